@@ -1,0 +1,53 @@
+"""Errors of a job, each with the exit code that it ends with.
+
+::
+
+    JobError
+    ├── UsageError            2   the request makes no sense as it stands
+    ├── ProgramError          1   the user's program is at fault
+    ├── RecoveryImpossible   70   budget spent, or nothing valid to restore
+    ├── StoppedEarly         75   stopped with a checkpoint, run again
+    └── RunDirectoryBusy     76   another job owns the run directory
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from holdfast.runtime.exit_code import ExitCode
+
+
+class JobError(Exception):
+    """A job cannot go on, for a reason that one sentence explains."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.PROGRAM_FAILED
+
+
+class UsageError(JobError):
+    """The request makes no sense as it stands; change it and run again."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ProgramError(JobError):
+    """The user's program is at fault."""
+
+    exit_code = ExitCode.PROGRAM_FAILED
+
+
+class RecoveryImpossible(JobError):
+    """The restart budget is spent, or nothing valid is left to restore."""
+
+    exit_code = ExitCode.RECOVERY_IMPOSSIBLE
+
+
+class StoppedEarly(JobError):
+    """The job stopped with a checkpoint; running it again resumes it."""
+
+    exit_code = ExitCode.STOPPED_EARLY
+
+
+class RunDirectoryBusy(JobError):
+    """Another job owns the run directory."""
+
+    exit_code = ExitCode.RUN_DIRECTORY_BUSY

@@ -1,0 +1,87 @@
+"""The protocol between the trainer and whatever holds a model.
+
+A replica turns a microbatch into one *contribution*: a flat float32 vector that
+may be added to the contributions of other microbatches in a fixed tree.  It is
+laid out as::
+
+    [ gradient: sums over the samples, ``gradient`` floats | metrics: sums, ``metrics`` floats ]
+
+The trainer adds contributions up and hands the total back; nothing else ever
+changes a replica, so all replicas of a world have the same bytes after the
+same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+FloatVector: TypeAlias = npt.NDArray[np.float32]
+Tensors: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionShape:
+    """Sizes, in floats, of the two parts of a contribution."""
+
+    gradient: int
+    metrics: int
+
+    @property
+    def total(self) -> int:
+        """Number of floats of a whole contribution."""
+        return self.gradient + self.metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """Samples of one microbatch and the seed of everything random about it.
+
+    ``seed`` is a pure function of the job's seed, the step and the
+    microbatch's index: it does not depend on which worker computes.
+    """
+
+    x: npt.NDArray[np.generic]
+    y: npt.NDArray[np.generic]
+    seed: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples; never 0, the trainer skips empty microbatches."""
+        return len(self.x)
+
+
+@runtime_checkable
+class Replica(Protocol):
+    """A worker's copy of model and optimizer."""
+
+    @property
+    def shape(self) -> ContributionShape:
+        """Sizes of a contribution; constant for the life of the replica."""
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        """Write the sums of gradients and metrics over ``batch`` into ``out``.
+
+        ``out`` has ``shape.total`` floats, is C-contiguous and begins at a
+        multiple of 64 bytes.  It may hold anything before, and the replica may
+        not keep a reference to it.  The replica's own state must not change.
+        """
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        """Update the state from the sum of the contributions of ``samples`` samples."""
+
+    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
+        """Write the sums of the metrics over validation samples into ``out`` (``shape.metrics``)."""
+
+    def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
+        """Return named metric values, ``loss`` among them, from sums over ``samples`` samples."""
+
+    def state(self) -> Tensors:
+        """Return all tensors by name, as arrays that may alias the live state."""
+
+    def load(self, state: Tensors) -> None:
+        """Replace the whole state; names, shapes and dtypes are those of ``state()``."""

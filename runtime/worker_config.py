@@ -1,0 +1,48 @@
+"""What a worker must know that its script does not say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from holdfast.recovery.world import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker's part of a launch, handed over by the agent when the worker starts.
+
+    Everything but ``worker`` is the same for all workers of a launch.
+    ``generation`` is that of the launch's first world; ``workers`` are its
+    worker ids in rank order, the last ``len(workers) - capacity`` of them spares.
+    """
+
+    worker: WorkerId
+    generation: int
+    workers: tuple[WorkerId, ...]
+    capacity: int
+    run_id: str
+    run_dir: str
+    microbatches: int
+    seed: int
+    threads: int
+    heartbeat_timeout_s: float
+    script: str
+    argv: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    strict: bool = False
+    shrink: bool = True
+    supervised: bool = True
+
+    def encode(self) -> str:
+        """Return the configuration as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def decode(text: str) -> WorkerConfig:
+        """Return the configuration that ``encode`` wrote."""
+        fields = json.loads(text)
+        for name in ("workers", "argv", "faults"):
+            fields[name] = tuple(fields[name])
+        return WorkerConfig(**fields)
