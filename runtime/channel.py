@@ -1,0 +1,265 @@
+"""Messages between the processes of a host: JSON objects over Unix stream sockets.
+
+One message is one line: a JSON object followed by a newline.  File descriptors
+travel beside a message (``SCM_RIGHTS``): on the wire its field ``"fds"`` holds
+their number, and the receiver finds the descriptors themselves there.  Linux
+hands descriptors over no later than the first byte that they were sent with,
+so they are queued and given to messages in order.
+
+This is the only file that knows sockets (the guard, which may import nothing
+of ours, speaks the same lines by itself).  Nothing here decides: a lost peer is
+an empty answer, and what that means is the caller's business.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+"""A JSON object; its field ``kind`` says what it is."""
+
+_CHUNK_BYTES = 1 << 16
+_MAX_FDS = 16
+_MAX_LINE_BYTES = 16 << 20
+_MAX_OUTBOX_BYTES = 64 << 20
+
+
+class ChannelError(Exception):
+    """The peer of a channel broke the protocol: the line is too long or is no JSON object."""
+
+
+class Channel:
+    """One end of a connection: whole messages in, whole messages out.
+
+    ``send`` and ``receive`` wait; ``post``, ``flush`` and ``drain`` never do
+    and are meant for a selector.  After the peer's end was seen ``is_closed``
+    is true and stays so.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._inbox = bytearray()
+        self._messages: deque[Message] = deque()
+        self._fds: deque[int] = deque()
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._outbox_bytes = 0
+        self.is_closed = False
+
+    @staticmethod
+    def adopt(fd: int) -> Channel:
+        """Return the channel over an inherited socket, which it owns from now on."""
+        return Channel(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Write one message, waiting until all of it has been taken.
+
+        Raises ``BrokenPipeError`` or ``ConnectionResetError`` when the peer is gone.
+        """
+        line = _encode(message, fds)
+        sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
+        self._socket.sendall(line[sent:])
+
+    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Queue one message and write what can be written at once.
+
+        ``fds`` must stay open until the message has left (``wants_write`` is
+        false).  A peer that is gone, or that has let 64 MiB pile up, closes the channel.
+        """
+        if self.is_closed:
+            return
+        line = _encode(message, fds)
+        self._outbox.append((line, tuple(fds)))
+        self._outbox_bytes += len(line)
+        if self._outbox_bytes > _MAX_OUTBOX_BYTES:
+            self._give_up()
+        self.flush()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._outbox)
+
+    def flush(self) -> None:
+        """Write as much of what was posted as the peer takes now."""
+        while self._outbox:
+            line, fds = self._outbox[0]
+            try:
+                sent = self._write_some(line, fds)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self._give_up()
+                return
+            self._outbox_bytes -= sent
+            if sent == len(line):
+                self._outbox.popleft()
+            else:
+                self._outbox[0] = (line[sent:], ())
+
+    def receive(self) -> Message | None:
+        """Return the next message, waiting for it; ``None`` when the peer has closed."""
+        while not self._messages and not self.is_closed:
+            self._read_once(flags=0)
+        return self._messages.popleft() if self._messages else None
+
+    def drain(self) -> list[Message]:
+        """Return all messages that have arrived, without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.is_closed:
+                self._read_once(flags=socket.MSG_DONTWAIT)
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def close(self) -> None:
+        """Close the socket and the descriptors that no message has claimed."""
+        self.is_closed = True
+        self._outbox.clear()
+        while self._fds:
+            os.close(self._fds.popleft())
+        self._socket.close()
+
+    def _write_some(self, line: bytes, fds: tuple[int, ...]) -> int:
+        if fds:
+            return socket.send_fds(self._socket, [line], list(fds), socket.MSG_DONTWAIT)
+        return self._socket.send(line, socket.MSG_DONTWAIT)
+
+    def _give_up(self) -> None:
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        self.is_closed = True
+
+    def _read_once(self, *, flags: int) -> None:
+        try:
+            data = self._read_chunk(flags)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.is_closed = True
+            return
+        self._inbox += data
+        if b"\n" in data:
+            *lines, rest = self._inbox.split(b"\n")
+            self._inbox = rest
+            self._messages.extend(self._decode(line) for line in lines)
+        if len(self._inbox) > _MAX_LINE_BYTES:
+            raise ChannelError(f"a message is longer than {_MAX_LINE_BYTES} bytes")
+
+    def _read_chunk(self, flags: int) -> bytes:
+        fds = array.array("i")
+        space = socket.CMSG_SPACE(_MAX_FDS * fds.itemsize)
+        data, ancillary, _, _ = self._socket.recvmsg(
+            _CHUNK_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        self._fds.extend(fds)
+        return data
+
+    def _decode(self, line: bytearray) -> Message:
+        try:
+            message = json.loads(line)
+        except ValueError as error:
+            raise ChannelError(f"a message is no JSON: {bytes(line[:80])!r}") from error
+        if not isinstance(message, dict):
+            raise ChannelError(f"a message is no JSON object: {bytes(line[:80])!r}")
+        if "fds" in message:
+            count = min(int(message["fds"]), len(self._fds))
+            message["fds"] = [self._fds.popleft() for _ in range(count)]
+        return message
+
+
+class Listener:
+    """A Unix socket that accepts connections of the same user only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with _short_path(path) as name:
+            self._socket.bind(name)
+        path.chmod(0o600)
+        self._socket.listen(1024)
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def accept(self) -> Channel | None:
+        """Return the next connection; ``None`` if it is another user's or already gone."""
+        try:
+            connection, _ = self._socket.accept()
+        except (ConnectionAbortedError, BlockingIOError):
+            return None
+        if _peer_uid(connection) != os.getuid():
+            connection.close()
+            return None
+        return Channel(connection)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket's file."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+
+def listen(path: Path) -> Listener:
+    """Listen at ``path``, which must not exist; its directory should be private (0700)."""
+    return Listener(path)
+
+
+def connect(path: Path) -> Channel:
+    """Connect to whoever listens at ``path``.
+
+    Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` when nobody does.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short_path(path) as name:
+            connection.connect(name)
+    except OSError:
+        connection.close()
+        raise
+    return Channel(connection)
+
+
+def pair() -> tuple[Channel, Channel]:
+    """Return the two ends of a new connection."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Channel(left), Channel(right)
+
+
+def _encode(message: Message, fds: Sequence[int]) -> bytes:
+    wire = {**message, "fds": len(fds)} if fds else message
+    return json.dumps(wire, separators=(",", ":")).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def _short_path(path: Path) -> Any:
+    """Name a socket by its directory's descriptor, since sun_path holds 107 bytes (unix(7))."""
+    if len(os.fsencode(path)) < 100:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    credentials = array.array("i")
+    option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * credentials.itemsize)
+    credentials.frombytes(option)
+    return credentials[1]

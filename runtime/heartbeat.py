@@ -1,0 +1,166 @@
+"""The page that a worker and its agent share, and the thread that keeps it beating.
+
+A worker proves that it lives by counting: its ``Pulse`` thread raises
+``counter`` at a fixed interval.  The thread needs the interpreter's lock, so a
+stopped process stands still and so does one whose C code never gives the lock
+back, while a process that computes keeps counting.  The agent only ever
+compares two readings: no clock is shared.
+
+The page lies in a memfd: it has no name, needs no clean-up, and is readable
+after its worker is dead, which is how the last step and phase of a victim are
+known.  Every field is one aligned 64-bit word with exactly one writer, so no
+lock is needed.  A request is pending while ``asked`` and ``answered`` differ in
+its bit: the agent writes the one, the worker the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from enum import IntEnum, IntFlag
+
+_WORDS = ("counter", "phase", "step", "generation", "asked", "answered")
+_SIZE_BYTES = 4096
+
+# linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
+_F_ADD_SEALS = 1033
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+
+
+class Phase(IntEnum):
+    """What a worker is doing, as its agent sees it."""
+
+    STARTING = 0
+    JOINING = 1
+    """Inside ``MPI_Init``, which holds the interpreter's lock."""
+    RESTORING = 2
+    COMPILING = 3
+    TRAINING = 4
+    SAVING = 5
+    REPAIRING = 6
+    LEAVING = 7
+
+    @property
+    def label(self) -> str:
+        """The phase's name in messages and in the journal."""
+        return self.name.lower()
+
+
+class Request(IntFlag):
+    """What the agent may ask of a worker."""
+
+    NONE = 0
+    SAVE = 1
+    STOP = 2
+
+
+class HeartbeatPage:
+    """One worker's page: the worker writes what it is doing, the agent reads it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, _SIZE_BYTES)
+        self._words = memoryview(self._map).cast("Q")
+
+    @staticmethod
+    def create() -> HeartbeatPage:
+        """Return a fresh page, all zero, whose size nobody can change any more."""
+        fd = os.memfd_create("holdfast-heartbeat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, _SIZE_BYTES)
+        # a truncated page would end its readers with SIGBUS
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        return HeartbeatPage(fd)
+
+    @staticmethod
+    def attach(fd: int) -> HeartbeatPage:
+        """Return the page behind an inherited descriptor, which it owns from now on."""
+        return HeartbeatPage(fd)
+
+    @property
+    def counter(self) -> int:
+        """Number of beats so far."""
+        return self._words[0]
+
+    def beat(self) -> None:
+        """Count one beat."""
+        self._words[0] += 1
+
+    @property
+    def phase(self) -> Phase:
+        """What the worker is doing."""
+        return Phase(self._words[1])
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._words[1] = phase
+
+    @property
+    def step(self) -> int:
+        """Number of updates that the worker has committed."""
+        return self._words[2]
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._words[2] = step
+
+    @property
+    def generation(self) -> int:
+        """Generation of the worker's world."""
+        return self._words[3]
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        self._words[3] = generation
+
+    @property
+    def requests(self) -> Request:
+        """What was asked of the worker and is not answered yet."""
+        return Request(self._words[4] ^ self._words[5])
+
+    def ask(self, what: Request) -> None:
+        """Ask something of the worker (agent only)."""
+        answered = self._words[5]
+        self._words[4] = (self._words[4] ^ answered | what) ^ answered
+
+    def answer(self, what: Request) -> None:
+        """Take note that ``what`` was done, if it was asked (worker only)."""
+        self._words[5] ^= self.requests & what
+
+    def close(self) -> None:
+        """Unmap the page and close its descriptor; closing twice is harmless."""
+        if self._map.closed:
+            return
+        self._words.release()
+        self._map.close()
+        os.close(self.fd)
+
+
+class Pulse:
+    """The daemon thread that counts a worker's beats."""
+
+    def __init__(self, page: HeartbeatPage, interval_s: float) -> None:
+        self._page = page
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-pulse", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more, and wait until the thread has ended."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._page.beat()
+        while not self._ended.wait(self._interval_s):
+            self._page.beat()
+
+
+def pulse_interval_s(heartbeat_timeout_s: float) -> float:
+    """Return how often to beat: ten times within the timeout, at 20 to 500 ms."""
+    return min(max(heartbeat_timeout_s / 10, 0.02), 0.5)
