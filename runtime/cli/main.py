@@ -1,0 +1,66 @@
+"""The ``holdfast`` command: its subcommands, and how every error leaves it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from holdfast.runtime.cli.run import run
+from holdfast.runtime.config import CONFIG_FILE, read_config_file
+from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.exit_code import ExitCode
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.version_option(package_name="holdfast")
+@click.pass_context
+def holdfast(context: click.Context) -> None:
+    """Train through worker deaths: whatever dies, the run ends with the same bytes."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(ExitCode.USAGE)
+    context.default_map = _options_from_file(Path(CONFIG_FILE))
+
+
+holdfast.add_command(run)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit; an error becomes one line and its exit code."""
+    sys.exit(_exit_code_of(argv))
+
+
+def _exit_code_of(argv: list[str] | None) -> int:
+    try:
+        result = holdfast.main(args=argv, prog_name="holdfast", standalone_mode=False)
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _options_from_file(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the options that a file sets, each of which a command must know."""
+    tables = read_config_file(path)
+    for name, table in tables.items():
+        if name not in holdfast.commands:
+            raise UsageError(f"{path} has a heading [{name}], but there is no such command")
+        known = sorted(option.name for option in holdfast.commands[name].params if option.name)
+        unknown = sorted(set(table) - set(known))
+        if unknown:
+            raise UsageError(
+                f"{path} sets unknown options under [{name}]: {', '.join(unknown)}; "
+                f"known are {', '.join(known)}"
+            )
+    return tables
+
+
+def _fail(sentence: str, exit_code: int) -> int:
+    one_line = " ".join(sentence.split())
+    click.echo(f"holdfast: error: {one_line}", err=True)
+    return exit_code

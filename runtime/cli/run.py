@@ -1,0 +1,114 @@
+"""``holdfast run``: start a training job, or resume the one in its run directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from holdfast.runtime.config import (
+    DEFAULT_HEARTBEAT_TIMEOUT_S,
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_PRELOAD,
+    RunConfig,
+    default_run_dir,
+)
+
+_PATH = click.Path(path_type=Path)
+
+
+class _FaultAddress(click.types.StringParamType):
+    """The text of one address; several in one variable stand between semicolons."""
+
+    name = "fault"
+    envvar_list_splitter = ";"
+
+
+def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) -> tuple[str, ...]:
+    """Return the names of a list, or of a text between its commas; an empty text holds none."""
+    if not isinstance(value, str):
+        return tuple(value)
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+@click.command(
+    context_settings={
+        # Without this the variables would be HOLDFAST_RUN_*.
+        "auto_envvar_prefix": "HOLDFAST",
+        # Everything after the script's name is the script's own.
+        "allow_interspersed_args": False,
+        "show_default": True,
+    }
+)
+@click.option("-n", "-np", "--workers", type=int, default=1, help="Workers to start with.")
+@click.option(
+    "--spares", type=int, default=0, help="Started workers that wait to replace the dead."
+)
+@click.option(
+    "--run-dir", type=_PATH, help="Where the run lives.  [default: ./holdfast-<script's name>]"
+)
+@click.option(
+    "--microbatches",
+    type=int,
+    help="Equal parts of the global batch, fixed for the life of the run.  [default: N of -n]",
+)
+@click.option(
+    "--threads",
+    type=int,
+    help="Threads of each worker, fixed for the life of the run.  [default: cores / N]",
+)
+@click.option("--seed", type=int, help="Seed of everything random in the run.  [default: 0]")
+@click.option(
+    "--heartbeat-timeout",
+    type=float,
+    default=DEFAULT_HEARTBEAT_TIMEOUT_S,
+    metavar="SECONDS",
+    help="Kill a worker that stands still for longer than this.",
+)
+@click.option(
+    "--max-restarts",
+    type=int,
+    default=DEFAULT_MAX_RESTARTS,
+    help="Relaunches of a job that died whole; one without progress counts double.",
+)
+@click.option("--fresh", is_flag=True, help="Set an existing run aside and begin a new one.")
+@click.option("--strict", is_flag=True, help="Refuse to resume with other numerics.")
+@click.option("--shrink/--no-shrink", default=True, help="Whether survivors go on in place.")
+@click.option(
+    "--preload",
+    type=click.UNPROCESSED,
+    callback=_split_names,
+    default=",".join(DEFAULT_PRELOAD),
+    metavar="MODULES",
+    help="Modules that warm processes import ahead of becoming workers.",
+)
+@click.option("--mpiexec", type=_PATH, help="The mpiexec to use.  [default: Python's, then PATH's]")
+@click.option("-v", "--verbose", is_flag=True, help="Show Open MPI's own messages too.")
+@click.option(
+    "--inject",
+    type=_FaultAddress(),
+    multiple=True,
+    metavar="FAULT",
+    help='A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',
+)
+@click.argument("script", type=_PATH)
+@click.argument("argv", metavar="[ARGS]...", nargs=-1)
+def run(script: Path, argv: tuple[str, ...], **options: Any) -> None:
+    """Train SCRIPT with N workers through deaths of workers, and resume it when run again."""
+    from holdfast.runtime.supervisor import run_job
+
+    sys.exit(run_job(_config(script, argv, options)))
+
+
+def _config(script: Path, argv: tuple[str, ...], options: dict[str, Any]) -> RunConfig:
+    """Build the job's configuration from the merged options, renamed where values have units."""
+    run_dir: Path = options.pop("run_dir") or default_run_dir(script)
+    return RunConfig(
+        script=script.absolute(),
+        run_dir=run_dir.absolute(),
+        argv=argv,
+        heartbeat_timeout_s=options.pop("heartbeat_timeout"),
+        faults=options.pop("inject"),
+        **options,
+    )

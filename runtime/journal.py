@@ -1,0 +1,127 @@
+"""The journal: every event of a job, one JSON object a line, append only.
+
+Several processes write the same file at once.  What keeps their lines whole is
+the kernel: a file opened with ``O_APPEND`` takes each ``write`` as one piece at
+its end (POSIX.1-2017, ``write``), so each line is exactly one ``write``.  Three
+things can still go wrong, and each has one answer:
+
+* a process dies, or the machine loses power, within a line: the line is *torn*.
+  A journal that is opened begins a new line after a torn one, and readers skip
+  what does not parse;
+* the file system is full or gone: training must not end because its diary did.
+  Lines are counted as lost, one warning is logged, and the first line that can
+  be written again is a ``journal_gap`` that says how many are missing;
+* two threads of a process write at once: a lock keeps the count of lost lines.
+
+Nothing is fsynced: the journal tells what happened, it is not what a job is
+restored from.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Record: TypeAlias = dict[str, Any]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Journal:
+    """Appends the events of one process to the journal of its job.
+
+    Belongs to the process that made it: a forked child makes its own.
+    """
+
+    def __init__(self, path: Path, *, run_id: str, source: str) -> None:
+        """Open ``path`` for appending; ``source`` names the process, as in ``worker 3``.
+
+        Raises:
+            OSError: the file cannot be created or opened.
+        """
+        self._path = path
+        self._common = {"run_id": run_id, "source": source}
+        self._lock = threading.Lock()
+        self._lost = 0
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._starts_line = _ends_with_newline(self._fd)
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Append one event with its fields, stamped with monotonic and wall-clock seconds.
+
+        Never raises for a full or failing file system (see the top of this file).
+        """
+        with self._lock:
+            if self._lost and self._append(self._line("journal_gap", {"lines": self._lost})):
+                self._lost = 0
+            if self._lost or not self._append(self._line(event, fields)):
+                self._lost += 1
+
+    def close(self) -> None:
+        """Close the file; a closed journal takes no more events."""
+        os.close(self._fd)
+
+    def _line(self, event: str, fields: Record) -> bytes:
+        stamp = {"event": event, "now": time.monotonic(), "time": time.time()}
+        text = json.dumps(stamp | self._common | fields, default=_plain)
+        return text.encode() + b"\n"
+
+    def _append(self, line: bytes) -> bool:
+        """Write one line as one piece; return whether all of it was taken."""
+        piece = line if self._starts_line else b"\n" + line
+        try:
+            written = os.write(self._fd, piece)
+        except OSError as error:
+            self._warn_once(str(error))
+            return False
+        self._starts_line = written == len(piece)
+        if not self._starts_line:
+            self._warn_once(f"only {written} of {len(piece)} bytes were taken")
+        return self._starts_line
+
+    def _warn_once(self, reason: str) -> None:
+        if not self._lost:
+            _LOG.warning("journal %s loses events: %s", self._path, reason)
+
+
+def read_journal(path: Path) -> list[Record]:
+    """Return the records of a journal in the order in which they were appended.
+
+    Lines that are torn or no JSON object are skipped.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    records = []
+    for line in path.read_bytes().splitlines():
+        record = _parse(line)
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # covers JSONDecodeError and UnicodeDecodeError
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
+def _ends_with_newline(fd: int) -> bool:
+    size = os.fstat(fd).st_size
+    return size == 0 or os.pread(fd, 1, size - 1) == b"\n"
+
+
+def _plain(value: object) -> object:
+    """Turn what JSON does not know (NumPy scalars, paths, sets) into what it does."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)

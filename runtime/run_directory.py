@@ -1,0 +1,294 @@
+"""The run directory: all that a job leaves on disk, and the names of it.
+
+::
+
+    RUN_DIR/
+      RUN.json        what was fixed when the run was created; never changes
+      lease           locked by the job that owns the directory; names its owner
+      journal.jsonl   every event, append only
+      checkpoints/    see the checkpoint layer
+      previous-1/     what ``--fresh`` set aside
+
+Invariant: a directory with a ``RUN.json`` holds one run, and whoever changes
+anything in it holds the lease.  The lease is a ``flock``, which belongs to the
+*open file description*: every process that inherited the descriptor holds it
+too, and the kernel releases it when the last of them is gone.  So a supervisor
+that dies leaves the directory owned for as long as its agent lives, and nothing
+has to be cleaned up after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import secrets
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.errors import RunDirectoryBusy, UsageError
+
+FORMAT = 1
+"""Version of the run directory's layout and of ``RUN.json``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What is fixed for the whole life of a run, as ``RUN.json`` holds it.
+
+    ``created`` is in seconds since 1970; ``threads`` are those of one worker.
+    """
+
+    run_id: str
+    format: int
+    created: float
+    microbatches: int
+    seed: int
+    threads: int
+
+    @staticmethod
+    def new_id() -> str:
+        """Return a fresh run id of 16 hexadecimal digits."""
+        return secrets.token_hex(8)
+
+    def encode(self) -> bytes:
+        """Return the record as the content of ``RUN.json``."""
+        return json.dumps(dataclasses.asdict(self), indent=2).encode() + b"\n"
+
+    @staticmethod
+    def decode(content: bytes) -> RunRecord:
+        """Return the record that ``encode`` wrote.
+
+        Raises:
+            ValueError: it is not such a record; the text says why.
+        """
+        fields = json.loads(content)
+        if not isinstance(fields, dict):
+            raise ValueError(f"it holds a {type(fields).__name__}, not an object")
+        if fields.get("format") != FORMAT:
+            raise ValueError(
+                f"its format is {fields.get('format')!r}, this holdfast knows {FORMAT}"
+            )
+        for field in dataclasses.fields(RunRecord):
+            _check_field(fields, field.name, _FIELD_TYPES[field.name])
+        return RunRecord(
+            **{field.name: fields[field.name] for field in dataclasses.fields(RunRecord)}
+        )
+
+
+_FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
+    "run_id": str,
+    "format": int,
+    "created": (int, float),
+    "microbatches": int,
+    "seed": int,
+    "threads": int,
+}
+
+
+class Lease:
+    """Ownership of a run directory for as long as this descriptor, or a copy, is open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        """Return the descriptor that heirs need (``subprocess`` takes it as ``pass_fds``)."""
+        return self._descriptor
+
+    def release(self) -> None:
+        """Close this process's copy; the lease ends when no other process has one."""
+        os.close(self._descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Names everything in a run directory, creates it, and guards who may change it."""
+
+    path: Path
+
+    @property
+    def record_path(self) -> Path:
+        """``RUN.json``."""
+        return self.path / "RUN.json"
+
+    @property
+    def lease_path(self) -> Path:
+        """The file whose lock is the lease."""
+        return self.path / "lease"
+
+    @property
+    def journal_path(self) -> Path:
+        """The journal of every job on this run."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """The folder of the checkpoint store."""
+        return self.path / "checkpoints"
+
+    def prepare(self) -> None:
+        """Create the directory if need be, and check that it can be written to.
+
+        Raises:
+            UsageError: it cannot be used; the message names the path and the reason.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # Only writing tells: access bits say nothing to root, on read-only
+            # file systems, or about space.
+            with tempfile.TemporaryFile(dir=self.path) as file:
+                file.write(bytes(4096))
+                file.flush()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def acquire_lease(self) -> Lease:
+        """Take the directory for this job; never waits.
+
+        The descriptor is inheritable: an agent that gets it keeps the lease when
+        the supervisor dies.
+
+        Raises:
+            RunDirectoryBusy: another job has it; the message names its host and pid.
+            UsageError: the lease file cannot be written.
+        """
+        try:
+            descriptor = os.open(self.lease_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_owner(descriptor)
+        except BlockingIOError as error:
+            owner = _read_owner(descriptor)
+            os.close(descriptor)
+            raise RunDirectoryBusy(
+                f"run directory {self.path} belongs to another job ({owner}); "
+                "wait for it to end, stop it, or choose another --run-dir"
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise self._unusable(error) from error
+        os.set_inheritable(descriptor, True)
+        return Lease(descriptor)
+
+    def create_record(self, record: RunRecord) -> None:
+        """Write ``RUN.json``, whole and durable, and only if there is none yet.
+
+        Raises:
+            UsageError: there is one already, or it cannot be written.
+        """
+        draft = self.path / f".RUN.json.{os.getpid()}"
+        try:
+            _write_durably(draft, record.encode())
+            # Like O_EXCL, but the name appears only when the content is complete.
+            os.link(draft, self.record_path)
+            _sync_directory(self.path)
+        except FileExistsError as error:
+            raise UsageError(
+                f"run directory {self.path} already holds a run; "
+                "run without --fresh to resume it, or choose another --run-dir"
+            ) from error
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def load_record(self) -> RunRecord | None:
+        """Return what ``RUN.json`` says, or ``None`` where no run was created yet.
+
+        Raises:
+            UsageError: there is one but it cannot be read or understood.
+        """
+        try:
+            return RunRecord.decode(self.record_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(error) from error
+        except ValueError as error:
+            raise UsageError(
+                f"{self.record_path} is not a valid run record: {error}; "
+                "restore it, or start over with --fresh (which sets the old run aside)"
+            ) from error
+
+    def set_aside(self) -> Path | None:
+        """Move an existing run into a new folder ``previous-<n>``; return it, if any.
+
+        The caller holds the lease.  ``RUN.json`` goes last: a move that is cut
+        short leaves a run that can be set aside again, never checkpoints without
+        the record that they belong to.
+
+        Raises:
+            UsageError: the file system refuses.
+        """
+        mine = [self.checkpoints_path, self.journal_path, self.record_path]
+        present = [path for path in mine if path.exists()]
+        if not present:
+            return None
+        try:
+            folder = self._new_previous_folder()
+            for path in present:
+                path.rename(folder / path.name)
+            _sync_directory(self.path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return folder
+
+    def _new_previous_folder(self) -> Path:
+        number = 1
+        while True:
+            folder = self.path / f"previous-{number}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+            number += 1
+
+    def _unusable(self, error: OSError) -> UsageError:
+        reason = error.strerror or str(error)
+        return UsageError(
+            f"run directory {self.path} cannot be used: {reason}; "
+            "make it writable or choose another --run-dir"
+        )
+
+
+def _check_field(fields: dict[str, object], name: str, expected: type | tuple[type, ...]) -> None:
+    value = fields.get(name)
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise ValueError(f"its {name} is {value!r}")
+    if name in ("microbatches", "threads") and isinstance(value, int) and value < 1:
+        raise ValueError(f"its {name} is {value}, less than 1")
+
+
+def _write_owner(descriptor: int) -> None:
+    owner = {"host": socket.gethostname(), "pid": os.getpid()}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
+
+
+def _read_owner(descriptor: int) -> str:
+    try:
+        owner = json.loads(os.pread(descriptor, 4096, 0))
+        return f"pid {owner['pid']} on host {owner['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "its owner is just starting"
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
