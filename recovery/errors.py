@@ -1,0 +1,40 @@
+"""What can go wrong in a decision.
+
+::
+
+    RecoveryError
+     ├─ FaultSyntaxError   the text of a fault cannot be understood
+     ├─ FaultConflict      two faults of a plan have one address
+     ├─ IllegalTransition  a machine got an event that its table does not list
+     ├─ LeafMissing        a partial sum was asked for before its leaves were there
+     └─ LedgerUnreadable   reduced ledger lanes are not whole numbers
+
+Mistakes of a caller within holdfast (a negative count, a worker that is not in
+the world) are ``ValueError``: no caller is meant to handle those.
+"""
+
+from __future__ import annotations
+
+
+class RecoveryError(Exception):
+    """A decision could not be made."""
+
+
+class FaultSyntaxError(RecoveryError):
+    """The text of a fault cannot be understood."""
+
+
+class FaultConflict(RecoveryError):  # noqa: N818 - it names a state of a plan, as leaves do
+    """Two faults of a plan have one address."""
+
+
+class IllegalTransition(RecoveryError):  # noqa: N818
+    """A machine got an event that its table does not list; its state is unchanged."""
+
+
+class LeafMissing(RecoveryError):  # noqa: N818
+    """A partial sum was asked for before all of its leaves were added."""
+
+
+class LedgerUnreadable(RecoveryError):  # noqa: N818
+    """Reduced ledger lanes are not the whole numbers that workers put in."""

@@ -1,0 +1,103 @@
+"""The proof that every sample of an epoch was applied exactly once.
+
+Each microbatch reports how many samples it holds and a fingerprint of their ids. Both
+travel through the same reduction as its gradient, so they are in the total if, and only
+if, the gradient is; what the whole epoch adds up to is compared with the whole data set.
+
+The fingerprint is the multiset hash AdHash (Bellare and Micciancio, EUROCRYPT 1997;
+Clarke et al., ASIACRYPT 2003): the sum of a hash of each id, modulo 2**64. Order and
+grouping do not matter, but a sample left out or used twice does. The hash of one id is
+a bijection, so one sample in another's place is always seen; an accident of several at
+once goes unseen with a chance of 2**-64. It guards against mistakes, not against an
+opponent who chooses ids.
+
+Gradients are float32, which holds whole numbers exactly only up to 2**24. So the
+fingerprint travels as eight lanes of one byte each: 255 times 65,000 microbatches is
+still below 2**24. The sample count is one lane: a global batch may have 2**24 samples.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from holdfast.recovery.errors import LedgerUnreadable
+from holdfast.recovery.splitmix import WORD, splitmix64_inplace
+
+LANES = 9
+"""Elements that the ledger adds to a gradient vector: a count and eight bytes."""
+
+MAX_MICROBATCHES = 65_000
+"""Up to here the lanes of a step add up exactly: 255 * 65,000 < 2**24."""
+
+_MAX_EXACT = 1 << 24
+_CHUNK_SAMPLES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Samples applied in an epoch so far, and the fingerprint of their ids."""
+
+    samples: int = 0
+    fingerprint: int = 0
+
+    def record(self, samples: int, fingerprint: int) -> Ledger:
+        """Return the ledger with an applied step of ``samples`` samples added."""
+        if samples < 0 or not 0 <= fingerprint < WORD:
+            raise ValueError(f"cannot record {samples} samples with fingerprint {fingerprint}")
+        return Ledger(self.samples + samples, (self.fingerprint + fingerprint) % WORD)
+
+    def covers(self, samples_in_epoch: int) -> bool:
+        """Return whether the ids 0 to ``samples_in_epoch - 1`` were each recorded once."""
+        if self.samples != samples_in_epoch:
+            return False
+        return self.fingerprint == _fingerprint_of_range(samples_in_epoch)
+
+
+def fingerprint(ids: npt.ArrayLike) -> int:
+    """Return the sum of the hashes of ``ids`` modulo 2**64; of no ids it is 0."""
+    hashes = splitmix64_inplace(np.array(ids, dtype=np.int64).view(np.uint64))
+    return int(np.add.reduce(hashes, axis=None))
+
+
+def to_lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
+    """Return the count and the fingerprint as nine float32 lanes, which may be summed."""
+    if not 0 <= samples <= _MAX_EXACT or not 0 <= fingerprint < WORD:
+        raise ValueError(
+            f"{samples} samples with fingerprint {fingerprint} do not fit the lanes:"
+            f" a microbatch may have up to {_MAX_EXACT} samples"
+        )
+    lanes = np.empty(LANES, dtype=np.float32)
+    lanes[0] = samples
+    lanes[1:] = np.frombuffer(fingerprint.to_bytes(8, "little"), dtype=np.uint8)
+    return lanes
+
+
+def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
+    """Return the count and the fingerprint that summed lanes stand for.
+
+    Raises ``LedgerUnreadable`` when they are not whole numbers that float32 can hold.
+    """
+    values = [float(lane) for lane in lanes]
+    if len(values) != LANES or not all(_is_exact(value) for value in values):
+        raise LedgerUnreadable(
+            f"ledger lanes {values} are not {LANES} whole numbers up to {_MAX_EXACT}:"
+            " the reduced vector is damaged"
+        )
+    count, *octets = map(int, values)
+    return count, sum(octet << (8 * place) for place, octet in enumerate(octets)) % WORD
+
+
+def _is_exact(value: float) -> bool:
+    return value.is_integer() and 0 <= value <= _MAX_EXACT
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint_of_range(samples: int) -> int:
+    """Return the fingerprint of the ids below ``samples``, in little memory."""
+    total = 0
+    for start in range(0, samples, _CHUNK_SAMPLES):
+        total += fingerprint(np.arange(start, min(start + _CHUNK_SAMPLES, samples)))
+    return total % WORD

@@ -1,0 +1,153 @@
+"""Which samples a microbatch of a step holds.
+
+The order is a pure function of the seed: no state is carried from step to step, so a
+worker that joins, adopts or resumes knows every microbatch at once, and the cursor of
+a checkpoint is only a number.
+
+An epoch visits the samples in the order of their hashed keys, ``splitmix64(base + i *
+gamma)``. Keys of one epoch are distinct (the hash is a bijection and gamma is odd), so
+there is one sorted order, whatever the sorting algorithm: no release of NumPy can
+change it.
+
+``index`` is the zero-based number of the update: the step counter before it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from holdfast.recovery.splitmix import GOLDEN_GAMMA, WORD, chain, splitmix64_inplace
+
+# First parts of the hash chains, so that two uses of one seed never meet.
+_FOR_PERMUTATION = 1
+_FOR_MICROBATCH = 2
+
+_FIT_IN_32_BITS = 1 << 32
+
+_Permutation: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialOrder:
+    """Samples in their own order, once: for validation.
+
+    A batch is ``global_batch`` samples, the last one may be shorter, and is cut into
+    ``microbatches`` that differ by at most one sample.
+    """
+
+    samples: int
+    global_batch: int
+    microbatches: int
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        _check_counts(self.samples, self.global_batch, self.microbatches)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches that hold every sample once."""
+        return -(-self.samples // self.global_batch)
+
+    def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
+        """Return the sample ids of microbatch ``m`` of batch ``index``; may be empty."""
+        start, stop = _microbatch_bounds(self, index, m)
+        return np.arange(start, stop, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The shuffled order of a training job: every epoch visits each sample once.
+
+    ``global_batch`` samples make a step; the last batch of an epoch may be shorter.
+    """
+
+    seed: int
+    samples: int
+    global_batch: int
+    microbatches: int
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one, and seeds beyond 64 bits."""
+        _check_counts(self.samples, self.global_batch, self.microbatches)
+        if not 0 <= self.seed < WORD:
+            raise ValueError(f"seed must be at least 0 and below 2**64, got {self.seed}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps that visit every sample once."""
+        return -(-self.samples // self.global_batch)
+
+    def epoch_of(self, index: int) -> int:
+        """Return the zero-based epoch that update ``index`` belongs to."""
+        return index // self.steps_per_epoch
+
+    def batch(self, index: int) -> npt.NDArray[np.int64]:
+        """Return the sample ids of update ``index``, in the order of its microbatches."""
+        start, stop = _batch_bounds(self, index)
+        return self._permutation(index)[start:stop].astype(np.int64)
+
+    def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
+        """Return the sample ids of microbatch ``m`` of update ``index``.
+
+        A batch is cut like ``numpy.array_split``: its first microbatches may have one
+        sample more, and with few samples the last ones are empty.
+        """
+        start, stop = _microbatch_bounds(self, index, m)
+        return self._permutation(index)[start:stop].astype(np.int64)
+
+    def microbatch_seed(self, index: int, m: int) -> int:
+        """Return 63 random bits for microbatch ``m`` of update ``index``.
+
+        Dropout and augmentation draw from it, so that they do not depend on who computes.
+        """
+        _check_microbatch(self.microbatches, index, m)
+        return chain(_FOR_MICROBATCH, self.seed, index, m) >> 1
+
+    def _permutation(self, index: int) -> _Permutation:
+        return _permutation(self.seed, self.samples, self.epoch_of(index))
+
+
+# Two: a step of the new epoch may be prepared while the last of the old one is done again.
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, samples: int, epoch: int) -> _Permutation:
+    """Return the order of an epoch, in 4 bytes a sample where that is enough; read-only."""
+    keys = np.arange(samples, dtype=np.uint64)
+    keys *= np.uint64(GOLDEN_GAMMA)
+    keys += np.uint64(chain(_FOR_PERMUTATION, seed, epoch))
+    order = np.argsort(splitmix64_inplace(keys))
+    narrow: _Permutation = order.astype(np.uint32 if samples <= _FIT_IN_32_BITS else np.uint64)
+    narrow.flags.writeable = False
+    return narrow
+
+
+def _batch_bounds(order: SampleOrder | SequentialOrder, index: int) -> tuple[int, int]:
+    """Return the positions within the epoch ``start <= position < stop`` of a batch."""
+    if index < 0:
+        raise ValueError(f"the index of an update must be at least 0, got {index}")
+    start = index % order.steps_per_epoch * order.global_batch
+    return start, min(start + order.global_batch, order.samples)
+
+
+def _microbatch_bounds(order: SampleOrder | SequentialOrder, index: int, m: int) -> tuple[int, int]:
+    _check_microbatch(order.microbatches, index, m)
+    start, stop = _batch_bounds(order, index)
+    size, longer = divmod(stop - start, order.microbatches)
+    first = start + m * size + min(m, longer)
+    return first, first + size + (m < longer)
+
+
+def _check_counts(samples: int, global_batch: int, microbatches: int) -> None:
+    if min(samples, global_batch, microbatches) < 1:
+        raise ValueError(
+            f"samples ({samples}), global_batch ({global_batch}) and microbatches"
+            f" ({microbatches}) must each be at least 1"
+        )
+
+
+def _check_microbatch(microbatches: int, index: int, m: int) -> None:
+    if index < 0 or not 0 <= m < microbatches:
+        raise ValueError(f"there is no microbatch {m} (of {microbatches}) in update {index}")

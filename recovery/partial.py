@@ -1,0 +1,155 @@
+"""The sums that a worker has computed for the step in hand.
+
+Leaves are folded as they come: as soon as two siblings are there, their parent takes
+their place. So a worker holds about one vector for each level of the tree, and never
+one for each microbatch.
+
+Invariants:
+
+* The nodes held are disjoint, and no two of them are siblings. It follows that a node
+  is held as soon as all of its leaves have been added.
+* The vector of a node is ``left + right`` of its children's vectors, element by
+  element, whoever owns what. So all that is held stays valid when a peer dies, and
+  only adopted leaves have to be computed to do the step again.
+* A vector belongs to ``PartialSums`` from ``add_leaf`` or until ``buffer`` hands it
+  out; what ``take`` returns is lent.
+
+Not thread-safe: one thread computes and folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from holdfast.recovery.errors import LeafMissing
+from holdfast.recovery.reduction import Node, children, path_to
+
+FloatVector: TypeAlias = npt.NDArray[np.float32]
+"""A flat float32 vector: gradients, metric sums and ledger lanes of some microbatches."""
+
+
+class PartialSums:
+    """Subtree sums of the current step, folded in tree order as leaves arrive."""
+
+    __slots__ = ("_allocate", "_allocated", "_free", "_held", "_microbatches")
+
+    def __init__(self, microbatches: int, allocate: Callable[[], FloatVector]) -> None:
+        """Hold nothing yet; ``allocate`` returns a new writable vector of the common size."""
+        if microbatches < 1:
+            raise ValueError(f"microbatches must be at least 1, got {microbatches}")
+        self._microbatches = microbatches
+        self._allocate = allocate
+        self._allocated = 0
+        self._held: dict[Node, FloatVector] = {}
+        self._free: list[FloatVector] = []
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes held, in leaf order."""
+        return tuple(sorted(self._held))
+
+    def buffer(self) -> FloatVector:
+        """Return a vector to compute the next leaf into, recycled when one is free.
+
+        Its contents are arbitrary. Hand it back with ``add_leaf``.
+        """
+        if self._free:
+            return self._free.pop()
+        vector = self._allocate()
+        self._allocated += 1
+        return vector
+
+    def add_leaf(self, index: int, vector: FloatVector) -> None:
+        """Take over ``vector`` as the value of microbatch ``index``, and fold what can be folded.
+
+        The caller must not touch ``vector`` again. It may be read-only (such as a view
+        of a tensor): then sums go to another buffer. A held node above the leaf is
+        dropped: it was of use only while its other leaves were owned as well.
+        """
+        path = path_to(index, self._microbatches)
+        self._check(path[-1], vector)
+        for above in path[:-1]:
+            self._recycle(self._held.pop(above, None))
+        node, value = path[-1], vector
+        for parent in reversed(path[:-1]):
+            left, right = children(parent)
+            sibling = self._held.pop(right if node == left else left, None)
+            if sibling is None:
+                break
+            value = self._fold(value, sibling) if node == left else self._fold(sibling, value)
+            node = parent
+        self._held[node] = value
+
+    def missing(self, owned: Collection[int]) -> tuple[int, ...]:
+        """Return the leaves of ``owned`` that are still to be computed, ascending.
+
+        A held node that reaches beyond ``owned`` is of no use to its owner, so the
+        leaves in it count as missing.
+        """
+        wanted = set(owned)
+        covered: set[int] = set()
+        for node in self._held:
+            if wanted.issuperset(node.leaves):
+                covered.update(node.leaves)
+        return tuple(sorted(wanted - covered))
+
+    def take(self, nodes: Iterable[Node]) -> tuple[FloatVector, ...]:
+        """Return the sums of ``nodes``; raises ``LeafMissing`` unless all are held.
+
+        The vectors are lent for reading, until the next ``add_leaf`` or ``clear``:
+        they are kept, so that the step can be done again.
+        """
+        return tuple(self._sum_of(node) for node in nodes)
+
+    def clear(self) -> None:
+        """Forget all sums, and keep their vectors for the next step."""
+        for vector in self._held.values():
+            self._recycle(vector)
+        self._held.clear()
+
+    def _check(self, leaf: Node, vector: FloatVector) -> None:
+        """Refuse a leaf that is there already, or a vector that cannot be added."""
+        if leaf in self._held:
+            raise ValueError(f"microbatch {leaf.start} was added already: clear() begins a step")
+        if vector.ndim != 1 or vector.dtype != np.float32:
+            raise ValueError(
+                f"a leaf must be a flat float32 vector, got {vector.dtype} {vector.shape}"
+            )
+        for node, held in self._held.items():
+            if held.size != vector.size:
+                raise ValueError(f"a leaf has {vector.size} elements, but node {node} {held.size}")
+            if np.may_share_memory(held, vector):
+                raise ValueError(f"a leaf shares memory with node {node}: use a buffer of its own")
+
+    def _fold(self, left: FloatVector, right: FloatVector) -> FloatVector:
+        """Return ``left + right`` in one of their two buffers, and recycle the other."""
+        if left.flags.writeable:
+            target, spent = left, right
+        elif right.flags.writeable:
+            target, spent = right, left
+        else:
+            return np.add(left, right, out=self.buffer())
+        np.add(left, right, out=target)
+        self._recycle(spent)
+        return target
+
+    def _recycle(self, vector: FloatVector | None) -> None:
+        """Keep a writable vector for ``buffer``.
+
+        Never more than were allocated here: a caller that brings vectors of its own and
+        takes none back must not make the list grow.
+        """
+        if vector is not None and vector.flags.writeable and len(self._free) < self._allocated:
+            self._free.append(vector)
+
+    def _sum_of(self, node: Node) -> FloatVector:
+        try:
+            return self._held[node]
+        except KeyError:
+            held = ", ".join(map(str, self.nodes)) or "nothing"
+            raise LeafMissing(
+                f"node {node} is not summed yet (held: {held}): compute missing(owned) first"
+            ) from None
