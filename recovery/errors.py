@@ -5,7 +5,7 @@
     RecoveryError
      ├─ FaultSyntaxError   the text of a fault cannot be understood
      ├─ FaultConflict      two faults of a plan have one address
-     ├─ IllegalTransition  a machine got an event that its table does not list
+     ├─ IllegalEvent       a machine got an event that its table does not list
      ├─ LeafMissing        a partial sum was asked for before its leaves were there
      └─ LedgerUnreadable   reduced ledger lanes are not whole numbers
 
@@ -28,7 +28,7 @@ class FaultConflict(RecoveryError):  # noqa: N818 - it names a state of a plan, 
     """Two faults of a plan have one address."""
 
 
-class IllegalTransition(RecoveryError):  # noqa: N818
+class IllegalEvent(RecoveryError):  # noqa: N818
     """A machine got an event that its table does not list; its state is unchanged."""
 
 
