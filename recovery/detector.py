@@ -1,0 +1,137 @@
+"""Which workers are alive, suspect or dead, judged by heartbeats that stand still.
+
+A worker counts; an observer looks at the counters now and then. A worker is silent
+while two looks in a row see the same. Silence beyond a limit makes it suspect, then
+dead; what is found dead is fenced, and only then treated as a failure.
+
+Three things make the verdicts safe:
+
+* Only the observer's clock is used. Workers do not tell the time.
+* The limit depends on the phase: a worker that starts may hold the interpreter's lock
+  in one long call, while one that trains may not.
+* An observer that was away (stopped, starved, on a suspended machine) must not accuse
+  the workers that it failed to look at. So each look adds at most a quarter of the
+  timeout to a silence, however long ago the last one was: four looks in a row must
+  have seen nothing before anyone is found dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+
+from holdfast.recovery.world import WorkerId
+
+_LOOKS_PER_TIMEOUT = 4
+_SUSPECT_SHARE = 0.5
+
+
+class Verdict(Enum):
+    """What the detector finds about a worker."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatView:
+    """What a heartbeat showed at one look; a ``phase`` is the number that the worker gave it."""
+
+    counter: int
+    phase: int
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """How long a worker may be silent: ``timeout_s``, or longer in some phases."""
+
+    timeout_s: float
+    by_phase_s: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no worker could keep."""
+        shortest = min((self.timeout_s, *self.by_phase_s.values()))
+        if not shortest > 0:
+            raise ValueError(f"a worker must be allowed some silence, got {shortest} s")
+
+    def of(self, phase: int) -> float:
+        """Return the limit in ``phase`` in seconds, never below ``timeout_s``."""
+        return max(self.timeout_s, self.by_phase_s.get(phase, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The verdict about one worker, with what it rests on."""
+
+    verdict: Verdict
+    phase: int
+    silent_s: float
+    limit_s: float
+
+    @property
+    def reason(self) -> str:
+        """The verdict as the end of a sentence that begins with the worker."""
+        return (
+            f"{self.verdict.value}: silent for {self.silent_s:.2f} s in phase {self.phase},"
+            f" limit {self.limit_s:.2f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sighting:
+    """The last view of a worker, and how long it has not changed."""
+
+    view: HeartbeatView
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDetector:
+    """The silence of each worker as of the last look; a look makes a new detector."""
+
+    limits: SilenceLimits
+    looked_at: float | None = None
+    _sightings: Mapping[WorkerId, _Sighting] = field(default_factory=dict, repr=False)
+
+    def observe(self, views: Mapping[WorkerId, HeartbeatView], now: float) -> FailureDetector:
+        """Return the detector after a look at ``views`` of all workers at ``now``.
+
+        A worker without a view is watched no longer; a new one begins alive. Look at
+        least four times within the timeout, or verdicts come later than it.
+        """
+        passed_s = self._passed_s(now)
+        sightings: dict[WorkerId, _Sighting] = {}
+        for worker, view in views.items():
+            before = self._sightings.get(worker)
+            if before is None or before.view != view:
+                sightings[worker] = _Sighting(view, 0.0)
+            else:
+                sightings[worker] = _Sighting(view, before.silent_s + passed_s)
+        return replace(self, looked_at=now, _sightings=sightings)
+
+    def finding(self, worker: WorkerId) -> Finding:
+        """Return the verdict about ``worker``; raises ``KeyError`` for one that is not watched."""
+        sighting = self._sightings[worker]
+        limit_s = self.limits.of(sighting.view.phase)
+        if sighting.silent_s > limit_s:
+            verdict = Verdict.DEAD
+        elif sighting.silent_s > limit_s * _SUSPECT_SHARE:
+            verdict = Verdict.SUSPECT
+        else:
+            verdict = Verdict.ALIVE
+        return Finding(verdict, sighting.view.phase, sighting.silent_s, limit_s)
+
+    def findings(self) -> dict[WorkerId, Finding]:
+        """Return the verdicts about all watched workers."""
+        return {worker: self.finding(worker) for worker in self._sightings}
+
+    def _passed_s(self, now: float) -> float:
+        """Return how much a look at ``now`` adds to the silence of who stands still."""
+        if self.looked_at is None:
+            return 0.0
+        if now < self.looked_at:
+            raise ValueError(f"time ran backwards, from {self.looked_at} to {now}")
+        return min(now - self.looked_at, self.limits.timeout_s / _LOOKS_PER_TIMEOUT)
