@@ -1,0 +1,163 @@
+"""Whether an MPI is fit to recover in place, found out by a trial and remembered.
+
+Version numbers do not tell: ULFM may be compiled out, switched off by a site, or
+belong to another library than the one that mpi4py loads.  So two ranks are
+started, one is killed, and the other has to go on (see ``probe``).  The trial
+takes half a second, once per MPI: a good answer is kept in
+``${XDG_CACHE_HOME:-~/.cache}/holdfast``.  A bad one is not, because a busy
+machine or a repaired installation would be blamed for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.launch import LaunchLine
+from holdfast.runtime.mpi_library import INSTALL_HINT, MpiLibrary
+
+TRIAL_TIMEOUT_S = 20.0
+_TERMINATE_TIMEOUT_S = 3.0
+"""mpiexec needs 0.3 s to end its ranks after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """Whether ``library`` recovers in place; ``reason`` says why not, else how that is known."""
+
+    ulfm: bool
+    library: str
+    reason: str
+
+
+def require_ulfm(fitness: Fitness) -> None:
+    """Do nothing for an MPI that is fit.
+
+    Raises:
+        UsageError: it is not; the message says why and what to do.
+    """
+    if not fitness.ulfm:
+        raise UsageError(
+            f"{fitness.library} cannot continue after a worker's death (ULFM): {fitness.reason}; "
+            f"{INSTALL_HINT}, or run with --no-shrink so that every death is a relaunch"
+        )
+
+
+def assess(library: MpiLibrary, environment: Mapping[str, str]) -> Fitness:
+    """Return the remembered answer for ``library``, or find it out by a trial."""
+    remembered = _cache_path(library, environment)
+    if _is_remembered(remembered):
+        return Fitness(True, str(library), "passed a trial before")
+    fitness = try_out(library, environment)
+    if fitness.ulfm:
+        _remember(remembered, library)
+    return fitness
+
+
+def try_out(
+    library: MpiLibrary, environment: Mapping[str, str], *, timeout_s: float = TRIAL_TIMEOUT_S
+) -> Fitness:
+    """Kill one of two ranks and see whether the other goes on; leaves nothing behind."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-probe-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        verdict = directory / "verdict.json"
+        line = LaunchLine(
+            mpiexec=library.mpiexec,
+            ranks=2,
+            directory=directory,
+            guard=(sys.executable, "-m", "holdfast.runtime.probe", str(verdict)),
+            as_root=os.geteuid() == 0,
+        )
+        ending = _run(line, environment, timeout_s)
+        reason = _read_verdict(verdict, ending)
+    return Fitness(not reason, str(library), reason or "passed a trial")
+
+
+def _run(line: LaunchLine, environment: Mapping[str, str], timeout_s: float) -> str:
+    """Run a launch to its end or the timeout; return how it ended."""
+    output_path = line.directory / "output"
+    with output_path.open("wb") as output:
+        process = subprocess.Popen(
+            line.command(),
+            env=line.environment(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return f"a trial of two ranks, one of them killed, did not end within {timeout_s:g} s"
+    finally:
+        _end(process)
+    return f"mpiexec ended with code {code}{_first_words(output_path)}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End mpiexec and, through it, its ranks."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _first_words(output_path: Path) -> str:
+    """Return the first line that says something, as a part of a sentence."""
+    for line in output_path.read_text(errors="replace").splitlines():
+        words = line.strip(" -*=#\t")
+        if words:
+            return f" ({words[:200]})"
+    return ""
+
+
+def _read_verdict(path: Path, ending: str) -> str:
+    """Return why the trial failed, or an empty text when it passed."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["reason"])
+    except FileNotFoundError:
+        return ending
+
+
+def _cache_path(library: MpiLibrary, environment: Mapping[str, str]) -> Path:
+    """Name the file of this MPI's answer after everything that the answer depends on."""
+    home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    program = library.mpiexec.resolve()
+    parts = (
+        str(program),
+        program.stat().st_mtime_ns,
+        library.version,
+        sys.executable,
+        sys.version,
+        metadata.version("mpi4py"),
+    )
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+    return Path(home) / "holdfast" / f"fit-{key}.json"
+
+
+def _is_remembered(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _remember(path: Path, library: MpiLibrary) -> None:
+    """Keep a good answer; a home directory that cannot be written only costs the next trial."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"library": str(library)}) + "\n", encoding="utf-8")
