@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from holdfast.runtime.cli.doctor import doctor
+from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.config import CONFIG_FILE, read_config_file
 from holdfast.runtime.errors import JobError, UsageError
@@ -24,7 +26,8 @@ def holdfast(context: click.Context) -> None:
     context.default_map = _options_from_file(Path(CONFIG_FILE))
 
 
-holdfast.add_command(run)
+for command in (run, report, doctor):
+    holdfast.add_command(command)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,0 +1,105 @@
+"""``holdfast report``: what became of the run in a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.journal import read_journal
+from holdfast.runtime.report import (
+    Report,
+    describe_failure,
+    describe_ledger,
+    describe_metrics,
+    describe_ms,
+    describe_outcome,
+    to_json,
+)
+from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.summary import summarize
+from rich.console import Console
+from rich.table import Table
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def report(run_dir: Path, *, as_json: bool) -> None:
+    """Summarize the run in RUN_DIR from its journal."""
+    summary = summarize(_read(run_dir))
+    if as_json:
+        click.echo(to_json(summary))
+    else:
+        _print(summary, Console(soft_wrap=True, highlight=False))
+
+
+def _read(run_dir: Path) -> list[dict[str, object]]:
+    path = RunDirectory(run_dir).journal_path
+    try:
+        records = read_journal(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}; give the directory of a run"
+        ) from error
+    if not records:
+        raise UsageError(f"{path} holds no records; no job has started in {run_dir} yet")
+    return records
+
+
+def _print(summary: Report, console: Console) -> None:
+    console.print(_facts(summary))
+    for table in (_deaths(summary), _recoveries(summary), _relaunches(summary)):
+        if table.row_count:
+            console.print(table)
+
+
+def _facts(summary: Report) -> Table:
+    table = Table(title=f"run {summary.run_id}", show_header=False, title_justify="left")
+    for name, text in (
+        ("outcome", describe_outcome(summary)),
+        ("steps", str(summary.steps)),
+        ("samples", str(summary.samples)),
+        ("epochs", f"{len(summary.epochs)} ({describe_ledger(summary)})"),
+        ("metrics", describe_metrics(summary.metrics)),
+        ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
+        ("goodput", f"{summary.goodput:.1%}"),
+        ("checkpoints", _checkpoints(summary)),
+        ("final sha256", summary.final_sha256 or "-"),
+    ):
+        table.add_row(name, text)
+    return table
+
+
+def _checkpoints(summary: Report) -> str:
+    failed, rejected = len(summary.failed_checkpoints), len(summary.rejected_checkpoints)
+    return f"{len(summary.checkpoints)} committed, {failed} failed, {rejected} rejected"
+
+
+def _deaths(summary: Report) -> Table:
+    table = Table("failures", title_justify="left")
+    for failure in summary.failures:
+        table.add_row(describe_failure(failure))
+    return table
+
+
+def _recoveries(summary: Report) -> Table:
+    table = Table("recovered at step", "lost", "survivors", "attempts", "from death to next step")
+    for recovery in summary.recoveries:
+        table.add_row(
+            str(recovery.step),
+            " ".join(map(str, recovery.lost)),
+            " ".join(map(str, recovery.survivors)),
+            str(recovery.attempts),
+            describe_ms(recovery.since_failure_ms),
+        )
+    return table
+
+
+def _relaunches(summary: Report) -> Table:
+    table = Table("relaunched because", "workers", "from step", "from death to next step")
+    for relaunch in summary.relaunches:
+        start = "-" if relaunch.restored_step is None else str(relaunch.restored_step)
+        time = describe_ms(relaunch.since_failure_ms)
+        table.add_row(relaunch.reason, str(len(relaunch.workers)), start, time)
+    return table

@@ -1,0 +1,213 @@
+"""The report of a run: what became of it, as a value, as JSON and as text.
+
+``summary`` makes it from a journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """An injected fault that struck; the names are those of a fault's address."""
+
+    kind: str
+    worker: int
+    step: int
+    site: str
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker's death, as the supervisor saw it."""
+
+    worker: int
+    cause: str
+    step: int | None = None
+    phase: str | None = None
+    fenced: bool = False
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A recovery in place, in milliseconds since the survivors detected the failure.
+
+    ``since_failure_ms`` is counted from the fault, or from the failure where none
+    was injected, to the next applied step.
+    """
+
+    generation: int
+    step: int
+    lost: tuple[int, ...]
+    survivors: tuple[int, ...]
+    attempts: int = 1
+    revoked_ms: float | None = None
+    shrunk_ms: float | None = None
+    agreed_ms: float | None = None
+    adopted_ms: float | None = None
+    next_step_ms: float | None = None
+    since_failure_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Relaunch:
+    """A job that died whole and was started again.
+
+    ``restored_step`` is ``None`` when it began from nothing; ``since_failure_ms``
+    is ``None`` when no step was applied any more, or no death is on record.
+    """
+
+    reason: str
+    workers: tuple[int, ...]
+    restored_step: int | None = None
+    since_failure_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """One epoch that counts; ``exact`` is whether each sample was applied exactly once."""
+
+    epoch: int
+    step: int
+    samples: int
+    exact: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    validation: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """A committed checkpoint."""
+
+    step: int
+    seconds: float
+    bytes: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A checkpoint that could not be written, or was found invalid at a restore."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run from its first job to its last record; seconds unless named otherwise.
+
+    ``exit_code`` and ``reason`` are ``None`` while the last job goes on, or when its
+    supervisor was lost.
+    """
+
+    run_id: str | None
+    exit_code: int | None
+    reason: str | None
+    steps: int
+    samples: int
+    epochs: tuple[EpochReport, ...]
+    metrics: dict[str, float]
+    faults: tuple[Struck, ...]
+    failures: tuple[Failure, ...]
+    recoveries: tuple[Recovery, ...]
+    relaunches: tuple[Relaunch, ...]
+    checkpoints: tuple[CheckpointReport, ...]
+    failed_checkpoints: tuple[Rejected, ...]
+    rejected_checkpoints: tuple[Rejected, ...]
+    jobs: int
+    wall_s: float
+    step_s: float
+    goodput: float
+    final_sha256: str | None
+
+
+def to_json(report: Report) -> str:
+    """Return the report as strict JSON; numbers that JSON lacks (NaN) become null."""
+    return json.dumps(_finite(dataclasses.asdict(report)), indent=2, allow_nan=False)
+
+
+def to_text(report: Report) -> str:
+    """Return the report as plain lines, one fact each."""
+    lines = [
+        f"run           {report.run_id}",
+        f"outcome       {describe_outcome(report)}",
+        f"steps         {report.steps}",
+        f"samples       {report.samples}",
+        f"epochs        {len(report.epochs)} ({describe_ledger(report)})",
+        f"metrics       {describe_metrics(report.metrics)}",
+        f"wall time     {report.wall_s:.1f} s in {report.jobs} jobs",
+        f"goodput       {report.goodput:.1%}",
+        f"checkpoints   {len(report.checkpoints)}",
+        f"final sha256  {report.final_sha256 or '-'}",
+    ]
+    lines += [f"failure       {describe_failure(failure)}" for failure in report.failures]
+    lines += [f"recovery      {describe_recovery(recovery)}" for recovery in report.recoveries]
+    lines += [f"relaunch      {describe_relaunch(relaunch)}" for relaunch in report.relaunches]
+    return "\n".join(lines)
+
+
+def describe_outcome(report: Report) -> str:
+    """Return how the last job ended, in words."""
+    if report.exit_code is None:
+        return "still running, or its supervisor was lost"
+    return f"exit {report.exit_code}" + (f": {report.reason}" if report.reason else "")
+
+
+def describe_ledger(report: Report) -> str:
+    """Return whether every sample of every epoch was applied exactly once."""
+    wrong = [str(epoch.epoch) for epoch in report.epochs if not epoch.exact]
+    return f"not exact: {', '.join(wrong)}" if wrong else "every sample exactly once"
+
+
+def describe_metrics(metrics: dict[str, float]) -> str:
+    """Return metrics as ``name=value`` pairs."""
+    return " ".join(f"{name}={value:.6g}" for name, value in metrics.items()) or "-"
+
+
+def describe_failure(failure: Failure) -> str:
+    """Return who died of what, and where."""
+    where = f" at step {failure.step}" if failure.step is not None else ""
+    phase = f" while {failure.phase}" if failure.phase else ""
+    fenced = ", fenced" if failure.fenced else ""
+    return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}"
+
+
+def describe_recovery(recovery: Recovery) -> str:
+    """Return who was lost and how long it took to go on."""
+    lost = ", ".join(map(str, recovery.lost))
+    return (
+        f"lost {lost} at step {recovery.step}, {len(recovery.survivors)} went on; "
+        f"next step after {describe_ms(recovery.since_failure_ms)}"
+    )
+
+
+def describe_relaunch(relaunch: Relaunch) -> str:
+    """Return why the job was started again, from where, and how long that took."""
+    start = "nothing" if relaunch.restored_step is None else f"step {relaunch.restored_step}"
+    return (
+        f"{len(relaunch.workers)} workers from {start}: {relaunch.reason}; "
+        f"next step after {describe_ms(relaunch.since_failure_ms)}"
+    )
+
+
+def describe_ms(milliseconds: float | None) -> str:
+    """Return a duration with its unit, or a dash for one that never ended."""
+    return "-" if milliseconds is None else f"{milliseconds:.0f} ms"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

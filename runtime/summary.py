@@ -1,0 +1,223 @@
+"""What became of a run, told from its journal; pure.
+
+The journal is a list of events that only grows, so it also holds what later
+turned out not to count: steps that a relaunch rolled back.  The rules are
+
+* a step counts if no later record takes the run back before it: a step record
+  with the same or a lower number, or the first restore of a later launch;
+* a job is what stands between two ``job_started`` records; times are compared
+  only within one job, because the monotonic clock is that of one boot;
+* wall time is the sum over jobs: while nothing runs, nothing is lost;
+* goodput is the seconds of the steps that count ÷ wall time
+  (as ml-goodput-measurement defines it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from holdfast.runtime.journal import Record
+from holdfast.runtime.report import (
+    CheckpointReport,
+    EpochReport,
+    Failure,
+    Recovery,
+    Rejected,
+    Relaunch,
+    Report,
+    Struck,
+)
+
+_Value = TypeVar("_Value")
+
+
+def summarize(records: Sequence[Record]) -> Report:
+    """Return the report of a run from all records of its journal, in their order."""
+    jobs = _split_jobs(records)
+    steps, epochs = _what_counts(records)
+    completed = _last(records, "completed")
+    ended = _last(jobs[-1], "job_ended") if jobs else {}
+    wall_s = sum(_duration(job) for job in jobs)
+    step_s = sum(step["seconds"] for step in steps)
+    return Report(
+        run_id=records[-1].get("run_id") if records else None,
+        exit_code=ended.get("exit_code"),
+        reason=ended.get("reason"),
+        steps=max([completed.get("step", 0)] + [step["step"] for step in steps[-1:]]),
+        samples=_count_samples(steps, epochs),
+        epochs=epochs,
+        metrics=_final_metrics(completed, epochs),
+        faults=_all(Struck, records, "fault"),
+        failures=_all(Failure, records, "failure"),
+        recoveries=tuple(recovery for job in jobs for recovery in _recoveries(job)),
+        relaunches=tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
+        checkpoints=_all(CheckpointReport, records, "checkpoint"),
+        failed_checkpoints=_all(Rejected, records, "checkpoint_failed"),
+        rejected_checkpoints=_all(Rejected, records, "rejected"),
+        jobs=len(jobs),
+        wall_s=wall_s,
+        step_s=step_s,
+        goodput=step_s / wall_s if wall_s > 0 else 0.0,
+        final_sha256=completed.get("sha256"),
+    )
+
+
+def _split_jobs(records: Sequence[Record]) -> list[list[Record]]:
+    """Cut the journal at each ``job_started``; what stands before the first is no job's."""
+    jobs: list[list[Record]] = []
+    for record in records:
+        if record["event"] == "job_started":
+            jobs.append([])
+        if jobs:
+            jobs[-1].append(record)
+    return jobs
+
+
+def _duration(job: Sequence[Record]) -> float:
+    ended = _last(job, "job_ended")
+    return float(ended.get("now", max(record["now"] for record in job)) - job[0]["now"])
+
+
+def _what_counts(
+    records: Sequence[Record],
+) -> tuple[list[Record], tuple[EpochReport, ...]]:
+    """Return the step records and the epochs that were not rolled back."""
+    steps: list[Record] = []
+    epochs: list[EpochReport] = []
+    is_starting = True  # only the first restore of a launch says where it begins
+    for record in records:
+        event = record["event"]
+        if event in ("launch", "job_started"):
+            is_starting = True
+        elif event == "restored" and is_starting:
+            is_starting = False
+            _roll_back(steps, epochs, record["step"])
+        elif event == "step":
+            is_starting = False
+            _roll_back(steps, epochs, record["step"] - 1)
+            steps.append(record)
+        elif event == "epoch":
+            epochs = [epoch for epoch in epochs if epoch.epoch < record["epoch"]]
+            epochs.append(_epoch(record))
+    return steps, tuple(epochs)
+
+
+def _roll_back(steps: list[Record], epochs: list[EpochReport], last: int) -> None:
+    """Forget everything after the step ``last``."""
+    while steps and steps[-1]["step"] > last:
+        steps.pop()
+    while epochs and epochs[-1].step > last:
+        epochs.pop()
+
+
+def _epoch(record: Record) -> EpochReport:
+    ledger = record.get("ledger") or {}
+    return EpochReport(
+        epoch=record["epoch"],
+        step=record["step"],
+        samples=ledger.get("samples", 0),
+        exact=bool(ledger.get("exact", False)),
+        metrics=record.get("metrics") or {},
+        validation=record.get("validation") or {},
+    )
+
+
+def _count_samples(steps: Sequence[Record], epochs: Sequence[EpochReport]) -> int:
+    """Count by the ledger where an epoch is over, by step records after that.
+
+    The rank that writes step records may die between applying a step and
+    recording it; the ledger misses nothing.
+    """
+    last = epochs[-1].step if epochs else 0
+    running = sum(step["samples"] for step in steps if step["step"] > last)
+    return int(sum(epoch.samples for epoch in epochs) + running)
+
+
+def _final_metrics(completed: Record, epochs: Sequence[EpochReport]) -> dict[str, float]:
+    if completed.get("metrics"):
+        return dict(completed["metrics"])
+    if not epochs:
+        return {}
+    validation = {f"val_{name}": value for name, value in epochs[-1].validation.items()}
+    return epochs[-1].metrics | validation
+
+
+def _recoveries(job: Sequence[Record]) -> Iterable[Recovery]:
+    for record in job:
+        if record["event"] != "recovery":
+            continue
+        recovery = _take(Recovery, record)
+        since = _since_failure(job, record, recovery.lost)
+        yield dataclasses.replace(recovery, since_failure_ms=since)
+
+
+def _since_failure(job: Sequence[Record], record: Record, lost: tuple[int, ...]) -> float | None:
+    """Return milliseconds from the first of the deaths to the next applied step."""
+    detected = record.get("detected")
+    if detected is None or record.get("next_step_ms") is None:
+        return record.get("next_step_ms")
+    deaths = [_death_of(worker, job, detected) for worker in lost]
+    began = min([death for death in deaths if death is not None], default=detected)
+    return float((detected - began) * 1000 + record["next_step_ms"])
+
+
+def _death_of(worker: int, job: Sequence[Record], before: float) -> float | None:
+    """Return when a worker was struck, or else when its death was seen; not after ``before``.
+
+    A worker dies of one fault at most, but ids may be counted anew after a
+    relaunch: the latest fits.
+    """
+    for event in ("fault", "failure"):
+        times = [
+            record["now"]
+            for record in job
+            if record["event"] == event and record["worker"] == worker and record["now"] <= before
+        ]
+        if times:
+            return float(times[-1])
+    return None
+
+
+def _relaunches(job: Sequence[Record]) -> Iterable[Relaunch]:
+    for index, record in enumerate(job):
+        if record["event"] != "relaunch":
+            continue
+        before, after = job[:index], _until_relaunch(job[index + 1 :])
+        restored = _first(after, "restored")
+        failed = _last(before, "failure")
+        step = _first(after, "step")
+        since = None
+        if failed and step:
+            death = _death_of(failed["worker"], before, failed["now"])
+            since = (step["now"] - (failed["now"] if death is None else death)) * 1000
+        yield dataclasses.replace(
+            _take(Relaunch, record), restored_step=restored.get("step"), since_failure_ms=since
+        )
+
+
+def _until_relaunch(records: Sequence[Record]) -> Sequence[Record]:
+    for index, record in enumerate(records):
+        if record["event"] == "relaunch":
+            return records[:index]
+    return records
+
+
+def _first(records: Sequence[Record], event: str) -> Record:
+    return next((record for record in records if record["event"] == event), {})
+
+
+def _last(records: Sequence[Record], event: str) -> Record:
+    return next((record for record in reversed(records) if record["event"] == event), {})
+
+
+def _all(kind: type[_Value], records: Iterable[Record], event: str) -> tuple[_Value, ...]:
+    return tuple(_take(kind, record) for record in records if record["event"] == event)
+
+
+def _take(kind: type[_Value], record: Record) -> _Value:
+    """Build a value from the fields of a record that it knows; lists become tuples."""
+    names = [known.name for known in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    given = {name: record[name] for name in names if name in record}
+    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
