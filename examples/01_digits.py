@@ -1,0 +1,66 @@
+"""Train a small convolutional network on handwritten digits.
+
+    holdfast run -n 4 examples/01_digits.py
+
+Lose a worker on the way; the last line stays the same:
+
+    holdfast run -n 4 --inject "kill worker=2 step=30" examples/01_digits.py
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import keras
+from holdfast.runtime import ArrayData, Trainer
+from sklearn.datasets import load_digits
+
+TRAINING_SAMPLES = 1500
+"""Of 1797; the rest is for validation."""
+
+
+def model() -> keras.Model:
+    layers = keras.layers
+    network = keras.Sequential(
+        [
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.2),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    network.compile(
+        optimizer=keras.optimizers.Adam(2e-3),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return network
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--global-batch", type=int, default=128)
+    parser.add_argument("--save-every", type=int, default=50, metavar="STEPS")
+    options = parser.parse_args()
+
+    digits = load_digits()
+    x = (digits.images[..., None] / 16).astype("float32")
+    y = digits.target
+    trainer = Trainer(
+        model,
+        ArrayData(x[:TRAINING_SAMPLES], y[:TRAINING_SAMPLES]),
+        global_batch=options.global_batch,
+        epochs=options.epochs,
+        validation=ArrayData(x[TRAINING_SAMPLES:], y[TRAINING_SAMPLES:]),
+        save_every=options.save_every,
+    )
+    result = trainer.run()
+    print(f"step {result.step} {result.metrics} sha256 {result.sha256}")
+
+
+if __name__ == "__main__":
+    main()

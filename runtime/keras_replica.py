@@ -1,0 +1,349 @@
+"""A Keras model as an exact replica: the one file that imports TensorFlow.
+
+A contribution is made by one graph for each shape of microbatch.  It calls the
+model inside a ``keras.StatelessScope``, so the call changes nothing; what it
+would have changed is read from the scope instead:
+
+* gradients of the loss times the samples, so that sums over microbatches
+  divided by all samples are the gradient of the mean loss;
+* float32 state that the call changes (moving statistics of BatchNormalization):
+  the new value times the samples, so that the mean is weighted by samples;
+* states of seed generators: set from the microbatch's seed, then forgotten;
+* metric variables: updated from zero, so that they are sums.
+
+A second graph divides the total by its samples, lets the optimizer apply the
+gradients and assigns the moving statistics.  Tensors leave and enter as views:
+outputs are copied once, into the contribution, and the total is handed back
+through DLPack, for which every tensor in it begins at a multiple of 64 bytes.
+
+Invariant: between two calls of ``apply`` or ``load`` no variable changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from holdfast.runtime import model_rules
+from holdfast.runtime.aligned import ALIGNMENT_BYTES, aligned_vector
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.generator_seeds import generator_seeds
+from holdfast.runtime.named_variables import check_tensors, named_variables
+from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
+from holdfast.runtime.vector_layout import VectorLayout
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """The variables that a step touches, by the part that they play."""
+
+    graded: tuple[Any, ...]
+    """Trainable variables that the loss depends on."""
+    moving: tuple[Any, ...]
+    """State that a training call changes and that is averaged over samples."""
+    metrics: tuple[Any, ...]
+    """Metric variables that an update changes."""
+
+    def paths(self) -> list[str]:
+        """Return what can be compared: variables themselves compare by elements."""
+        return [v.path for v in self.graded + self.moving + self.metrics]
+
+
+class _Call:
+    """The scope of one call of the model, which starts from seeds and from metrics at zero."""
+
+    def __init__(self, model: Any, generators: Sequence[Any], seeds: Any) -> None:
+        trainable = model.trainable_variables
+        self.metrics = tuple(model.metrics_variables)
+        self.weights = [tf.convert_to_tensor(v.value) for v in trainable]
+        mapping = [(v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(generators)]
+        mapping += [(v, tf.zeros(v.shape, v.dtype)) for v in self.metrics]
+        mapping += zip(trainable, self.weights, strict=True)
+        self.scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+        self._before = {id(v): self.value(v) for v, _ in mapping}
+
+    def value(self, variable: Any) -> Any:
+        """Return what the call would have left in the variable; None if it did not touch it."""
+        return self.scope.get_current_value(variable)
+
+    def has_changed(self, variable: Any) -> bool:
+        """Return whether the call would have changed the variable."""
+        return self.value(variable) is not self._before.get(id(variable))
+
+
+class KerasReplica:
+    """A compiled Keras model that computes contributions and applies totals.
+
+    ``x`` and ``y`` are sample data of at least one sample: they build what is
+    not built yet.  Give them the shape of a microbatch and its graph is ready
+    before the first step.  Sample weights are not supported.
+    """
+
+    def __init__(self, model: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> None:
+        model_rules.check_model(model, keras.Model)
+        self._model = model
+        self._graphs: dict[tuple[object, ...], Any] = {}
+        self._roles: _Roles | None = None
+        _build(model, _tensor(x[:1]), _tensor(y[:1]))
+        self._trainable = tuple(model.trainable_variables)
+        model_rules.check_trainable(self._trainable)
+        if not model.optimizer.built:
+            model.optimizer.build(self._trainable)
+        state = tuple(model.non_trainable_variables)
+        self._seeds = tuple(v for v in state if _is_generator_state(v))
+        self._state = tuple(v for v in state if not _is_generator_state(v))
+        self._tensors = named_variables(self._trainable + self._state, model.optimizer.variables)
+        self._graph(x, y, training=True)
+        self._layout = VectorLayout.of(v.shape for v in self._found.graded + self._found.moving)
+        self._padding = self._layout.padding()
+        self._update = self._trace_update()
+
+    @staticmethod
+    def build(source: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> KerasReplica:
+        """Return the replica of a model, or of what a function without arguments returns."""
+        is_model = isinstance(source, keras.Model)
+        return KerasReplica(source if is_model or not callable(source) else source(), x, y)
+
+    @property
+    def model(self) -> Any:
+        """The Keras model itself; treat it as read-only."""
+        return self._model
+
+    @property
+    def shape(self) -> ContributionShape:
+        """Sizes of a contribution."""
+        metrics = sum(int(np.prod(v.shape)) for v in self._found.metrics)
+        return ContributionShape(gradient=self._layout.size, metrics=1 + metrics)
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        """Write the sums of gradients, moving statistics and metrics over ``batch``."""
+        *tensors, metrics = self._run(batch, training=True)
+        for place, tensor in zip(self._layout.places, tensors, strict=True):
+            out[place.start : place.stop] = np.asarray(tensor).reshape(-1)
+        for gap in self._padding:
+            out[gap] = 0.0
+        out[self._layout.size :] = np.asarray(metrics)
+
+    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
+        """Write the sums of the metrics over validation samples."""
+        (metrics,) = self._run(batch, training=False)
+        out[:] = np.asarray(metrics)
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        """Update weights, optimizer and moving statistics from the total."""
+        sums = self._borrow(total)
+        views = [
+            tf.experimental.dlpack.from_dlpack(
+                sums[place.start : place.stop].reshape(place.shape).__dlpack__()
+            )
+            for place in self._layout.places
+        ]
+        self._update(tf.constant(samples, tf.float32), *views)
+
+    def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
+        """Return the loss and the results of the model's metrics.
+
+        A metric with several values is returned as ``name/0``, ``name/1`` and so on.
+        """
+        start = 1
+        for variable in self._found.metrics:
+            stop = start + int(np.prod(variable.shape))
+            variable.assign(np.reshape(sums[start:stop], variable.shape))
+            start = stop
+        found = self._model.get_metrics_result()
+        self._model.reset_metrics()
+        found["loss"] = float(sums[0]) / samples
+        return {name: value for key in found for name, value in _scalars(key, found[key])}
+
+    def state(self) -> Tensors:
+        """Return views of all tensors, which are read-only and keep their values.
+
+        TensorFlow does not write into a buffer that someone else holds, so the
+        arrays are a snapshot: it costs memory only once the replica moves on.
+        """
+        return {
+            name: np.asarray(variable.value.read_value())
+            for name, variable in self._tensors.items()
+        }
+
+    def load(self, state: Tensors) -> None:
+        """Replace the whole state, or raise ProgramError and change nothing."""
+        check_tensors(self._tensors, state)
+        for name, variable in self._tensors.items():
+            variable.value.assign(tf.convert_to_tensor(state[name]))
+
+    @property
+    def _found(self) -> _Roles:
+        assert self._roles is not None, "the first graph is traced at construction"
+        return self._roles
+
+    def _run(self, batch: Microbatch, *, training: bool) -> Sequence[Any]:
+        """Run the graph of the batch's shape and return its outputs."""
+        seeds = tf.constant(generator_seeds(batch.seed, len(self._seeds)), tf.int64)
+        graph = self._graph(batch.x, batch.y, training=training)
+        outputs: Sequence[Any] = graph(_tensor(batch.x), _tensor(batch.y), seeds)
+        return outputs
+
+    def _graph(
+        self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], *, training: bool
+    ) -> Any:
+        """Return the graph for microbatches of this shape, traced when first met.
+
+        Shapes are fixed in the graph: TensorFlow's bits may depend on them, and
+        so do not depend on the shapes that a worker happened to meet before.
+        """
+        key = (training, x.shape, x.dtype, y.shape, y.dtype)
+        if key not in self._graphs:
+            sums = self._training_sums if training else self._validation_sums
+            graph = tf.function(sums, autograph=False).get_concrete_function(
+                _specification(x),
+                _specification(y),
+                tf.TensorSpec((len(self._seeds), 2), tf.int64),
+            )
+            model_rules.check_operations(_operations(graph))
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _training_sums(self, x: Any, y: Any, seeds: Any) -> list[Any]:
+        """Build the graph of a contribution: gradients, moving statistics, metrics."""
+        model, samples = self._model, float(x.shape[0])
+        call = _Call(model, self._seeds, seeds)
+        with tf.GradientTape() as tape:
+            tape.watch(call.weights)
+            with call.scope:
+                prediction, loss = _forward(model, x, y, training=True)
+                objective = model.optimizer.scale_loss(loss * samples)
+        with call.scope:
+            model.compute_metrics(x=x, y=y, y_pred=prediction)
+        gradients = tape.gradient(objective, call.weights)
+        self._note_roles(call, gradients)
+        values = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        values += [call.value(v) * samples for v in self._found.moving]
+        return [*values, self._metric_sums(call, loss * samples)]
+
+    def _validation_sums(self, x: Any, y: Any, seeds: Any) -> list[Any]:
+        """Build the graph of a validation batch: metrics only."""
+        call = _Call(self._model, self._seeds, seeds)
+        with call.scope:
+            prediction, loss = _forward(self._model, x, y, training=False)
+            self._model.compute_metrics(x=x, y=y, y_pred=prediction)
+        return [self._metric_sums(call, loss * float(x.shape[0]))]
+
+    def _note_roles(self, call: _Call, gradients: Sequence[Any]) -> None:
+        """Learn from the first trace which variables take part; all others agree with it."""
+        moving = tuple(filter(call.has_changed, self._trainable + self._state))
+        for variable in moving:
+            model_rules.check_state_change(variable)
+        pairs = zip(self._trainable, gradients, strict=True)
+        graded = tuple(v for v, gradient in pairs if gradient is not None)
+        roles = _Roles(graded, moving, tuple(filter(call.has_changed, call.metrics)))
+        known = self._roles or roles
+        assert known.paths() == roles.paths(), "what a call changes depends on the batch's shape"
+        self._roles = roles
+
+    def _metric_sums(self, call: _Call, loss: Any) -> Any:
+        sums = [tf.reshape(call.value(v), [-1]) for v in self._found.metrics]
+        return tf.concat([tf.reshape(loss, [1]), *(tf.cast(s, tf.float32) for s in sums)], 0)
+
+    def _trace_update(self) -> Any:
+        """Build the graph that divides the sums by the samples and updates everything."""
+        graded, moving = self._found.graded, self._found.moving
+
+        def update(samples: Any, *sums: Any) -> None:
+            means = [tensor / samples for tensor in sums]
+            self._model.optimizer.apply(means[: len(graded)], list(graded))
+            for variable, mean in zip(moving, means[len(graded) :], strict=True):
+                variable.assign(mean)
+
+        shapes = [tf.TensorSpec(place.shape, tf.float32) for place in self._layout.places]
+        return tf.function(update, autograph=False).get_concrete_function(
+            tf.TensorSpec((), tf.float32), *shapes
+        )
+
+    def _borrow(self, total: FloatVector) -> FloatVector:
+        """Return the total's gradient part as TensorFlow can take it: aligned and writable."""
+        if total.ctypes.data % ALIGNMENT_BYTES == 0 and total.flags.writeable:
+            return total
+        copy = aligned_vector(self._layout.size)
+        copy[:] = total[: self._layout.size]
+        return copy
+
+
+def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
+    """Fix everything that TensorFlow's bits depend on; call it before any TensorFlow operation.
+
+    ``threads`` work inside one operation, and operations run one after the other.
+    """
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    except RuntimeError as error:
+        raise ProgramError(
+            f"TensorFlow cannot be set to {threads} threads because the program has used it "
+            "already: build model and data inside the function that is given to Trainer"
+        ) from error
+    keras.utils.set_random_seed(seed % (1 << 32))
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def _build(model: Any, x: Any, y: Any) -> None:
+    """Create all variables of model, loss and metrics by one call without training."""
+    prediction, _ = _forward(model, x, y, training=False)
+    model.compute_metrics(x=x, y=y, y_pred=prediction)
+    model.reset_metrics()
+
+
+def _forward(model: Any, x: Any, y: Any, *, training: bool) -> tuple[Any, Any]:
+    """Return prediction and loss, as ``Model.fit`` computes them."""
+    prediction = model(x, **_accepted(model.call, training=training))
+    loss = model.compute_loss(
+        x=x, y=y, y_pred=prediction, **_accepted(model.compute_loss, training=training)
+    )
+    model_rules.check_loss_value(tuple(loss.shape))
+    return prediction, tf.cast(loss, tf.float32)
+
+
+def _accepted(function: Any, *, training: bool) -> dict[str, bool]:
+    """Return ``training`` as keyword arguments if ``function`` takes it."""
+    parameters = inspect.signature(function).parameters.values()
+    takes = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return {"training": training} if takes else {}
+
+
+def _tensor(array: npt.NDArray[np.generic]) -> Any:
+    """Return the array as a tensor; float64 becomes float32, as in ``Model.fit``."""
+    return tf.convert_to_tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
+
+
+def _specification(array: npt.NDArray[np.generic]) -> Any:
+    """Return shape and dtype of ``_tensor(array)``."""
+    return tf.TensorSpec.from_tensor(_tensor(array))
+
+
+def _is_generator_state(variable: Any) -> bool:
+    """Return whether the variable is the state of a ``keras.random.SeedGenerator``."""
+    return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
+
+
+def _operations(graph: Any) -> Iterator[str]:
+    """Yield the types of all operations of a traced graph, those of inner functions too."""
+    definition = graph.graph.as_graph_def()
+    yield from (node.op for node in definition.node)
+    for function in definition.library.function:
+        yield from (node.op for node in function.node_def)
+
+
+def _scalars(name: str, value: Any) -> Iterable[tuple[str, float]]:
+    """Yield the numbers of a metric's result."""
+    values = np.asarray(value, dtype=np.float64)
+    if values.ndim == 0:
+        yield name, float(values)
+    else:
+        yield from ((f"{name}/{i}", float(v)) for i, v in enumerate(values.reshape(-1)))

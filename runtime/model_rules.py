@@ -1,0 +1,143 @@
+"""What a model must be so that a replica of it is exact.
+
+A replica is exact when everything that a step changes is a sum over samples
+that travels in the contribution.  Whatever a model does beyond that is refused
+here by name, before the first step, instead of being left to differ silently
+between workers.  This file looks at models without importing Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.runtime.errors import ProgramError
+
+_HIDDEN_RANDOM_OPS = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+"""TensorFlow operations whose state no one can set for a single microbatch."""
+
+
+def check_model(model: Any, base: Any) -> None:
+    """Raise ProgramError unless ``model`` is a compiled Keras model of the supported kind.
+
+    ``base`` is ``keras.Model``.
+    """
+    if not isinstance(model, base):
+        raise ProgramError(
+            f"a model was expected, but {type(model).__name__} was given: hand the trainer a "
+            "keras.Model, a Replica, or a function that returns one"
+        )
+    if not model.compiled or model.optimizer is None:
+        raise ProgramError(
+            f"model {model.name!r} is not compiled: call "
+            "model.compile(optimizer=..., loss=...) before handing it over"
+        )
+    if type(model).train_step is not base.train_step:
+        raise ProgramError(
+            f"{type(model).__name__} overrides train_step, which holdfast never calls: override "
+            "compute_loss instead, or implement Replica"
+        )
+    for loss in _leaves(getattr(model, "loss", None)):
+        _check_loss(loss)
+    for layer in _layers(model):
+        _check_layer(layer)
+
+
+def check_trainable(variables: Iterable[Any]) -> None:
+    """Raise ProgramError unless all trainable variables are float32."""
+    found = False
+    for variable in variables:
+        found = True
+        if variable.dtype != "float32":
+            raise ProgramError(
+                f"trainable variable {variable.path!r} is {variable.dtype}, but gradients are "
+                "exchanged as float32: keep trainable variables in float32 (a mixed_bfloat16 "
+                "policy does that)"
+            )
+    if not found:
+        raise ProgramError("the model has no trainable variable: unfreeze a layer")
+
+
+def check_state_change(variable: Any) -> None:
+    """Raise ProgramError unless ``variable``, which a training call changes, can be averaged."""
+    if variable.trainable:
+        raise ProgramError(
+            f"the model's call assigns its trainable variable {variable.path!r}, which only the "
+            "optimizer may do: remove the layer that does it"
+        )
+    if variable.dtype != "float32":
+        raise ProgramError(
+            f"the model's call changes {variable.path!r} of type {variable.dtype}, and there is no "
+            "rule how microbatches share such a change: keep it in float32 or make it constant"
+        )
+
+
+def check_loss_value(shape: tuple[int, ...]) -> None:
+    """Raise ProgramError unless the loss of a microbatch is one number."""
+    if shape != ():
+        raise ProgramError(
+            f"the loss of a microbatch has the shape {shape} but must be one number, the mean over "
+            'its samples: use reduction="sum_over_batch_size"'
+        )
+
+
+def check_operations(operations: Iterable[str]) -> None:
+    """Raise ProgramError when a traced call holds operations with hidden state."""
+    for operation in operations:
+        if operation in _HIDDEN_RANDOM_OPS:
+            raise ProgramError(
+                f"the model uses the random operation {operation}, whose state cannot be set per "
+                "microbatch: use keras.random with a keras.random.SeedGenerator of the layer"
+            )
+        if operation.startswith(("Assign", "ResourceScatter")):
+            raise ProgramError(
+                f"the model's call changes a variable behind Keras ({operation}): make it with "
+                "Layer.add_weight, so that all workers can share the change"
+            )
+
+
+def _check_loss(loss: Any) -> None:
+    reduction = getattr(loss, "reduction", "sum_over_batch_size")
+    if reduction in ("sum", "none", None):
+        raise ProgramError(
+            f"loss {getattr(loss, 'name', loss)!r} has reduction={reduction!r}, but the loss must "
+            'be a mean over samples: use reduction="sum_over_batch_size"'
+        )
+
+
+def _check_layer(layer: Any) -> None:
+    if getattr(layer, "stateful", False) and hasattr(layer, "reset_states"):
+        raise ProgramError(
+            f"layer {layer.name!r} is stateful: its state follows the samples of one batch to the "
+            "next, which microbatches on different workers cannot; use stateful=False"
+        )
+
+
+def _layers(model: Any) -> list[Any]:
+    """Return the model and all layers in it, at any depth."""
+    found = [model]
+    for layer in getattr(model, "_layers", ()):
+        found.extend(_layers(layer))
+    return found
+
+
+def _leaves(nested: Any) -> list[Any]:
+    """Return the losses of a compile argument: one, a list or a dict of them."""
+    if isinstance(nested, dict):
+        nested = list(nested.values())
+    if isinstance(nested, (list, tuple)):
+        return [leaf for item in nested for leaf in _leaves(item)]
+    return [] if nested is None else [nested]

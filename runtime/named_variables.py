@@ -1,0 +1,61 @@
+"""Stable names for the variables of a model and its optimizer.
+
+A name is all that connects a tensor in a checkpoint with a variable, so names
+are unique and depend on nothing but the order in which the model was made.
+This file looks at variables without importing Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.replica import Tensors
+
+
+def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[str, Any]:
+    """Return variables by name: ``weights/<path>`` and ``optimizer/<path>``.
+
+    A path that occurs again gets a number: ``weights/dense/kernel~2``.
+    """
+    named: dict[str, Any] = {}
+    for prefix, variables in (("weights", weights), ("optimizer", optimizer)):
+        for variable in variables:
+            named[_unused(f"{prefix}/{variable.path}", named)] = variable
+    return named
+
+
+def check_tensors(variables: Mapping[str, Any], state: Tensors) -> None:
+    """Raise ProgramError unless ``state`` has exactly these names, shapes and dtypes."""
+    missing = sorted(variables.keys() - state.keys())
+    extra = sorted(state.keys() - variables.keys())
+    if missing or extra:
+        raise ProgramError(
+            f"the state to load is of another model: missing {_some(missing)}, unknown "
+            f"{_some(extra)}; start with the script that wrote it, or in a new run directory"
+        )
+    for name, variable in variables.items():
+        wanted = (tuple(variable.shape), str(variable.dtype))
+        given = (tuple(state[name].shape), str(state[name].dtype))
+        if wanted != given:
+            raise ProgramError(
+                f"tensor {name!r} has shape and type {given} in the state to load but {wanted} in "
+                "the model: start with the script that wrote it, or in a new run directory"
+            )
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}~{number}"
+    return candidate
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names, and how many there are."""
+    if not names:
+        return "none"
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
