@@ -1,0 +1,155 @@
+"""Everything that the bits of a step depend on, besides seed and data.
+
+TensorFlow's sums change their last bits with the number of threads, with the
+instruction set and with the library's version, so these are fixed when a job
+begins, written down, and compared whenever a worker joins or a job resumes.
+Libraries are asked for their versions without importing them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+_LIBRARIES = {
+    "numpy": ("numpy",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly"),
+    "keras": ("keras", "keras-nightly"),
+    "holdfast": ("holdfast",),
+}
+"""Distributions that may provide a library; the first one installed counts."""
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
+
+_INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("AVX512_CORE_AMX_FP16", (*_AVX512, "amx_tile", "amx_int8", "amx_bf16", "amx_fp16")),
+    ("AVX512_CORE_AMX", (*_AVX512, "amx_tile", "amx_int8", "amx_bf16", "avx512_fp16")),
+    ("AVX512_CORE_FP16", (*_AVX512, "avx512_fp16", "avx512_bf16")),
+    ("AVX512_CORE_BF16", (*_AVX512, "avx512_bf16", "avx512_vnni")),
+    ("AVX512_CORE_VNNI", (*_AVX512, "avx512_vnni")),
+    ("AVX512_CORE", _AVX512),
+    ("AVX2_VNNI", ("avx2", "avx_vnni")),
+    ("AVX2", ("avx2",)),
+    ("AVX", ("avx",)),
+    ("SSE41", ("sse4_1",)),
+)
+"""Values of ONEDNN_MAX_CPU_ISA, best first, with the flags of /proc/cpuinfo that they need
+(oneDNN developer guide, "CPU dispatcher control")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """One job's numerics; two workers with equal numerics compute equal bits.
+
+    ``tensorflow`` and ``keras`` are empty where they are not installed.
+    """
+
+    threads: int
+    deterministic: bool
+    onednn: bool
+    instruction_set: str
+    python: str
+    numpy: str
+    tensorflow: str
+    keras: str
+    holdfast: str
+    global_batch: int
+    microbatches: int
+
+    @staticmethod
+    def here(
+        *, threads: int, deterministic: bool, global_batch: int, microbatches: int
+    ) -> Numerics:
+        """Return the numerics of a worker of this process's host and environment."""
+        versions = {library: _version(names) for library, names in _LIBRARIES.items()}
+        return Numerics(
+            threads=threads,
+            deterministic=deterministic,
+            onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
+            instruction_set=instruction_set(os.environ, cpu_flags()),
+            python=platform.python_version(),
+            global_batch=global_batch,
+            microbatches=microbatches,
+            **versions,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as a JSON object."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(fields: Mapping[str, object]) -> Numerics:
+        """Return the numerics that ``to_json`` wrote.
+
+        Raises:
+            ValueError: a field is missing, unknown or of another type.
+        """
+        kinds = {field.name: field.type for field in dataclasses.fields(Numerics)}
+        odd = sorted(kinds.keys() ^ fields.keys())
+        odd += [name for name in kinds if name in fields and not _is(kinds[name], fields[name])]
+        if odd:
+            raise ValueError(
+                f"the job's numerics have missing, unknown or mistyped fields {odd}: they were "
+                "written by another version of holdfast; resume with that one"
+            )
+        return Numerics(**fields)  # type: ignore[arg-type]  # checked above
+
+
+def differences(began: Numerics, now: Numerics) -> tuple[str, ...]:
+    """Return one sentence for each field of ``now`` that is not as the job began."""
+    names = [field.name for field in dataclasses.fields(Numerics)]
+    triples = [(name, getattr(began, name), getattr(now, name)) for name in names]
+    return tuple(
+        f"{name.replace('_', ' ')} is {_shown(new)}, but the job began with {_shown(old)}"
+        for name, old, new in triples
+        if old != new
+    )
+
+
+def instruction_set(environment: Mapping[str, str], flags: Collection[str]) -> str:
+    """Return the best instruction set that oneDNN may use, by its name in ONEDNN_MAX_CPU_ISA.
+
+    ``flags`` are those of the processor.  A limit that this table does not know
+    is returned as it stands; a processor that it does not know by its machine name.
+    """
+    limit = environment.get("ONEDNN_MAX_CPU_ISA", "").strip().upper()
+    names = [name for name, _ in _INSTRUCTION_SETS]
+    if limit not in ("", "ALL", "DEFAULT", *names):
+        return limit
+    allowed = _INSTRUCTION_SETS[names.index(limit) if limit in names else 0 :]
+    usable = (name for name, needed in allowed if set(needed) <= set(flags))
+    return next(usable, platform.machine())
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the flags of the first processor; empty where the kernel does not tell."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(found, "").split())
+
+
+def _version(names: Sequence[str]) -> str:
+    """Return the version of the first distribution that is installed, else nothing."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _is(kind: object, value: object) -> bool:
+    """Return whether ``value`` is exactly of the type whose name is ``kind``."""
+    return type(value).__name__ == kind
+
+
+def _shown(value: object) -> str:
+    return str(value) if value != "" else "not installed"
