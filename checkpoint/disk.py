@@ -1,0 +1,187 @@
+"""File-system calls that either complete or raise ``StorageFailed``.
+
+This is the only place that knows how calls go wrong without failing: interrupted
+calls are repeated, short reads and writes go on where they stopped, and calls that
+some file systems lack are done without, which is recorded as a downgrade.
+
+One rule is never bent: a file whose write, fsync or close failed is removed and
+never synced again, because the kernel may have marked lost pages as clean
+(PostgreSQL's fsync findings of 2018).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+
+_T = TypeVar("_T")
+_UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+_MOST_INTERRUPTIONS = 1000
+_MOST_BUFFERS = 1024  # IOV_MAX of Linux
+
+
+class Disk:
+    """A file system as the checkpoint store wants it; safe to use from several threads."""
+
+    def __init__(self, filesystem: FileSystem | None = None) -> None:
+        self._files: FileSystem = filesystem if filesystem is not None else LocalFileSystem()
+        self._downgrades: dict[str, None] = {}
+
+    @property
+    def downgrades(self) -> tuple[str, ...]:
+        """Guarantees that this file system does not give, one sentence each."""
+        return tuple(self._downgrades)
+
+    def make_directory(self, path: Path) -> None:
+        """Make a private directory; raises ``StorageFailed`` with ``EEXIST`` if it exists."""
+        _complete("make directory", path, lambda: self._files.mkdir(path))
+
+    def is_directory(self, path: Path) -> bool:
+        """Return whether ``path`` is a directory itself, not a link to one."""
+        return _complete("look at", path, lambda: self._files.is_directory(path))
+
+    def names(self, path: Path) -> tuple[str, ...]:
+        """Return the names in a directory, in ascending order."""
+        return _complete("list", path, lambda: self._files.list(path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename; fails with ``EEXIST`` or ``ENOTEMPTY`` if there is a ``target``."""
+        _complete("rename", source, lambda: self._files.rename_noreplace(source, target))
+
+    def fsync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable; does without where it is not supported."""
+        try:
+            _complete("fsync directory", path, lambda: self._files.fsync_directory(path))
+        except StorageFailed as failure:
+            if failure.errno not in _UNSUPPORTED:
+                raise
+            self._downgrades[f"directories cannot be synced: {failure}"] = None
+
+    def write_durably(self, path: Path, buffers: Sequence[memoryview]) -> None:
+        """Create a file of the given contents and sync it, or leave none behind."""
+        handle = _complete("create", path, lambda: self._files.create_exclusive(path))
+        try:
+            try:
+                self._fill(handle, path, buffers)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._files.close(handle)
+                raise
+            _complete("close", path, lambda: self._close(handle))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+            raise
+
+    @contextlib.contextmanager
+    def reading(self, path: Path) -> Iterator[ReadFile]:
+        """Open a regular file for reading, and close it at the end."""
+        handle = _complete("open", path, lambda: self._files.open_read(path))
+        try:
+            yield ReadFile(self._files, path, handle)
+        finally:
+            with contextlib.suppress(OSError):
+                self._files.close(handle)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory of files and directories; does not follow links."""
+        for name in self.names(path):
+            child = path / name
+            if self.is_directory(child):
+                self.remove_tree(child)
+            else:
+                self._unlink(child)
+        _complete("remove", path, lambda: self._files.rmdir(path))
+
+    def _unlink(self, path: Path) -> None:
+        _complete("remove", path, lambda: self._files.unlink(path))
+
+    def _close(self, handle: int) -> None:
+        # Linux releases the descriptor even if close is interrupted: closing
+        # again could hit a file that another thread has just opened.
+        with contextlib.suppress(InterruptedError):
+            self._files.close(handle)
+
+    def _fill(self, handle: int, path: Path, buffers: Sequence[memoryview]) -> None:
+        self._allocate(handle, path, sum(len(buffer) for buffer in buffers))
+        offset = 0
+        pending = [buffer for buffer in buffers if len(buffer)]
+        pending.reverse()
+        while pending:
+            batch = list(islice(reversed(pending), _MOST_BUFFERS))
+            taken = self._write(handle, path, batch, offset)
+            offset += taken
+            _drop_front(pending, taken)
+        _complete("fsync", path, lambda: self._files.fsync(handle))
+
+    def _write(self, handle: int, path: Path, batch: list[memoryview], offset: int) -> int:
+        taken = _complete("write", path, lambda: self._files.write(handle, batch, offset))
+        if taken <= 0:
+            raise StorageFailed("write", path, OSError(errno.EIO, "the file takes no more bytes"))
+        return taken
+
+    def _allocate(self, handle: int, path: Path, size_bytes: int) -> None:
+        try:
+            _complete("allocate", path, lambda: self._files.allocate(handle, size_bytes))
+        except StorageFailed as failure:
+            if failure.errno not in _UNSUPPORTED:
+                raise
+            self._downgrades["space cannot be reserved ahead: a full disk shows late"] = None
+
+
+class ReadFile:
+    """A regular file that is open for reading."""
+
+    def __init__(self, filesystem: FileSystem, path: Path, handle: int) -> None:
+        self._files = filesystem
+        self._path = path
+        self._handle = handle
+
+    def size(self) -> int:
+        """Return the bytes of the file."""
+        return _complete("look at", self._path, lambda: self._files.size(self._handle))
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the whole ``buffer`` from ``offset``; a file that ends early is a failure."""
+        done = 0
+        while done < len(buffer):
+            rest, position = buffer[done:], offset + done
+            count = self._read(rest, position)
+            if count <= 0:
+                raise StorageFailed("read", self._path, OSError(errno.EIO, "the file ends early"))
+            done += count
+
+    def _read(self, buffer: memoryview, offset: int) -> int:
+        def call() -> int:
+            return self._files.read(self._handle, buffer, offset)
+
+        return _complete("read", self._path, call)
+
+
+def _complete(operation: str, path: Path, call: Callable[[], _T]) -> _T:
+    """Repeat a call while it is interrupted; raise ``StorageFailed`` if it fails."""
+    for _ in range(_MOST_INTERRUPTIONS):
+        try:
+            return call()
+        except InterruptedError:
+            continue
+        except OSError as error:
+            raise StorageFailed(operation, path, error) from error
+    raise StorageFailed(operation, path, OSError(errno.EINTR, "interrupted without end"))
+
+
+def _drop_front(reversed_buffers: list[memoryview], count: int) -> None:
+    """Drop ``count`` bytes from the front of a list of buffers that is kept in reverse order."""
+    while count:
+        front = reversed_buffers.pop()
+        if count < len(front):
+            reversed_buffers.append(front[count:])
+            return
+        count -= len(front)

@@ -1,0 +1,79 @@
+"""Errors of the checkpoint layer.
+
+::
+
+    CheckpointError
+    ├── StateUnsupported        a tensor cannot be stored, or does not fit the layout
+    ├── StorageFailed           a call to the file system failed
+    ├── StagingExists           somebody already stages this step, generation and attempt
+    ├── CommitRefused           what was staged is not whole, or the step is another run's
+    ├── ManifestInvalid         the bytes are not a manifest that this version can trust
+    └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
+        └── CheckpointUnreadable    it could not be read, which may pass
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+_ADVICE = {
+    errno.ENOSPC: "free space or keep fewer checkpoints",
+    errno.EDQUOT: "raise the quota or keep fewer checkpoints",
+    errno.EIO: "check the disk or the network file system",
+    errno.EROFS: "mount the file system for writing",
+    errno.EACCES: "give this user access to the run directory",
+    errno.EPERM: "give this user access to the run directory",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the limit of open files (fs.file-max)",
+    errno.ENOENT: "check that nobody removed the run directory",
+    errno.ESTALE: "check the network file system's server",
+    errno.ELOOP: "replace the symbolic link by what it names",
+}
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be saved or restored, for a reason that one sentence explains."""
+
+
+class StateUnsupported(CheckpointError):
+    """A tensor cannot be stored, or does not fit the layout."""
+
+
+class StorageFailed(CheckpointError):
+    """A call to the file system failed; ``errno`` says how."""
+
+    def __init__(self, operation: str, path: Path, error: OSError) -> None:
+        number = error.errno or 0
+        name = errno.errorcode.get(number, "no errno")
+        advice = _ADVICE.get(number, "look at the file system")
+        super().__init__(
+            f"cannot {operation} {path}: {error.strerror or error} ({name}); "
+            f"{advice} and save or restore again"
+        )
+        self.errno = number
+
+
+class StagingExists(CheckpointError):
+    """Somebody already stages this step, generation and attempt."""
+
+
+class CommitRefused(CheckpointError):
+    """What was staged is not whole, or the step already belongs to another run."""
+
+
+class ManifestInvalid(CheckpointError):
+    """The bytes are not a manifest that this version can trust."""
+
+
+class CheckpointInvalid(CheckpointError):
+    """A committed step does not verify, so nothing of it was used."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"checkpoint step {step} is invalid: {reason}; use an older step")
+        self.step = step
+        self.reason = reason
+
+
+class CheckpointUnreadable(CheckpointInvalid):
+    """A committed step could not be read: it may be whole, and the cause may pass."""

@@ -1,0 +1,286 @@
+"""The record that makes a checkpoint whole: what it holds, where, and the digests of it all.
+
+A manifest is two lines: a JSON object, and the sha256 of that line with its line
+feed.  It is written last; a checkpoint without one does not exist.
+
+Invariant of a decoded manifest: the pieces of every tensor tile it exactly, no two
+pieces of a shard overlap, and every piece lies inside its shard.  A reader that
+trusts a manifest can therefore neither leave elements unset nor be made to
+allocate more than the shards hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.checkpoint.digest import DIGEST_LENGTH, DIGEST_NAME
+from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
+from holdfast.checkpoint.fields import Fields
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.layout import ShardLayout, TensorSpec, refuse_unsupported
+from holdfast.checkpoint.record import ShardRecord
+
+FORMAT = "holdfast-checkpoint"
+VERSION = 1
+_SHA256_LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """A shard's file: its bytes and the digest of all of them."""
+
+    index: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class PieceEntry:
+    """Elements ``start`` to ``stop`` of a tensor: ``bytes`` bytes at ``offset`` of a shard."""
+
+    shard: int
+    offset: int
+    bytes: int
+    start: int
+    stop: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor and its pieces, in the order of elements; an empty tensor has none."""
+
+    spec: TensorSpec
+    pieces: tuple[PieceEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    ``cursor`` and ``numerics`` are JSON objects that belong to whoever saves:
+    the position in the sample order, and what the bits of a step depend on.
+    """
+
+    run_id: str
+    generation: int
+    step: int
+    cursor: Mapping[str, object]
+    numerics: Mapping[str, object]
+    shards: tuple[ShardEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+
+    @property
+    def writers(self) -> int:
+        """Number of writers that stored a shard each."""
+        return len(self.shards)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """What the tensors are, in the order of names."""
+        return tuple(tensor.spec for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+    def encode(self) -> bytes:
+        """Return the manifest as it is written.
+
+        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON.
+        """
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "digest": DIGEST_NAME,
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "step": self.step,
+            "writers": self.writers,
+            "cursor": self.cursor,
+            "numerics": self.numerics,
+            "shards": [_shard_json(shard) for shard in self.shards],
+            "tensors": [_tensor_json(tensor) for tensor in self.tensors],
+        }
+        try:
+            text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CommitRefused(
+                f"the manifest of step {self.step} is not JSON: {error}; "
+                "put only JSON values into cursor and numerics"
+            ) from error
+        body = text.encode() + b"\n"
+        return body + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+    @staticmethod
+    def decode(data: bytes) -> Manifest:
+        """Return the manifest that ``encode`` wrote; raises ``ManifestInvalid`` with a reason."""
+        try:
+            return _decode(json.loads(_checked_body(data)))
+        except (ValueError, RecursionError, StateUnsupported) as error:
+            raise ManifestInvalid(f"the manifest is not valid: {error}") from error
+
+    @staticmethod
+    def assemble(
+        layout: ShardLayout,
+        records: Sequence[ShardRecord],
+        *,
+        header: Header,
+        cursor: Mapping[str, object],
+        numerics: Mapping[str, object],
+    ) -> Manifest:
+        """Return the manifest of a save from the records of all its writers, in any order.
+
+        Raises ``CommitRefused`` if the records do not make the layout whole.
+        """
+        ordered = sorted(records, key=lambda record: record.index)
+        if [record.index for record in ordered] != list(range(layout.writers)):
+            raise CommitRefused(
+                f"step {header.step} needs shards 0 to {layout.writers - 1}, got "
+                f"{[record.index for record in ordered]}; save the missing shards again"
+            )
+        manifest = Manifest(
+            run_id=header.run_id,
+            generation=header.generation,
+            step=header.step,
+            cursor=cursor,
+            numerics=numerics,
+            shards=tuple(ShardEntry(r.index, r.size, r.digest) for r in ordered),
+            tensors=_tensors_of(layout, ordered),
+        )
+        try:
+            check(manifest)
+        except ManifestInvalid as error:
+            raise CommitRefused(f"step {header.step} is not whole: {error}") from error
+        return manifest
+
+
+def check(manifest: Manifest) -> None:
+    """Raise ``ManifestInvalid`` unless the pieces tile the tensors and lie apart in the shards."""
+    names = [spec.name for spec in manifest.specs]
+    if names != sorted(set(names)):
+        raise ManifestInvalid("tensor names do not ascend")
+    if [shard.index for shard in manifest.shards] != list(range(manifest.writers)):
+        raise ManifestInvalid("shards are not numbered from 0")
+    for tensor in manifest.tensors:
+        _check_tiling(tensor)
+    for shard in manifest.shards:
+        _check_apart(shard, pieces_of(manifest, shard.index))
+
+
+def pieces_of(manifest: Manifest, shard: int) -> list[tuple[TensorEntry, PieceEntry]]:
+    """Return the pieces that lie in a shard, in the order of offsets."""
+    found = [
+        (tensor, piece)
+        for tensor in manifest.tensors
+        for piece in tensor.pieces
+        if piece.shard == shard
+    ]
+    return sorted(found, key=lambda pair: pair[1].offset)
+
+
+def _check_tiling(tensor: TensorEntry) -> None:
+    spec = tensor.spec
+    position = 0
+    for piece in tensor.pieces:
+        if piece.start != position or piece.stop <= piece.start:
+            raise ManifestInvalid(f"pieces of tensor {spec.name!r} do not tile it")
+        if piece.bytes != (piece.stop - piece.start) * spec.itemsize:
+            raise ManifestInvalid(f"a piece of tensor {spec.name!r} has a wrong size")
+        position = piece.stop
+    if position != spec.size:
+        raise ManifestInvalid(f"tensor {spec.name!r} has {position} of {spec.size} elements")
+
+
+def _check_apart(shard: ShardEntry, pieces: Sequence[tuple[TensorEntry, PieceEntry]]) -> None:
+    position = 0
+    for tensor, piece in pieces:
+        if piece.offset < position:
+            raise ManifestInvalid(f"a piece of {tensor.spec.name!r} overlaps another")
+        position = piece.offset + piece.bytes
+    if position > shard.size:
+        raise ManifestInvalid(f"shard {shard.index} is smaller than its pieces")
+
+
+def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
+    found: dict[str, list[PieceEntry]] = {spec.name: [] for spec in layout.specs}
+    for record in records:
+        for p in record.pieces:
+            entry = PieceEntry(record.index, p.offset, p.bytes, p.start, p.stop, p.digest)
+            if p.tensor not in found:
+                raise CommitRefused(f"shard {record.index} has a tensor too many: {p.tensor!r}")
+            found[p.tensor].append(entry)
+    return tuple(TensorEntry(spec, tuple(found[spec.name])) for spec in layout.specs)
+
+
+def _shard_json(shard: ShardEntry) -> dict[str, object]:
+    return {"index": shard.index, "size": shard.size, "digest": shard.digest}
+
+
+def _tensor_json(tensor: TensorEntry) -> dict[str, object]:
+    return {
+        "name": tensor.spec.name,
+        "dtype": tensor.spec.dtype,
+        "shape": list(tensor.spec.shape),
+        "pieces": [dataclasses.asdict(piece) for piece in tensor.pieces],
+    }
+
+
+def _checked_body(data: bytes) -> bytes:
+    """Return the first line, if the second one is its sha256 and there is nothing else."""
+    body, rest = data[: -_SHA256_LENGTH - 1], data[-_SHA256_LENGTH - 1 :]
+    if rest != hashlib.sha256(body).hexdigest().encode() + b"\n":
+        raise ValueError("its sha256 does not match: it is damaged or cut short")
+    return body
+
+
+def _decode(document: object) -> Manifest:
+    fields = Fields(document, "the manifest")
+    for name, expected in (("format", FORMAT), ("version", VERSION), ("digest", DIGEST_NAME)):
+        found = fields.integer(name) if isinstance(expected, int) else fields.text(name)
+        if found != expected:
+            raise ValueError(f"its {name} is {found!r}, this version reads {expected!r}")
+    manifest = Manifest(
+        run_id=fields.text("run_id"),
+        generation=fields.integer("generation"),
+        step=fields.integer("step"),
+        cursor=fields.mapping("cursor"),
+        numerics=fields.mapping("numerics"),
+        shards=tuple(_decode_shard(value) for value in fields.array("shards")),
+        tensors=tuple(_decode_tensor(value) for value in fields.array("tensors")),
+    )
+    if fields.integer("writers") != manifest.writers:
+        raise ValueError("writers is not the number of shards")
+    check(manifest)
+    return manifest
+
+
+def _decode_shard(value: object) -> ShardEntry:
+    fields = Fields(value, "a shard")
+    digest = fields.hexadecimal("digest", digits=DIGEST_LENGTH)
+    return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
+
+
+def _decode_tensor(value: object) -> TensorEntry:
+    fields = Fields(value, "a tensor")
+    shape = tuple(Fields({"size": n}, "a shape").integer("size") for n in fields.array("shape"))
+    spec = TensorSpec(fields.text("name"), fields.text("dtype"), shape)
+    refuse_unsupported(spec)
+    return TensorEntry(spec, tuple(_decode_piece(piece) for piece in fields.array("pieces")))
+
+
+def _decode_piece(value: object) -> PieceEntry:
+    fields = Fields(value, "a piece")
+    return PieceEntry(
+        shard=fields.integer("shard"),
+        offset=fields.integer("offset"),
+        bytes=fields.integer("bytes"),
+        start=fields.integer("start"),
+        stop=fields.integer("stop"),
+        digest=fields.hexadecimal("digest", digits=DIGEST_LENGTH),
+    )

@@ -1,0 +1,72 @@
+"""Names of everything in a checkpoint store, and what they say.
+
+``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` is
+being removed; ``.bad-%012d-g%d-a%d`` was found damaged when that generation and
+attempt saved the step again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MANIFEST_NAME = "MANIFEST.json"
+
+_STEP = re.compile(r"step-([0-9]{12,18})")
+_STAGING = re.compile(r"\.tmp-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
+_REMOVED = re.compile(r"\.del-[0-9]{12,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class StagingName:
+    """Which save a staging directory belongs to."""
+
+    step: int
+    generation: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f".tmp-{self._suffix}"
+
+    @property
+    def bad_name(self) -> str:
+        """Where this save moves a damaged checkpoint of its step."""
+        return f".bad-{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return f"{self.step:012d}-g{self.generation}-a{self.attempt}"
+
+    @staticmethod
+    def parse(name: str) -> StagingName | None:
+        """Return what a staging directory's name says, None for other names."""
+        match = _STAGING.fullmatch(name)
+        return StagingName(*map(int, match.groups())) if match else None
+
+
+def shard_name(index: int, writers: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{index:05d}-of-{writers:05d}.h5"
+
+
+def step_name(step: int) -> str:
+    """Return the name of a committed step's directory."""
+    return f"step-{step:012d}"
+
+
+def removed_name(step: int) -> str:
+    """Return the name of a step's directory while it is being removed."""
+    return f".del-{step:012d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a committed directory's name, None for other names."""
+    match = _STEP.fullmatch(name)
+    if match is None or step_name(int(match[1])) != name:
+        return None
+    return int(match[1])
+
+
+def is_removed(name: str) -> bool:
+    """Return whether a name is that of a directory that is being removed."""
+    return _REMOVED.fullmatch(name) is not None

@@ -1,0 +1,107 @@
+"""Restoring a state: the newest step whose every byte verifies, whole, or nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, StateUnsupported
+from holdfast.checkpoint.layout import TensorSpec
+from holdfast.checkpoint.manifest import Manifest, PieceEntry, TensorEntry
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import Tensor, empty_tensor
+
+_MOST_DIFFERENCES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A verified state, in arrays of its own, and the manifest that it came with."""
+
+    state: dict[str, Tensor]
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A committed step that was not used, and why."""
+
+    step: int
+    reason: str
+
+
+def restore(store: CheckpointStore, step: int, *, run_id: str | None = None) -> Restored:
+    """Return the whole state of a committed step, whatever the number of its writers.
+
+    Raises ``CheckpointInvalid`` if a single byte of it does not verify, or if it
+    belongs to another run than ``run_id``.
+    """
+    scan = store.scan(step)
+    manifest = scan.manifest()
+    if run_id is not None and manifest.run_id != run_id:
+        raise CheckpointInvalid(step, f"it belongs to run {manifest.run_id}, not to {run_id}")
+    # The manifest's own check bounds this by the sizes of the shards on the disk.
+    state = {spec.name: _allocate(step, spec) for spec in manifest.specs}
+    bytes_by_name = {name: _writable_bytes(tensor) for name, tensor in state.items()}
+
+    def target(tensor: TensorEntry, piece: PieceEntry) -> memoryview:
+        begin = piece.start * tensor.spec.itemsize
+        return bytes_by_name[tensor.spec.name][begin : begin + piece.bytes]
+
+    scan.read(manifest, target)
+    return Restored(state, manifest)
+
+
+def restore_newest(
+    store: CheckpointStore, *, run_id: str | None = None
+) -> tuple[Restored | None, tuple[Rejection, ...]]:
+    """Return the newest state that verifies, None if none does, and why newer steps were not used.
+
+    Raises ``StorageFailed`` only if the store's directory cannot be listed.
+    """
+    rejections: list[Rejection] = []
+    for step in store.steps():
+        try:
+            return restore(store, step, run_id=run_id), tuple(rejections)
+        except CheckpointInvalid as error:
+            rejections.append(Rejection(step, error.reason))
+        except CheckpointError as error:
+            rejections.append(Rejection(step, str(error)))
+    return None, tuple(rejections)
+
+
+def compare_specs(expected: Iterable[TensorSpec], found: Iterable[TensorSpec]) -> str | None:
+    """Return one line on what is missing, extra or different in ``found``, None if they agree."""
+    wanted = {spec.name: spec for spec in expected}
+    given = {spec.name: spec for spec in found}
+    differences = [
+        *(f"missing {_describe(wanted[name])}" for name in sorted(wanted.keys() - given.keys())),
+        *(f"extra {_describe(given[name])}" for name in sorted(given.keys() - wanted.keys())),
+        *(
+            f"{_describe(wanted[name])} is {_describe(given[name])} there"
+            for name in sorted(wanted.keys() & given.keys())
+            if wanted[name] != given[name]
+        ),
+    ]
+    shown = differences[:_MOST_DIFFERENCES]
+    if len(differences) > len(shown):
+        shown.append(f"and {len(differences) - len(shown)} more")
+    return "; ".join(shown) or None
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"{spec.name!r} {spec.dtype}{list(spec.shape)}"
+
+
+def _allocate(step: int, spec: TensorSpec) -> Tensor:
+    try:
+        return empty_tensor(spec.dtype, spec.shape)
+    except (StateUnsupported, MemoryError, ValueError) as error:
+        raise CheckpointInvalid(
+            step, f"tensor {_describe(spec)} cannot be made: {error}"
+        ) from error
+
+
+def _writable_bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(np.uint8).data

@@ -1,0 +1,61 @@
+"""What a writer reports about the shard that it has made durable."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from holdfast.checkpoint.digest import DIGEST_LENGTH
+from holdfast.checkpoint.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRecord:
+    """Where elements ``start`` to ``stop`` of a tensor lie in a shard, and their digest.
+
+    The digest is of the array in memory, so a writer that spoils the file is found out.
+    """
+
+    tensor: str
+    start: int
+    stop: int
+    offset: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A durable shard: number of its writer, bytes, digest of the file, its pieces."""
+
+    index: int
+    size: int
+    digest: str
+    pieces: tuple[PieceRecord, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the record as a JSON object, to send it to whoever commits."""
+        return dataclasses.asdict(self) | {"pieces": [dataclasses.asdict(p) for p in self.pieces]}
+
+    @staticmethod
+    def from_json(value: object) -> ShardRecord:
+        """Return the record that ``as_json`` made; raises ``ValueError`` for anything else."""
+        fields = Fields(value, "a shard record")
+        return ShardRecord(
+            index=fields.integer("index"),
+            size=fields.integer("size"),
+            digest=fields.hexadecimal("digest", digits=DIGEST_LENGTH),
+            pieces=tuple(_piece(piece) for piece in fields.array("pieces")),
+        )
+
+
+def _piece(value: object) -> PieceRecord:
+    fields = Fields(value, "a piece record")
+    return PieceRecord(
+        tensor=fields.text("tensor"),
+        start=fields.integer("start"),
+        stop=fields.integer("stop"),
+        offset=fields.integer("offset"),
+        bytes=fields.integer("bytes"),
+        digest=fields.hexadecimal("digest", digits=DIGEST_LENGTH),
+    )

@@ -1,0 +1,137 @@
+"""The one way that bytes come back from a checkpoint: digested first, interpreted after.
+
+A scan reads every byte of every shard once, in the order of offsets.  Pieces go
+to where the caller wants them, everything else to a scratch buffer; all of it
+goes into the digests.  Invariant: a scan that returns has compared the digest of
+every shard as a whole and of every piece with the manifest, and the manifest with
+its own sha256, so a single wrong bit anywhere makes it raise.
+
+HDF5 never interprets anything here.  Sizes are compared before the caller allocates.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.disk import Disk, ReadFile
+from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    ManifestInvalid,
+    StorageFailed,
+)
+from holdfast.checkpoint.manifest import Manifest, PieceEntry, ShardEntry, TensorEntry, pieces_of
+from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
+
+Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
+
+LARGEST_MANIFEST_BYTES = 256 * 2**20
+_CHUNK_BYTES = 2**20
+# What damage to a checkpoint looks like; anything else may pass.
+_DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR})
+
+
+class Scan:
+    """Reads one committed step; raises ``CheckpointInvalid`` for whatever does not verify."""
+
+    def __init__(self, disk: Disk, directory: Path, step: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._step = step
+
+    def manifest(self) -> Manifest:
+        """Return the manifest, once its sha256 and the sizes of all shards are verified."""
+        try:
+            manifest = Manifest.decode(self._manifest_bytes())
+            if manifest.step != self._step:
+                raise self._invalid(f"its manifest is that of step {manifest.step}")
+            for shard in manifest.shards:
+                self._check_size(shard, manifest.writers)
+        except ManifestInvalid as error:
+            raise self._invalid(str(error)) from error
+        except StorageFailed as error:
+            raise self._failed(error) from error
+        return manifest
+
+    def verify(self, manifest: Manifest) -> None:
+        """Compare all digests, keep nothing."""
+        self.read(manifest, lambda _tensor, _piece: None)
+
+    def read(self, manifest: Manifest, target: Target) -> None:
+        """Read every piece into the buffer that ``target`` returns for it, or nowhere for None.
+
+        The contents of the buffers mean nothing if this raises.
+        """
+        for shard in manifest.shards:
+            try:
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    self._read_shard(file, manifest, shard, target=target)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+
+    def _read_shard(
+        self, file: ReadFile, manifest: Manifest, shard: ShardEntry, *, target: Target
+    ) -> None:
+        whole = Digest()
+        position = 0
+        for tensor, piece in pieces_of(manifest, shard.index):
+            _pass_over(file, position, piece.offset, digests=(whole,))
+            own, buffer = Digest(), target(tensor, piece)
+            position = piece.offset + piece.bytes
+            if buffer is None:
+                _pass_over(file, piece.offset, position, digests=(own, whole))
+            else:
+                _read(file, buffer, piece.offset, digests=(own, whole))
+            if own.hexdigest() != piece.digest:
+                raise self._invalid(
+                    f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r} "
+                    f"in shard {shard.index} have a wrong digest"
+                )
+        _pass_over(file, position, shard.size, digests=(whole,))
+        if whole.hexdigest() != shard.digest:
+            raise self._invalid(f"shard {shard.index} has a wrong digest outside its data")
+
+    def _manifest_bytes(self) -> bytes:
+        with self._disk.reading(self._directory / MANIFEST_NAME) as file:
+            size = file.size()
+            if size > LARGEST_MANIFEST_BYTES:
+                raise ManifestInvalid(f"the manifest has {size} bytes")
+            data = bytearray(size)
+            file.read_into(memoryview(data), 0)
+        return bytes(data)
+
+    def _check_size(self, shard: ShardEntry, writers: int) -> None:
+        with self._disk.reading(self._shard_path(shard, writers)) as file:
+            size = file.size()
+        if size != shard.size:
+            raise self._invalid(f"shard {shard.index} has {size} of {shard.size} bytes")
+
+    def _shard_path(self, shard: ShardEntry, writers: int) -> Path:
+        return self._directory / shard_name(shard.index, writers)
+
+    def _invalid(self, reason: str) -> CheckpointInvalid:
+        return CheckpointInvalid(self._step, reason)
+
+    def _failed(self, error: StorageFailed) -> CheckpointInvalid:
+        kind = CheckpointInvalid if error.errno in _DAMAGE else CheckpointUnreadable
+        return kind(self._step, str(error))
+
+
+def _pass_over(file: ReadFile, start: int, stop: int, *, digests: tuple[Digest, ...]) -> None:
+    """Digest bytes that nobody wants."""
+    scratch = memoryview(bytearray(min(stop - start, _CHUNK_BYTES)))
+    for position in range(start, stop, _CHUNK_BYTES):
+        _read(file, scratch[: stop - position], position, digests=digests)
+
+
+def _read(file: ReadFile, buffer: memoryview, offset: int, *, digests: tuple[Digest, ...]) -> None:
+    """Fill a buffer and digest it, chunk by chunk, while the bytes are in the cache."""
+    for start in range(0, len(buffer), _CHUNK_BYTES):
+        chunk = buffer[start : start + _CHUNK_BYTES]
+        file.read_into(chunk, offset + start)
+        for digest in digests:
+            digest.update(chunk)

@@ -1,0 +1,227 @@
+"""What surrounds the data in a shard: an ordinary HDF5 file whose data HDF5 never sees.
+
+HDF5 lays a file out and writes its metadata, into memory.  The data is not given
+to it: it says where each dataset's bytes will lie, and whoever writes the file
+puts them there.  So libhdf5, which crashes on a full disk and holds the GIL for
+large images, meets neither the disk nor the data, and a shard is written at the
+speed of raw writes.
+
+Invariant: gap, piece, gap, piece, …, gap, in the order of offsets, are the whole
+file: every byte of a shard is either metadata (or padding) or a piece of a tensor.
+
+This is the only file that knows h5py.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import h5py
+import numpy as np
+from h5py import h5d, h5g, h5p, h5s, h5t
+from holdfast.checkpoint.dataset_path import dataset_paths
+from holdfast.checkpoint.errors import StateUnsupported
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.layout import Piece, ShardLayout
+from holdfast.checkpoint.tensor import storage_dtype
+
+ALIGNMENT_BYTES = 4096
+# Readable by every HDF5 since 1.10, and its metadata has checksums.
+_LIBVER = ("v110", "v110")
+_METADATA_BLOCK_BYTES = 64 * 1024
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A shard without its data.
+
+    ``offsets[i]`` is where the bytes of the i-th piece lie, 0 for an empty one.
+    ``gaps`` are the bytes between the pieces, ``order`` the indices of the
+    pieces that are not empty by offset: file = gaps[0], piece order[0], gaps[1], …
+    """
+
+    size: int
+    offsets: tuple[int, ...]
+    order: tuple[int, ...]
+    gaps: tuple[bytes, ...]
+
+
+def build_skeleton(layout: ShardLayout, writer: int, *, header: Header) -> Skeleton:
+    """Return the file that ``writer`` fills; costs about 0.4 ms a tensor, whatever their sizes.
+
+    Raises ``StateUnsupported`` if HDF5 cannot express the layout.
+    """
+    pieces = layout.pieces(writer)
+    paths = dataset_paths(spec.name for spec in layout.specs)
+    memory = _SparseFile()
+    try:
+        with _create(memory) as file:
+            _describe(file, layout, writer, header=header)
+            offsets = tuple(_reserve(file, paths[piece.spec.name], piece) for piece in pieces)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise StateUnsupported(f"HDF5 cannot lay out shard {writer}: {error}") from error
+    order = tuple(
+        sorted((i for i, piece in enumerate(pieces) if piece.nbytes), key=offsets.__getitem__)
+    )
+    spans = [(offsets[i], pieces[i].nbytes) for i in order]
+    return Skeleton(memory.size, offsets, order, _gaps(memory, spans))
+
+
+def _gaps(memory: _SparseFile, spans: Sequence[tuple[int, int]]) -> tuple[bytes, ...]:
+    gaps = []
+    position = 0
+    for offset, length in spans:
+        gaps.append(memory.peek(position, offset))
+        position = offset + length
+    return (*gaps, memory.peek(position, memory.size))
+
+
+def _create(memory: _SparseFile) -> h5py.File:
+    return h5py.File(
+        memory,
+        "w",
+        libver=_LIBVER,
+        alignment_threshold=ALIGNMENT_BYTES,
+        alignment_interval=ALIGNMENT_BYTES,
+        meta_block_size=_METADATA_BLOCK_BYTES,
+    )
+
+
+def _describe(file: h5py.File, layout: ShardLayout, writer: int, *, header: Header) -> None:
+    _annotate(file, "run_id", header.run_id)
+    _annotate(file, "generation", header.generation)
+    _annotate(file, "step", header.step)
+    _annotate(file, "writer", writer)
+    _annotate(file, "writers", layout.writers)
+
+
+def _reserve(file: h5py.File, path: Sequence[str], piece: Piece) -> int:
+    """Create the dataset of a piece, unwritten, and return where its bytes will lie.
+
+    A whole tensor keeps its shape; a cut one is a row of its elements.
+    """
+    shape = piece.spec.shape if piece.is_whole else (piece.stop - piece.start,)
+    dataset = h5d.create(
+        _group(file, path[:-1]),
+        path[-1].encode(),
+        h5t.py_create(storage_dtype(piece.spec.dtype), logical=True),
+        h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR),
+        _creation(),
+    )
+    described = h5py.Dataset(dataset)
+    _annotate(described, "name", piece.spec.name)
+    _annotate(described, "dtype", piece.spec.dtype)
+    _annotate(described, "shape", np.array(piece.spec.shape, np.int64))
+    _annotate(described, "start", piece.start)
+    _annotate(described, "stop", piece.stop)
+    return int(dataset.get_offset() or 0)
+
+
+def _creation() -> h5p.PropDCID:
+    creation = h5p.create(h5p.DATASET_CREATE)
+    creation.set_layout(h5d.CONTIGUOUS)
+    creation.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    creation.set_fill_time(h5d.FILL_TIME_NEVER)
+    creation.set_obj_track_times(False)
+    return creation
+
+
+def _group(file: h5py.File, path: Sequence[str]) -> h5g.GroupID:
+    """Return the group of a path, made where it is missing, without times in it."""
+    group = file.id
+    for name in path:
+        encoded = name.encode()
+        if encoded in group:
+            group = h5g.open(group, encoded)
+        else:
+            creation = h5p.create(h5p.GROUP_CREATE)
+            creation.set_obj_track_times(False)
+            group = h5g.create(group, encoded, None, creation)
+    return group
+
+
+def _annotate(target: h5py.Group | h5py.Dataset, name: str, value: object) -> None:
+    if isinstance(value, str):
+        encoded = value.encode()
+        kind = h5py.string_dtype("utf-8", max(len(encoded), 1))
+        target.attrs.create(name, np.array(encoded, dtype=kind))
+    elif isinstance(value, np.ndarray) and value.size == 0:
+        target.attrs[name] = h5py.Empty(value.dtype)
+    else:
+        target.attrs[name] = value
+
+
+class _SparseFile(io.RawIOBase):
+    """A file in memory that keeps only the pages that were written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+        self._position = 0
+        self._pages: dict[int, bytearray] = {}
+
+    def peek(self, start: int, stop: int) -> bytes:
+        """Return bytes of the file, zeros where nothing was written."""
+        out = bytearray(stop - start)
+        for page, inside, outside in _page_ranges(start, stop):
+            if page in self._pages:
+                out[outside] = self._pages[page][inside]
+        return bytes(out)
+
+    def write(self, data: memoryview) -> int:  # type: ignore[override]
+        """Put bytes at the current position."""
+        start, stop = self._position, self._position + len(data)
+        for page, inside, outside in _page_ranges(start, stop):
+            self._pages.setdefault(page, bytearray(_PAGE_BYTES))[inside] = data[outside]
+        self._position = stop
+        self.size = max(self.size, stop)
+        return len(data)
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill ``buffer`` from the current position."""
+        start = self._position
+        stop = min(start + len(buffer), max(self.size, start))
+        buffer[: stop - start] = self.peek(start, stop)
+        self._position = stop
+        return stop - start
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the current position."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = origin + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Return the current position."""
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, as HDF5 does when it closes the file."""
+        self.size = self._position if size is None else size
+        return self.size
+
+    def readable(self) -> bool:
+        """Return True: HDF5 may read its metadata back."""
+        return True
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+
+def _page_ranges(start: int, stop: int) -> list[tuple[int, slice, slice]]:
+    """Return (page, slice of the page, slice of the range) for each page that a range touches."""
+    ranges = []
+    for page in range(start // _PAGE_BYTES, -(-stop // _PAGE_BYTES)):
+        low = max(start, page * _PAGE_BYTES)
+        high = min(stop, (page + 1) * _PAGE_BYTES)
+        base = page * _PAGE_BYTES
+        ranges.append((page, slice(low - base, high - base), slice(low - start, high - start)))
+    return ranges

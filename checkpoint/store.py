@@ -1,0 +1,255 @@
+"""The directory of a job's checkpoints: staging, commit, listing.
+
+Invariant: *visible means complete*.  A directory named ``step-…`` was renamed to
+that name after every file in it, and the names of those files, were durable; so
+whoever sees a step, before or after a power cut, sees all of it.  What a disk
+does to it later is found by the digests.
+
+The order of a save is: directory of its own → shards, each synced → manifest,
+synced → directory synced → renamed to the step, first one wins → parent synced →
+acknowledged.  Any failure before the rename leaves only staging behind, which
+nobody ever reads; older checkpoints are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    CommitRefused,
+    StagingExists,
+    StorageFailed,
+)
+from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.layout import ShardLayout
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, shard_name, step_name, step_of
+from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.scan import Scan
+from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.writer import ShardWriter
+
+_EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
+
+
+class CheckpointStore:
+    """The checkpoints of one run directory.
+
+    Any number of processes may hold a store of the same directory; only one, the
+    coordinator of the job's current generation, stages, commits and prunes.
+    """
+
+    def __init__(self, run_dir: Path, filesystem: FileSystem | None = None) -> None:
+        self._run_dir = Path(run_dir)
+        self._disk = Disk(filesystem)
+        self._is_anchored = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoints lie."""
+        return self._run_dir / "checkpoints"
+
+    @property
+    def disk(self) -> Disk:
+        """The file system of the store; ``disk.downgrades`` says what it does not guarantee."""
+        return self._disk
+
+    def stage(self, step: int, generation: int, *, attempt: int) -> Staging:
+        """Make the staging directory of a save; the coordinator does this before anyone writes.
+
+        Raises ``StagingExists`` if it is there already: take the next attempt.
+        """
+        self._make_root()
+        staging = self.staging(step, generation, attempt=attempt)
+        try:
+            self._disk.make_directory(staging.path)
+        except StorageFailed as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+            raise StagingExists(
+                f"step {step} is already staged by generation {generation}, "
+                f"attempt {attempt}; use attempt {attempt + 1}"
+            ) from failure
+        return staging
+
+    def staging(self, step: int, generation: int, *, attempt: int) -> Staging:
+        """Name the staging directory that the coordinator has made."""
+        return Staging(self, StagingName(step, generation, attempt))
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the committed steps, newest first; being listed does not mean being undamaged."""
+        found = [(step_of(name), name) for name in self.names()]
+        return tuple(
+            sorted(
+                (
+                    step
+                    for step, name in found
+                    if step is not None and self._disk.is_directory(self.directory / name)
+                ),
+                reverse=True,
+            )
+        )
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names in the store's directory, none if there is no such directory."""
+        try:
+            return self._disk.names(self.directory)
+        except StorageFailed as failure:
+            if failure.errno != errno.ENOENT:
+                raise
+            return ()
+
+    def scan(self, step: int) -> Scan:
+        """Return the way to read a committed step."""
+        return Scan(self._disk, self.directory / step_name(step), step)
+
+    def clean_staging(self, below_generation: int) -> tuple[str, ...]:
+        """Remove what dead generations have staged; returns why anything was left.
+
+        Only for the coordinator of ``below_generation`` or later.
+        """
+        reasons = []
+        for name in self.names():
+            parsed = StagingName.parse(name)
+            if parsed is not None and parsed.generation < below_generation:
+                try:
+                    self._disk.remove_tree(self.directory / name)
+                except StorageFailed as failure:
+                    reasons.append(str(failure))
+        return tuple(reasons)
+
+    def _make_root(self) -> None:
+        """Make the store's directory durable once, and again if somebody has removed it."""
+        for path in (self._run_dir, self.directory):
+            is_new = not self._disk.is_directory(path)
+            if is_new:
+                self._make_if_missing(path)
+            if is_new or not self._is_anchored:
+                self._disk.fsync_directory(path.parent)
+        self._is_anchored = True
+
+    def _make_if_missing(self, path: Path) -> None:
+        try:
+            self._disk.make_directory(path)
+        except StorageFailed as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+
+
+class Staging:
+    """A checkpoint that is being written, and that nobody reads yet."""
+
+    def __init__(self, store: CheckpointStore, name: StagingName) -> None:
+        self._store = store
+        self._disk = store.disk
+        self._name = name
+
+    @property
+    def path(self) -> Path:
+        """The staging directory."""
+        return self._store.directory / str(self._name)
+
+    def write_shard(
+        self, state: Mapping[str, Tensor], layout: ShardLayout, *, writer: int, header: Header
+    ) -> ShardRecord:
+        """Write one writer's shard and make it durable; ``state`` may not change meanwhile.
+
+        Raises ``CheckpointError`` and leaves no shard behind if anything fails.
+        Safe in a background thread: the large calls release the GIL.
+        """
+        self._refuse_other_save(header.step, header.generation)
+        path = self.path / shard_name(writer, layout.writers)
+        return ShardWriter(self._disk, layout, writer).write(path, state, header)
+
+    def commit(self, manifest: Manifest) -> Path:
+        """Make the checkpoint visible and durable; returns its directory.
+
+        If the step is committed already and verifies, the first one wins and this
+        staging is removed.  A damaged one is moved aside.  Raises
+        ``CheckpointError`` if the checkpoint is not durable; then it was not saved.
+        """
+        self._refuse_other_save(manifest.step, manifest.generation)
+        self._refuse_incomplete(manifest)
+        self._disk.write_durably(self.path / MANIFEST_NAME, [memoryview(manifest.encode())])
+        self._disk.fsync_directory(self.path)
+        target = self._store.directory / step_name(manifest.step)
+        if self._wins(target, manifest):
+            self._settle(target)
+        else:
+            self._disk.fsync_directory(self._store.directory)
+            self.abandon()
+        return target
+
+    def abandon(self) -> None:
+        """Remove the staging directory as far as possible; ``clean_staging`` gets the rest."""
+        with contextlib.suppress(StorageFailed):
+            self._disk.remove_tree(self.path)
+
+    def _refuse_other_save(self, step: int, generation: int) -> None:
+        if (step, generation) != (self._name.step, self._name.generation):
+            raise CommitRefused(
+                f"step {step} of generation {generation} does not belong into {self._name}; "
+                "stage it on its own"
+            )
+
+    def _refuse_incomplete(self, manifest: Manifest) -> None:
+        for shard in manifest.shards:
+            path = self.path / shard_name(shard.index, manifest.writers)
+            with self._disk.reading(path) as file:
+                size = file.size()
+            if size != shard.size:
+                raise CommitRefused(
+                    f"shard {shard.index} of step {manifest.step} has {size} bytes, its writer "
+                    f"reported {shard.size}; save the step again"
+                )
+
+    def _wins(self, target: Path, manifest: Manifest) -> bool:
+        """Rename to ``target``; return False if a valid checkpoint of the same run is there."""
+        try:
+            self._disk.rename(self.path, target)
+        except StorageFailed as failure:
+            if failure.errno not in _EXISTS:
+                raise
+            if self._is_valid(target, manifest):
+                return False
+            self._disk.rename(target, self._store.directory / self._name.bad_name)
+            self._disk.rename(self.path, target)
+        return True
+
+    def _is_valid(self, target: Path, manifest: Manifest) -> bool:
+        scan = Scan(self._disk, target, manifest.step)
+        try:
+            found = scan.manifest()
+            scan.verify(found)
+        except CheckpointUnreadable:
+            # It may be whole: neither rely on it nor move it aside.
+            raise
+        except CheckpointInvalid:
+            return False
+        if found.run_id != manifest.run_id:
+            raise CommitRefused(
+                f"step {manifest.step} in {target.parent} belongs to run {found.run_id}, not to "
+                f"{manifest.run_id}; use another run directory"
+            )
+        return True
+
+    def _settle(self, target: Path) -> None:
+        """Make the rename durable, or take it back: a failed save leaves no step behind.
+
+        A directory whose sync has failed once may claim success the next time
+        without being durable, so the step must not stay where a later attempt
+        would find it and call it saved.
+        """
+        try:
+            self._disk.fsync_directory(target.parent)
+        except StorageFailed:
+            with contextlib.suppress(StorageFailed):
+                self._disk.rename(target, self.path)
+            raise

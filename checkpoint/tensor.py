@@ -1,0 +1,90 @@
+"""The bytes of a tensor: little-endian, in C order, whatever the array looks like in memory.
+
+A dtype has two names.  The *logical* one is what the user computes with and what
+the manifest records; the *storage* one is what HDF5 holds.  They differ only for
+the types of ``ml_dtypes`` (bfloat16 and its kin), which HDF5 does not know: their
+bits are stored as unsigned integers of the same width.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from holdfast.checkpoint.errors import StateUnsupported
+
+Tensor = npt.NDArray[np.generic]
+
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_PLAIN = ("bool", *_INTEGERS, "float16", "float32", "float64")
+_EXTENDED = {
+    "bfloat16": "uint16",
+    "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e5m2fnuz": "uint8",
+}
+DTYPES: tuple[str, ...] = (*_PLAIN, *_EXTENDED)
+
+
+def storage_dtype(name: str) -> np.dtype[np.generic]:
+    """Return the little-endian dtype that holds the bits of the logical dtype ``name``.
+
+    Raises ``StateUnsupported`` for a dtype that cannot be stored.
+    """
+    if name not in DTYPES:
+        raise StateUnsupported(f"dtype {name} cannot be stored; use one of {', '.join(DTYPES)}")
+    dtype: np.dtype[np.generic] = np.dtype(_EXTENDED.get(name, name)).newbyteorder("<")
+    return dtype
+
+
+def logical_dtype(name: str) -> np.dtype[np.generic]:
+    """Return the dtype that the user sees.
+
+    Raises ``StateUnsupported`` for one that is unknown, or that needs the
+    package ``ml_dtypes`` where that is not installed.
+    """
+    if name not in _EXTENDED:
+        return storage_dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise StateUnsupported(f"dtype {name} needs the package ml_dtypes; install it") from error
+    dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def empty_tensor(dtype: str, shape: Sequence[int]) -> Tensor:
+    """Return an uninitialised array of the logical ``dtype``."""
+    return np.empty(tuple(shape), storage_dtype(dtype)).view(logical_dtype(dtype))
+
+
+def bytes_of(tensor: Tensor, start: int, stop: int) -> memoryview:
+    """Return the stored bytes of elements ``start`` to ``stop`` of the flattened tensor.
+
+    The result aliases a C-contiguous little-endian array, and may not outlive
+    its contents; of any other array, only the rows in question are copied.
+    """
+    if start == stop:
+        return memoryview(b"")
+    table = tensor if tensor.ndim else tensor.reshape(1)
+    row = table.size // table.shape[0]
+    first = start // row
+    rows = _plain(table[first : -(-stop // row)])
+    return rows.reshape(-1)[start - first * row : stop - first * row].view(np.uint8).data
+
+
+def whole_bytes_of(tensor: Tensor) -> memoryview:
+    """Return all stored bytes of a tensor; aliases it where ``bytes_of`` would."""
+    return bytes_of(tensor, 0, tensor.size)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return the tensor C-contiguous and little-endian, copied only if it is not already."""
+    contiguous = np.ascontiguousarray(tensor)
+    order = contiguous.dtype.byteorder
+    if order == ">" or (order == "=" and sys.byteorder == "big"):
+        return contiguous.astype(contiguous.dtype.newbyteorder("<"))
+    return contiguous
