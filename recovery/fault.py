@@ -16,6 +16,9 @@ from typing import TypeVar
 from holdfast.recovery.errors import FaultConflict, FaultSyntaxError
 from holdfast.recovery.world import WorkerId
 
+_LOWEST = {"worker": 0, "step": 1, "attempt": 1}
+_EXAMPLE = "kill worker=2 step=30 site=compute attempt=1"
+
 
 class FaultKind(Enum):
     """What the victim does to itself."""
@@ -93,10 +96,6 @@ class FaultPlan:
     def due(self, visit: Visit) -> FaultKind | None:
         """Return what strikes at ``visit``, or ``None`` when nothing does."""
         return self._kinds.get(visit)
-
-
-_LOWEST = {"worker": 0, "step": 1, "attempt": 1}
-_EXAMPLE = "kill worker=2 step=30 site=compute attempt=1"
 
 
 def parse_fault(text: str) -> Fault:

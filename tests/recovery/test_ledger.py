@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from holdfast.recovery.errors import LedgerUnreadable
+from holdfast.recovery.ledger import (
+    LANES,
+    MAX_MICROBATCHES,
+    Ledger,
+    fingerprint,
+    from_lanes,
+    to_lanes,
+)
+from holdfast.recovery.order import SampleOrder
+from holdfast.recovery.splitmix import WORD, splitmix64
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+deterministic = settings(derandomize=True, deadline=None, database=None)
+ids = st.lists(st.integers(0, 10**12), max_size=40)
+
+
+def ledger_of(*samples: int) -> Ledger:
+    return Ledger().record(len(samples), fingerprint(samples))
+
+
+def test_fingerprints_never_change() -> None:
+    assert fingerprint(range(10)) == 7438657777315996608
+    assert fingerprint([0]) == 16294208416658607535
+
+
+@deterministic
+@given(ids)
+def test_fingerprint_is_the_sum_of_hashes(samples: list[int]) -> None:
+    assert fingerprint(samples) == sum(map(splitmix64, samples)) % WORD
+
+
+@deterministic
+@given(ids, st.randoms(use_true_random=False))
+def test_fingerprint_does_not_depend_on_order_or_grouping(samples: list[int], random) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    shuffled = samples.copy()
+    random.shuffle(shuffled)
+    cut = random.randint(0, len(samples))
+
+    parts = fingerprint(shuffled[:cut]) + fingerprint(shuffled[cut:])
+
+    assert parts % WORD == fingerprint(samples)
+
+
+def test_fingerprint_leaves_the_ids_alone() -> None:
+    samples = np.arange(5, dtype=np.int64)
+
+    fingerprint(samples)
+
+    assert samples.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_fingerprint_of_no_samples_is_zero() -> None:
+    assert fingerprint([]) == 0
+
+
+@deterministic
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 9))
+def test_an_epoch_of_the_sample_order_is_covered(
+    samples: int, global_batch: int, microbatches: int
+) -> None:
+    order = SampleOrder(5, samples, global_batch, microbatches)
+    ledger = Ledger()
+
+    for index in range(order.steps_per_epoch):
+        parts = [order.microbatch(index, m) for m in range(microbatches)]
+        lanes = sum(to_lanes(len(part), fingerprint(part)) for part in parts)
+        ledger = ledger.record(*from_lanes(np.asarray(lanes)))
+
+    assert ledger.covers(samples)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        pytest.param((0, 1, 3), id="one is missing"),
+        pytest.param((0, 1, 2, 3, 3), id="one is there twice"),
+        pytest.param((0, 1, 3, 3), id="one stands in the place of another"),
+        pytest.param((0, 1, 2, 4), id="one comes from outside"),
+        pytest.param((), id="nothing was applied"),
+    ],
+)
+def test_ledger_does_not_cover_an_epoch_with_a_mistake(samples: tuple[int, ...]) -> None:
+    assert ledger_of(0, 1, 2, 3).covers(4)
+    assert not ledger_of(*samples).covers(4)
+
+
+@deterministic
+@given(st.integers(2, 60), st.data())
+def test_any_exchanged_sample_is_noticed(samples: int, data: st.DataObject) -> None:
+    gone = data.draw(st.integers(0, samples - 1))
+    instead = data.draw(st.integers(0, 10**9).filter(lambda sample: sample != gone))
+    applied = [instead if sample == gone else sample for sample in range(samples)]
+
+    assert not ledger_of(*applied).covers(samples)
+
+
+def test_range_of_several_chunks_is_covered() -> None:
+    samples = 2_500_000
+
+    ledger = Ledger().record(samples, fingerprint(np.arange(samples)))
+
+    assert ledger.covers(samples)
+
+
+def test_record_returns_a_new_ledger() -> None:
+    before = ledger_of(0)
+
+    after = before.record(1, fingerprint([1]))
+
+    assert before == ledger_of(0)
+    assert after == ledger_of(0, 1)
+
+
+@deterministic
+@given(st.integers(0, 2**24), st.integers(0, WORD - 1))
+def test_lanes_bring_count_and_fingerprint_back(samples: int, value: int) -> None:
+    lanes = to_lanes(samples, value)
+
+    assert lanes.dtype == np.float32
+    assert lanes.shape == (LANES,)
+    assert from_lanes(lanes) == (samples, value)
+
+
+def test_lanes_of_the_most_microbatches_add_up_exactly() -> None:
+    """Every lane at its largest, summed in float32, one after another."""
+    total = np.zeros(LANES, dtype=np.float32)
+    lanes = to_lanes(1, WORD - 1)
+
+    for _ in range(MAX_MICROBATCHES):
+        total += lanes
+
+    assert from_lanes(total) == (MAX_MICROBATCHES, MAX_MICROBATCHES * (WORD - 1) % WORD)
+
+
+@pytest.mark.parametrize("damage", [0.5, -1.0, np.nan, np.inf, float(2**25)])
+def test_damaged_lanes_are_refused(damage: float) -> None:
+    lanes = to_lanes(3, 12345)
+    lanes[4] = damage
+
+    with pytest.raises(LedgerUnreadable, match="the reduced vector is damaged"):
+        from_lanes(lanes)
+
+
+def test_lanes_of_another_length_are_refused() -> None:
+    with pytest.raises(LedgerUnreadable, match="are not 9 whole numbers"):
+        from_lanes(np.zeros(8, dtype=np.float32))
+
+
+@pytest.mark.parametrize(("samples", "value"), [(-1, 0), (2**24 + 1, 0), (1, WORD), (1, -1)])
+def test_what_does_not_fit_the_lanes_is_refused(samples: int, value: int) -> None:
+    with pytest.raises(ValueError, match="do not fit the lanes"):
+        to_lanes(samples, value)
+
+
+@pytest.mark.parametrize(("samples", "value"), [(-1, 0), (1, WORD)])
+def test_impossible_record_is_refused(samples: int, value: int) -> None:
+    with pytest.raises(ValueError, match="cannot record"):
+        Ledger().record(samples, value)

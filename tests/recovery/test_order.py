@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from holdfast.recovery.order import SampleOrder, SequentialOrder
+from holdfast.recovery.splitmix import splitmix64
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+deterministic = settings(derandomize=True, deadline=None, database=None)
+seeds = st.integers(0, 2**64 - 1)
+counts = st.integers(1, 80)
+
+
+def test_order_never_changes() -> None:
+    """A job that is resumed with a newer holdfast must visit the same samples."""
+    order = SampleOrder(7, 10, 4, 3)
+
+    batches = [order.batch(index).tolist() for index in range(6)]
+
+    assert batches == [[2, 0, 7, 6], [4, 5, 3, 1], [8, 9], [6, 3, 8, 1], [9, 4, 2, 7], [0, 5]]
+
+
+def test_large_order_never_changes() -> None:
+    order = SampleOrder(2**64 - 1, 100_000, 100_000, 1)
+
+    digest = hashlib.sha256(order.batch(3).astype("<i8").tobytes()).hexdigest()
+
+    assert digest == "036e8285b67382c90c535c8e9bfcfcfae90ba5a40534869a23084a6d4a643202"
+
+
+def test_microbatch_seeds_never_change() -> None:
+    order = SampleOrder(7, 10, 4, 3)
+
+    found = [order.microbatch_seed(index, m) for index in (0, 1) for m in (0, 1)]
+
+    assert found == [
+        4034621176940806385,
+        4758139822752690434,
+        3303536389818849154,
+        2720549675734664960,
+    ]
+
+
+@deterministic
+@given(seeds, st.integers(1, 40), st.integers(0, 3))
+def test_epoch_is_sorted_by_hashed_keys(seed: int, samples: int, epoch: int) -> None:
+    """The order in plain Python: no sorting algorithm or array library has a say in it."""
+    order = SampleOrder(seed, samples, samples, 1)
+    base = 0
+    for part in (1, seed, epoch):
+        base = splitmix64(base ^ part)
+
+    def key(sample: int) -> int:
+        return splitmix64(base + sample * 0x9E3779B97F4A7C15)
+
+    assert order.batch(epoch).tolist() == sorted(range(samples), key=key)
+
+
+@deterministic
+@given(seeds, counts, counts, counts, st.integers(0, 3))
+def test_every_epoch_visits_every_sample_once(
+    seed: int, samples: int, global_batch: int, microbatches: int, epoch: int
+) -> None:
+    order = SampleOrder(seed, samples, global_batch, microbatches)
+    first = epoch * order.steps_per_epoch
+
+    visited = [
+        sample
+        for index in range(first, first + order.steps_per_epoch)
+        for m in range(microbatches)
+        for sample in order.microbatch(index, m).tolist()
+    ]
+
+    assert sorted(visited) == list(range(samples))
+    assert {order.epoch_of(first), order.epoch_of(first + order.steps_per_epoch - 1)} == {epoch}
+
+
+@deterministic
+@given(seeds, counts, counts, counts, st.integers(0, 200))
+def test_microbatches_cut_the_batch_like_array_split(
+    seed: int, samples: int, global_batch: int, microbatches: int, index: int
+) -> None:
+    order = SampleOrder(seed, samples, global_batch, microbatches)
+
+    parts = [order.microbatch(index, m) for m in range(microbatches)]
+
+    expected = np.array_split(order.batch(index), microbatches)
+    assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
+    assert {part.dtype for part in parts} == {np.dtype(np.int64)}
+
+
+@deterministic
+@given(seeds, counts, counts, st.integers(0, 200))
+def test_only_the_last_batch_of_an_epoch_is_short(
+    seed: int, samples: int, global_batch: int, index: int
+) -> None:
+    order = SampleOrder(seed, samples, global_batch, 1)
+
+    size = len(order.batch(index))
+
+    is_last = (index + 1) % order.steps_per_epoch == 0
+    rest = samples - (order.steps_per_epoch - 1) * global_batch
+    assert size == (rest if is_last else global_batch)
+
+
+def test_order_does_not_depend_on_the_number_of_microbatches() -> None:
+    few, many = SampleOrder(3, 100, 30, 2), SampleOrder(3, 100, 30, 7)
+
+    assert all((few.batch(index) == many.batch(index)).all() for index in range(8))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = [
+        SampleOrder(seed, 1000, 1000, 1).batch(epoch).tobytes()
+        for seed in range(4)
+        for epoch in range(4)
+    ]
+
+    assert len(set(orders)) == 16
+
+
+def test_writing_into_a_batch_changes_no_later_batch() -> None:
+    order = SampleOrder(3, 10, 5, 1)
+    before = order.batch(0).tolist()
+
+    order.batch(0)[:] = -1
+
+    assert order.batch(0).tolist() == before
+
+
+def test_microbatch_seeds_differ_and_have_63_bits() -> None:
+    order = SampleOrder(3, 100, 10, 8)
+
+    found = {order.microbatch_seed(index, m) for index in range(50) for m in range(8)}
+
+    assert len(found) == 400
+    assert all(0 <= seed < 2**63 for seed in found)
+    assert max(found) > 2**62
+
+
+def test_samples_are_shuffled_evenly() -> None:
+    """The first half of the data set must not prefer either half of an epoch."""
+    order = SampleOrder(11, 100_000, 50_000, 1)
+
+    from_first_half = int((order.batch(0) < 50_000).sum())
+
+    assert abs(from_first_half - 25_000) < 400  # five standard deviations of 79
+
+
+@deterministic
+@given(counts, counts, counts)
+def test_sequential_order_visits_samples_in_their_own_order(
+    samples: int, global_batch: int, microbatches: int
+) -> None:
+    order = SequentialOrder(samples, global_batch, microbatches)
+
+    visited = [
+        sample
+        for index in range(order.steps_per_epoch)
+        for m in range(microbatches)
+        for sample in order.microbatch(index, m).tolist()
+    ]
+
+    assert visited == list(range(samples))
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_counts_below_one_are_refused(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="must each be at least 1"):
+        SampleOrder(0, *counts)
+    with pytest.raises(ValueError, match="must each be at least 1"):
+        SequentialOrder(*counts)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seed_beyond_64_bits_is_refused(seed: int) -> None:
+    with pytest.raises(ValueError, match=r"below 2\*\*64"):
+        SampleOrder(seed, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("index", "m"), [(0, -1), (0, 3), (-1, 0)])
+def test_microbatch_that_does_not_exist_is_refused(index: int, m: int) -> None:
+    order = SampleOrder(0, 10, 4, 3)
+
+    with pytest.raises(ValueError, match="there is no microbatch"):
+        order.microbatch(index, m)
+    with pytest.raises(ValueError, match="there is no microbatch"):
+        order.microbatch_seed(index, m)
+
+
+def test_batch_before_the_first_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        SampleOrder(0, 10, 4, 3).batch(-1)
