@@ -25,7 +25,6 @@ import fcntl
 import json
 import os
 import secrets
-import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,7 +265,7 @@ def _check_field(fields: dict[str, object], name: str, expected: type | tuple[ty
 
 
 def _write_owner(descriptor: int) -> None:
-    owner = {"host": socket.gethostname(), "pid": os.getpid()}
+    owner = {"host": os.uname().nodename, "pid": os.getpid()}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
 

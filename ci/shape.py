@@ -1,0 +1,54 @@
+"""Refuse files and functions that have grown past what one reading can hold.
+
+Usage: ``python ci/shape.py FOLDER...``; prints each offender and exits 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE_LINES = 400
+FUNCTION_LINES = 40
+
+
+def offences(path: Path) -> Iterator[str]:
+    """Yield one sentence for each limit that the file breaks."""
+    source = path.read_text(encoding="utf-8")
+    lines = len(source.splitlines())
+    if lines > FILE_LINES:
+        yield f"{path}: {lines} lines, {FILE_LINES} are allowed; give its second noun a file"
+    for node in ast.walk(ast.parse(source, str(path))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = function_lines(node)
+            if length > FUNCTION_LINES:
+                yield (
+                    f"{path}:{node.lineno}: {node.name} has {length} lines, "
+                    f"{FUNCTION_LINES} are allowed; name its parts"
+                )
+
+
+def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines from ``def`` to the end, without the docstring."""
+    docstring = 0
+    first = node.body[0]
+    if ast.get_docstring(node, clean=False) is not None:
+        docstring = (first.end_lineno or first.lineno) - first.lineno + 1
+    return (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
+
+
+def main(folders: list[str]) -> int:
+    """Print every offence under the folders; return the exit code."""
+    files = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+    if not files:
+        print(f"shape: no Python files under {', '.join(folders) or 'no folder'}")
+        return 1
+    found = [offence for path in files for offence in offences(path)]
+    print("\n".join(found) if found else f"shape: {len(files)} files are in shape")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
