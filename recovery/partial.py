@@ -19,7 +19,10 @@ Not thread-safe: one thread computes and folds.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -29,6 +32,15 @@ from holdfast.recovery.reduction import Node, children, path_to
 
 FloatVector: TypeAlias = npt.NDArray[np.float32]
 """A flat float32 vector: gradients, metric sums and ledger lanes of some microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """One level of the way up from a leaf: ``is_left`` is on which side of the parent it comes."""
+
+    parent: Node
+    sibling: Node
+    is_left: bool
 
 
 class PartialSums:
@@ -69,18 +81,17 @@ class PartialSums:
         of a tensor): then sums go to another buffer. A held node above the leaf is
         dropped: it was of use only while its other leaves were owned as well.
         """
-        path = path_to(index, self._microbatches)
-        self._check(path[-1], vector)
-        for above in path[:-1]:
-            self._recycle(self._held.pop(above, None))
-        node, value = path[-1], vector
-        for parent in reversed(path[:-1]):
-            left, right = children(parent)
-            sibling = self._held.pop(right if node == left else left, None)
+        leaf, climb = _climb_from(index, self._microbatches)
+        self._check(leaf, vector)
+        for rung in climb:
+            self._recycle(self._held.pop(rung.parent, None))
+        node, value = leaf, vector
+        for rung in climb:
+            sibling = self._held.pop(rung.sibling, None)
             if sibling is None:
                 break
-            value = self._fold(value, sibling) if node == left else self._fold(sibling, value)
-            node = parent
+            value = self._fold(value, sibling) if rung.is_left else self._fold(sibling, value)
+            node = rung.parent
         self._held[node] = value
 
     def missing(self, owned: Collection[int]) -> tuple[int, ...]:
@@ -126,13 +137,12 @@ class PartialSums:
 
     def _fold(self, left: FloatVector, right: FloatVector) -> FloatVector:
         """Return ``left + right`` in one of their two buffers, and recycle the other."""
-        if left.flags.writeable:
-            target, spent = left, right
-        elif right.flags.writeable:
-            target, spent = right, left
-        else:
-            return np.add(left, right, out=self.buffer())
-        np.add(left, right, out=target)
+        target, spent = (left, right) if left.flags.writeable else (right, left)
+        if not target.flags.writeable:
+            target = self.buffer()
+        # A sum may overflow: the vote refuses such a step, and all workers alike.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(left, right, out=target)
         self._recycle(spent)
         return target
 
@@ -153,3 +163,16 @@ class PartialSums:
             raise LeafMissing(
                 f"node {node} is not summed yet (held: {held}): compute missing(owned) first"
             ) from None
+
+
+# A worker climbs from the same few leaves in every step.
+@functools.lru_cache(maxsize=4096)
+def _climb_from(index: int, microbatches: int) -> tuple[Node, tuple[_Rung, ...]]:
+    """Return microbatch ``index`` as a node, and the way from there up to the root."""
+    path = path_to(index, microbatches)
+    rungs = []
+    for parent, node in itertools.pairwise(path):
+        left, right = children(parent)
+        is_left = node == left
+        rungs.append(_Rung(parent, right if is_left else left, is_left))
+    return path[-1], tuple(reversed(rungs))

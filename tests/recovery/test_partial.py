@@ -32,7 +32,10 @@ def wide_leaves(count: int, seed: int) -> list[FloatVector]:
     """Random vectors, whose elements span two powers of ten at first and sixty at last."""
     generator = np.random.default_rng(seed)
     scales = 10.0 ** (generator.uniform(-1, 1, (count, SIZE)) * np.linspace(1, 30, SIZE))
-    return list((generator.standard_normal((count, SIZE)) * scales).astype(np.float32))
+    vectors: list[FloatVector] = list(
+        (generator.standard_normal((count, SIZE)) * scales).astype("f4")
+    )
+    return vectors
 
 
 def tree_sum(leaves: list[FloatVector]) -> FloatVector:
@@ -42,8 +45,7 @@ def tree_sum(leaves: list[FloatVector]) -> FloatVector:
     half = 1
     while half * 2 < len(leaves):
         half *= 2
-    total: FloatVector = tree_sum(leaves[:half]) + tree_sum(leaves[half:])
-    return total
+    return tree_sum(leaves[:half]) + tree_sum(leaves[half:])
 
 
 def ones(value: float = 1.0) -> FloatVector:
@@ -75,7 +77,7 @@ class Cluster:
 
     def total(self) -> FloatVector:
         plan = plan_reduction(self.assignment, self.world, len(self.leaves))
-        sums = [
+        sums: list[FloatVector] = [
             self.sums[self.world.workers[root.rank]].take([root.node])[0].copy()
             for root in plan.roots
         ]
@@ -216,6 +218,16 @@ def test_read_only_leaves_are_summed_without_being_written(read_only: set[int]) 
 
     assert (sums.take([Node(0, 2)])[0] == 3).all()
     assert all((vectors[index] == index + 1).all() for index in read_only)
+
+
+def test_sum_that_overflows_is_left_to_the_vote() -> None:
+    """A step that is not finite is refused by the vote of all, not by one worker's warning."""
+    sums = PartialSums(3, allocate)
+
+    for leaf, value in enumerate((3e38, 3e38, -np.inf)):
+        sums.add_leaf(leaf, ones(value))
+
+    assert np.isnan(sums.take([Node(0, 3)])[0]).all()
 
 
 def test_node_beyond_the_owned_leaves_is_missing() -> None:

@@ -36,8 +36,7 @@ def tree_sum(leaves: list[Vector]) -> Vector:
     half = 1
     while half * 2 < len(leaves):
         half *= 2
-    total: Vector = tree_sum(leaves[:half]) + tree_sum(leaves[half:])
-    return total
+    return tree_sum(leaves[:half]) + tree_sum(leaves[half:])
 
 
 def wide_leaves(count: int, seed: int) -> list[Vector]:
@@ -48,7 +47,9 @@ def wide_leaves(count: int, seed: int) -> list[Vector]:
 
 
 def total_by_plan(plan: ReductionPlan, leaves: list[Vector]) -> Vector:
-    sums = [tree_sum(leaves[root.node.start : root.node.stop]).copy() for root in plan.roots]
+    sums: list[Vector] = [
+        tree_sum(leaves[root.node.start : root.node.stop]).copy() for root in plan.roots
+    ]
     for left, right in plan.combines:
         sums[left] += sums[right]
     return sums[0]
