@@ -39,9 +39,15 @@ class Disk:
         """Guarantees that this file system does not give, one sentence each."""
         return tuple(self._downgrades)
 
-    def make_directory(self, path: Path) -> None:
-        """Make a private directory; raises ``StorageFailed`` with ``EEXIST`` if it exists."""
-        _complete("make directory", path, lambda: self._files.mkdir(path))
+    def make_directory(self, path: Path) -> bool:
+        """Make a private directory; returns False if anything of that name exists."""
+        try:
+            _complete("make directory", path, lambda: self._files.mkdir(path))
+        except StorageFailed as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+            return False
+        return True
 
     def is_directory(self, path: Path) -> bool:
         """Return whether ``path`` is a directory itself, not a link to one."""
@@ -91,17 +97,19 @@ class Disk:
                 self._files.close(handle)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory of files and directories; does not follow links."""
-        for name in self.names(path):
-            child = path / name
-            if self.is_directory(child):
-                self.remove_tree(child)
-            else:
-                self._unlink(child)
-        _complete("remove", path, lambda: self._files.rmdir(path))
+        """Remove a directory of files and directories, if it is there; does not follow links."""
+        with _tolerated(errno.ENOENT):
+            for name in self.names(path):
+                child = path / name
+                if self.is_directory(child):
+                    self.remove_tree(child)
+                else:
+                    self._unlink(child)
+            _complete("remove", path, lambda: self._files.rmdir(path))
 
     def _unlink(self, path: Path) -> None:
-        _complete("remove", path, lambda: self._files.unlink(path))
+        with _tolerated(errno.ENOENT):
+            _complete("remove", path, lambda: self._files.unlink(path))
 
     def _close(self, handle: int) -> None:
         # Linux releases the descriptor even if close is interrupted: closing
@@ -175,6 +183,16 @@ def _complete(operation: str, path: Path, call: Callable[[], _T]) -> _T:
         except OSError as error:
             raise StorageFailed(operation, path, error) from error
     raise StorageFailed(operation, path, OSError(errno.EINTR, "interrupted without end"))
+
+
+@contextlib.contextmanager
+def _tolerated(number: int) -> Iterator[None]:
+    """Do without a call that fails with this errno."""
+    try:
+        yield
+    except StorageFailed as failure:
+        if failure.errno != number:
+            raise
 
 
 def _drop_front(reversed_buffers: list[memoryview], count: int) -> None:

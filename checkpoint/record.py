@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 
 from holdfast.checkpoint.digest import DIGEST_LENGTH
@@ -33,8 +34,17 @@ class ShardRecord:
     digest: str
     pieces: tuple[PieceRecord, ...]
 
+    def encode(self) -> bytes:
+        """Return the record as bytes, to send it to whoever commits."""
+        return json.dumps(self.as_json(), separators=(",", ":")).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> ShardRecord:
+        """Return the record that ``encode`` made; raises ``ValueError`` for anything else."""
+        return ShardRecord.from_json(json.loads(data))
+
     def as_json(self) -> dict[str, object]:
-        """Return the record as a JSON object, to send it to whoever commits."""
+        """Return the record as a JSON object."""
         return dataclasses.asdict(self) | {"pieces": [dataclasses.asdict(p) for p in self.pieces]}
 
     @staticmethod

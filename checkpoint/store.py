@@ -61,26 +61,21 @@ class CheckpointStore:
         """The file system of the store; ``disk.downgrades`` says what it does not guarantee."""
         return self._disk
 
-    def stage(self, step: int, generation: int, *, attempt: int) -> Staging:
-        """Make the staging directory of a save; the coordinator does this before anyone writes.
+    def stage(self, step: int, generation: int, attempt: int) -> Staging:
+        """Make the staging directory of a save that nobody else has begun.
 
         Raises ``StagingExists`` if it is there already: take the next attempt.
         """
-        self._make_root()
-        staging = self.staging(step, generation, attempt=attempt)
-        try:
-            self._disk.make_directory(staging.path)
-        except StorageFailed as failure:
-            if failure.errno != errno.EEXIST:
-                raise
+        staging = self.staging(step, generation, attempt)
+        if not staging.open():
             raise StagingExists(
                 f"step {step} is already staged by generation {generation}, "
                 f"attempt {attempt}; use attempt {attempt + 1}"
-            ) from failure
+            )
         return staging
 
-    def staging(self, step: int, generation: int, *, attempt: int) -> Staging:
-        """Name the staging directory that the coordinator has made."""
+    def staging(self, step: int, generation: int, attempt: int) -> Staging:
+        """Name the staging directory of a save; whichever writer is first makes it."""
         return Staging(self, StagingName(step, generation, attempt))
 
     def steps(self) -> tuple[int, ...]:
@@ -115,32 +110,29 @@ class CheckpointStore:
 
         Only for the coordinator of ``below_generation`` or later.
         """
-        reasons = []
-        for name in self.names():
-            parsed = StagingName.parse(name)
-            if parsed is not None and parsed.generation < below_generation:
-                try:
-                    self._disk.remove_tree(self.directory / name)
-                except StorageFailed as failure:
-                    reasons.append(str(failure))
+        reasons: list[str] = []
+        try:
+            for name in self.names():
+                parsed = StagingName.parse(name)
+                if parsed is not None and parsed.generation < below_generation:
+                    self._remove(name, reasons)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
         return tuple(reasons)
 
-    def _make_root(self) -> None:
+    def _remove(self, name: str, reasons: list[str]) -> None:
+        try:
+            self._disk.remove_tree(self.directory / name)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
+
+    def make_directory(self) -> None:
         """Make the store's directory durable once, and again if somebody has removed it."""
         for path in (self._run_dir, self.directory):
-            is_new = not self._disk.is_directory(path)
-            if is_new:
-                self._make_if_missing(path)
+            is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
             if is_new or not self._is_anchored:
                 self._disk.fsync_directory(path.parent)
         self._is_anchored = True
-
-    def _make_if_missing(self, path: Path) -> None:
-        try:
-            self._disk.make_directory(path)
-        except StorageFailed as failure:
-            if failure.errno != errno.EEXIST:
-                raise
 
 
 class Staging:
@@ -156,8 +148,13 @@ class Staging:
         """The staging directory."""
         return self._store.directory / str(self._name)
 
+    def open(self) -> bool:
+        """Make the directory; returns False if it is there already."""
+        self._store.make_directory()
+        return self._disk.make_directory(self.path)
+
     def write_shard(
-        self, state: Mapping[str, Tensor], layout: ShardLayout, *, writer: int, header: Header
+        self, state: Mapping[str, Tensor], layout: ShardLayout, writer: int, header: Header
     ) -> ShardRecord:
         """Write one writer's shard and make it durable; ``state`` may not change meanwhile.
 
@@ -165,6 +162,8 @@ class Staging:
         Safe in a background thread: the large calls release the GIL.
         """
         self._refuse_other_save(header.step, header.generation)
+        # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
+        self.open()
         path = self.path / shard_name(writer, layout.writers)
         return ShardWriter(self._disk, layout, writer).write(path, state, header)
 
