@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from holdfast.runtime.journal import Journal, read_journal
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+def _journal(path: Path, source: str = "supervisor") -> Journal:
+    return Journal(path, run_id="r1", source=source)
+
+
+def test_record_carries_its_fields_and_who_wrote_it_when(path: Path) -> None:
+    journal = _journal(path, "worker 3")
+
+    journal.record("step", step=7, seconds=0.5)
+    journal.close()
+
+    (record,) = read_journal(path)
+    assert {name: record[name] for name in ("event", "run_id", "source", "step", "seconds")} == {
+        "event": "step",
+        "run_id": "r1",
+        "source": "worker 3",
+        "step": 7,
+        "seconds": 0.5,
+    }
+    assert record["now"] > 0
+    assert record["time"] > 0
+
+
+def test_monotonic_time_of_records_never_goes_back(path: Path) -> None:
+    journal = _journal(path)
+
+    for step in range(20):
+        journal.record("step", step=step)
+    journal.close()
+
+    times = [record["now"] for record in read_journal(path)]
+    assert times == sorted(times)
+
+
+def test_second_journal_appends_to_the_first(path: Path) -> None:
+    for source in ("supervisor", "worker 0"):
+        journal = _journal(path, source)
+        journal.record("hello")
+        journal.close()
+
+    assert [record["source"] for record in read_journal(path)] == ["supervisor", "worker 0"]
+
+
+def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:
+    journals = [_journal(path, f"worker {index}") for index in range(4)]
+
+    def write(journal: Journal) -> None:
+        for step in range(50):
+            journal.record("step", step=step, padding="x" * 3000)
+
+    threads = [threading.Thread(target=write, args=(journal,)) for journal in journals * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for journal in journals:
+        journal.close()
+
+    records = read_journal(path)
+    assert len(records) == 400
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"event": "st', b'{"event": "step", "now": 1, \xff', b"17", b"[]"]
+)
+def test_reader_skips_what_is_no_record(path: Path, torn: bytes) -> None:
+    journal = _journal(path)
+    journal.record("step", step=1)
+    journal.close()
+
+    with path.open("ab") as file:
+        file.write(torn)
+
+    assert [record["step"] for record in read_journal(path)] == [1]
+
+
+def test_line_after_a_torn_one_is_not_lost(path: Path) -> None:
+    path.write_bytes(b'{"event": "step", "st')
+
+    journal = _journal(path)
+    journal.record("step", step=2)
+    journal.record("step", step=3)
+    journal.close()
+
+    assert [record["step"] for record in read_journal(path)] == [2, 3]
+
+
+def test_values_that_json_lacks_are_recorded_as_what_they_stand_for(path: Path) -> None:
+    import numpy as np
+
+    journal = _journal(path)
+    journal.record("step", loss=np.float32(0.5), step=np.int64(3), where=Path("/a"), lost={2, 1})
+    journal.close()
+
+    (record,) = read_journal(path)
+    assert (record["loss"], record["step"], record["where"]) == (0.5, 3, "/a")
+    assert record["lost"] == [1, 2]
+
+
+def test_full_file_system_loses_lines_but_not_the_job(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on, one warning is given, and the gap is recorded once there is room."""
+    journal = _journal(path)
+    journal.record("step", step=1)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", _no_space)
+        journal.record("step", step=2)
+        journal.record("step", step=3)
+    journal.record("step", step=4)
+    journal.close()
+
+    records = read_journal(path)
+    assert [record["event"] for record in records] == ["step", "journal_gap", "step"]
+    assert records[1]["lines"] == 2
+    assert records[2]["step"] == 4
+    assert len(caplog.records) == 1
+    assert str(path) in caplog.text
+
+
+def test_short_write_tears_only_its_own_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = _journal(path)
+    write = os.write
+
+    with monkeypatch.context() as nearly_full:
+        nearly_full.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+        journal.record("step", step=1)
+    journal.record("step", step=2)
+    journal.close()
+
+    records = read_journal(path)
+    assert [record["event"] for record in records] == ["journal_gap", "step"]
+    assert records[1]["step"] == 2
+
+
+def test_journal_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        _journal(tmp_path / "nowhere" / "journal.jsonl")
+
+
+def _no_space(fd: int, data: bytes) -> int:
+    raise OSError(28, "No space left on device")

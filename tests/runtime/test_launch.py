@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from holdfast.runtime.launch import LaunchLine
+
+LINE = LaunchLine(
+    mpiexec=Path("/opt/mpi/bin/mpiexec"),
+    ranks=4,
+    directory=Path("/tmp/holdfast-1"),
+    guard=("python", "-I", "guard.py"),
+)
+
+
+def test_line_of_one_host_with_ulfm() -> None:
+    assert " ".join(LINE.command()) == (
+        "/opt/mpi/bin/mpiexec --oversubscribe --bind-to none --with-ft ulfm "
+        "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
+        "--mca pml ob1 --mca btl self,sm,tcp --mca coll ^han,adapt "
+        "--mca mpi_add_procs_cutoff 1024 "
+        "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
+    )
+
+
+def test_line_without_shrinking_asks_for_no_fault_tolerance() -> None:
+    command = dataclasses.replace(LINE, ulfm=False).command()
+
+    assert "--with-ft" not in command
+    assert "--prtemca" not in command
+    assert command[-5:] == ("-n", "4", "python", "-I", "guard.py")
+
+
+def test_root_has_to_be_allowed() -> None:
+    assert dataclasses.replace(LINE, as_root=True).command()[1] == "--allow-run-as-root"
+    assert "--allow-run-as-root" not in LINE.command()
+
+
+@pytest.mark.parametrize("ulfm", [True, False])
+def test_no_parameter_is_given_twice(ulfm: bool) -> None:  # noqa: FBT001
+    """mpiexec refuses to start when one is."""
+    command = dataclasses.replace(LINE, ulfm=ulfm).command()
+
+    names = [command[i + 1] for i, word in enumerate(command) if word in ("--mca", "--prtemca")]
+
+    assert len(names) == len(set(names))
+
+
+def test_environment_is_private_to_the_launch_and_free_of_an_enclosing_job() -> None:
+    base = {
+        "PATH": "/bin",
+        "TMPDIR": "/var/tmp",
+        "PMIX_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "PRTE_LAUNCHED": "1",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "PMIX_MCA_gds": "hash",
+        "OPAL_PREFIX": "/opt/mpi",
+    }
+
+    environment = LINE.environment(base, HOLDFAST_GENERATION="2")
+
+    assert environment == {
+        "PATH": "/bin",
+        "TMPDIR": "/tmp/holdfast-1",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "PMIX_MCA_gds": "hash",
+        "OPAL_PREFIX": "/opt/mpi",
+        "HOLDFAST_GENERATION": "2",
+    }
+    assert base["PMIX_RANK"] == "3"
+
+
+def test_launch_without_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+        dataclasses.replace(LINE, ranks=0)
+
+
+def test_launch_without_a_guard_is_refused() -> None:
+    with pytest.raises(ValueError, match="guard's command"):
+        dataclasses.replace(LINE, guard=())

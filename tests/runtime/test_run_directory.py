@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from holdfast.runtime.errors import RunDirectoryBusy, UsageError
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.run_directory import RunDirectory, RunRecord
+
+RECORD = RunRecord(
+    run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.prepare()
+    return directory
+
+
+def test_prepare_makes_the_directory_with_its_parents_and_leaves_it_empty(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "a" / "b")
+
+    directory.prepare()
+    directory.prepare()
+
+    assert list(directory.path.iterdir()) == []
+
+
+def test_prepare_refuses_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.write_text("")
+
+    with pytest.raises(UsageError, match=r"run directory .*/run cannot be used: File exists"):
+        RunDirectory(path).prepare()
+
+
+def test_prepare_refuses_a_place_that_cannot_be_written() -> None:
+    with pytest.raises(UsageError, match=r"/proc/self/run cannot be used: "):
+        RunDirectory(Path("/proc/self/run")).prepare()
+
+
+def test_run_without_record_is_none(directory: RunDirectory) -> None:
+    assert directory.load_record() is None
+
+
+def test_record_is_read_back_as_it_was_created(directory: RunDirectory) -> None:
+    directory.create_record(RECORD)
+
+    assert directory.load_record() == RECORD
+    assert os.listdir(directory.path) == ["RUN.json"]
+
+
+def test_record_is_created_only_once(directory: RunDirectory) -> None:
+    directory.create_record(RECORD)
+
+    with pytest.raises(UsageError, match="already holds a run"):
+        directory.create_record(dataclasses.replace(RECORD, seed=9))
+
+    assert directory.load_record() == RECORD
+    assert os.listdir(directory.path) == ["RUN.json"]
+
+
+def test_record_in_an_unusable_directory_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="cannot be used"):
+        RunDirectory(Path("/proc/self")).create_record(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"format": 99}, "its format is 99, this holdfast knows 1"),
+        ({"seed": "zero"}, "its seed is 'zero'"),
+        ({"threads": True}, "its threads is True"),
+        ({"microbatches": 0}, "its microbatches is 0, less than 1"),
+        ({"run_id": None}, "its run_id is None"),
+    ],
+)
+def test_damaged_record_is_refused_with_its_reason(
+    directory: RunDirectory, change: dict[str, object], complaint: str
+) -> None:
+    fields = json.loads(RECORD.encode()) | change
+    directory.record_path.write_text(json.dumps(fields))
+
+    with pytest.raises(UsageError, match=r"RUN\.json is not a valid run record") as caught:
+        directory.load_record()
+
+    assert complaint in str(caught.value)
+    assert "--fresh" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
+def test_torn_record_is_refused(directory: RunDirectory, content: bytes) -> None:
+    directory.record_path.write_bytes(content)
+
+    with pytest.raises(UsageError, match="not a valid run record"):
+        directory.load_record()
+
+
+def test_unknown_fields_of_a_record_do_not_matter(directory: RunDirectory) -> None:
+    fields = json.loads(RECORD.encode()) | {"comment": "mine"}
+    directory.record_path.write_text(json.dumps(fields))
+
+    assert directory.load_record() == RECORD
+
+
+def test_second_job_is_refused_and_told_who_owns_the_directory(directory: RunDirectory) -> None:
+    lease = directory.acquire_lease()
+
+    with pytest.raises(RunDirectoryBusy) as caught:
+        directory.acquire_lease()
+
+    lease.release()
+    assert f"pid {os.getpid()} on host {os.uname().nodename}" in str(caught.value)
+    assert caught.value.exit_code == ExitCode.RUN_DIRECTORY_BUSY
+
+
+def test_released_lease_can_be_taken_again(directory: RunDirectory) -> None:
+    directory.acquire_lease().release()
+
+    directory.acquire_lease().release()
+
+
+def test_heir_keeps_the_lease_when_the_owner_is_gone(directory: RunDirectory) -> None:
+    """The agent inherits the descriptor and so owns the directory after the supervisor."""
+    lease = directory.acquire_lease()
+    heir = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lease.fileno(),)
+    )
+    lease.release()
+
+    with pytest.raises(RunDirectoryBusy):
+        directory.acquire_lease()
+    heir.communicate(b"\n")
+
+    directory.acquire_lease().release()
+
+
+def test_child_without_the_descriptor_does_not_keep_the_lease(directory: RunDirectory) -> None:
+    lease = directory.acquire_lease()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    lease.release()
+
+    directory.acquire_lease().release()
+
+    child.communicate(b"\n")
+
+
+def test_lease_in_an_unusable_directory_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be used"):
+        RunDirectory(tmp_path / "nowhere").acquire_lease()
+
+
+def test_fresh_directory_has_nothing_to_set_aside(directory: RunDirectory) -> None:
+    assert directory.set_aside() is None
+    assert list(directory.path.iterdir()) == []
+
+
+def test_run_is_set_aside_whole_and_strangers_stay(directory: RunDirectory) -> None:
+    _fill(directory, "first")
+    (directory.path / "notes.txt").write_text("mine")
+
+    first = directory.set_aside()
+    _fill(directory, "second")
+    second = directory.set_aside()
+
+    assert first == directory.path / "previous-1"
+    assert second == directory.path / "previous-2"
+    assert (first / "checkpoints" / "step").read_text() == "first"
+    assert (second / "checkpoints" / "step").read_text() == "second"
+    assert (first / "journal.jsonl").exists()
+    assert (first / "RUN.json").exists()
+    assert sorted(os.listdir(directory.path)) == ["notes.txt", "previous-1", "previous-2"]
+    assert directory.load_record() is None
+
+
+def test_setting_aside_that_was_cut_short_is_finished_by_the_next(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record goes last, so what is left is still a run and never orphaned checkpoints."""
+    _fill(directory, "first")
+    rename = Path.rename
+
+    def fail_at_journal(path: Path, target: Path) -> Path:
+        if path.name == "journal.jsonl":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", fail_at_journal)
+        with pytest.raises(UsageError, match="Input/output error"):
+            directory.set_aside()
+    left = sorted(os.listdir(directory.path))
+    directory.set_aside()
+
+    assert left == ["RUN.json", "journal.jsonl", "previous-1"]
+    assert sorted(os.listdir(directory.path)) == ["previous-1", "previous-2"]
+
+
+def test_new_ids_differ() -> None:
+    assert len({RunRecord.new_id() for _ in range(100)}) == 100
+
+
+def _fill(directory: RunDirectory, content: str) -> None:
+    directory.create_record(RECORD)
+    directory.journal_path.write_text("")
+    directory.checkpoints_path.mkdir()
+    (directory.checkpoints_path / "step").write_text(content)
