@@ -19,7 +19,7 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,6 +51,7 @@ class Channel:
         self._fds: deque[int] = deque()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._outbox_bytes = 0
+        self._is_deaf = False
         self.is_closed = False
 
     @staticmethod
@@ -75,9 +76,9 @@ class Channel:
         """Queue one message and write what can be written at once.
 
         ``fds`` must stay open until the message has left (``wants_write`` is
-        false).  A peer that is gone, or that has let 64 MiB pile up, closes the channel.
+        false).  A peer that is gone, or that lets 64 MiB pile up, is not written to again.
         """
-        if self.is_closed:
+        if self._is_deaf or self.is_closed:
             return
         line = _encode(message, fds)
         self._outbox.append((line, tuple(fds)))
@@ -137,9 +138,12 @@ class Channel:
         return self._socket.send(line, socket.MSG_DONTWAIT)
 
     def _give_up(self) -> None:
+        """Write no more; what the peer has said before is still to be read, then comes its end."""
         self._outbox.clear()
         self._outbox_bytes = 0
-        self.is_closed = True
+        self._is_deaf = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read_once(self, *, flags: int) -> None:
         try:
@@ -246,7 +250,7 @@ def _encode(message: Message, fds: Sequence[int]) -> bytes:
 
 
 @contextlib.contextmanager
-def _short_path(path: Path) -> Any:
+def _short_path(path: Path) -> Iterator[str]:
     """Name a socket by its directory's descriptor, since sun_path holds 107 bytes (unix(7))."""
     if len(os.fsencode(path)) < 100:
         yield str(path)

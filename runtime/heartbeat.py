@@ -21,7 +21,7 @@ import os
 import threading
 from enum import IntEnum, IntFlag
 
-_WORDS = ("counter", "phase", "step", "generation", "asked", "answered")
+_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED = range(6)
 _SIZE_BYTES = 4096
 
 # linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
@@ -81,52 +81,52 @@ class HeartbeatPage:
     @property
     def counter(self) -> int:
         """Number of beats so far."""
-        return self._words[0]
+        return self._words[_COUNTER]
 
     def beat(self) -> None:
         """Count one beat."""
-        self._words[0] += 1
+        self._words[_COUNTER] += 1
 
     @property
     def phase(self) -> Phase:
         """What the worker is doing."""
-        return Phase(self._words[1])
+        return Phase(self._words[_PHASE])
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
-        self._words[1] = phase
+        self._words[_PHASE] = phase
 
     @property
     def step(self) -> int:
         """Number of updates that the worker has committed."""
-        return self._words[2]
+        return self._words[_STEP]
 
     @step.setter
     def step(self, step: int) -> None:
-        self._words[2] = step
+        self._words[_STEP] = step
 
     @property
     def generation(self) -> int:
         """Generation of the worker's world."""
-        return self._words[3]
+        return self._words[_GENERATION]
 
     @generation.setter
     def generation(self, generation: int) -> None:
-        self._words[3] = generation
+        self._words[_GENERATION] = generation
 
     @property
     def requests(self) -> Request:
         """What was asked of the worker and is not answered yet."""
-        return Request(self._words[4] ^ self._words[5])
+        return Request(self._words[_ASKED] ^ self._words[_ANSWERED])
 
     def ask(self, what: Request) -> None:
         """Ask something of the worker (agent only)."""
-        answered = self._words[5]
-        self._words[4] = (self._words[4] ^ answered | what) ^ answered
+        answered = self._words[_ANSWERED]
+        self._words[_ASKED] = (self._words[_ASKED] ^ answered | what) ^ answered
 
     def answer(self, what: Request) -> None:
         """Take note that ``what`` was done, if it was asked (worker only)."""
-        self._words[5] ^= self.requests & what
+        self._words[_ANSWERED] ^= self.requests & what
 
     def close(self) -> None:
         """Unmap the page and close its descriptor; closing twice is harmless."""

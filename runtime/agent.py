@@ -1,0 +1,215 @@
+"""The process that hosts a job's workers, outside MPI: ``python -m holdfast.runtime.agent``.
+
+It listens at ``agent.sock`` in its directory for one supervisor and any number
+of guards.  It outlives MPI jobs and even the supervisor: losing the supervisor
+stops nothing, since workers and guards need only the agent.  When the agent
+itself dies the kernel kills its workers (``PR_SET_PDEATHSIG``) and the guards
+see their connections close.
+
+It imports no MPI, TensorFlow, NumPy or HDF5; its pool does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.channel import Channel, Message, listen
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.heartbeat import Request, pulse_interval_s
+from holdfast.runtime.hosted_worker import GuardHello, Launch
+from holdfast.runtime.output import OutputForwarder
+from holdfast.runtime.processes import adopt_orphans, name_process
+from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.supervisor_link import SupervisorLink
+from holdfast.runtime.warm_pool import PoolSettings
+from holdfast.runtime.worker_host import WorkerHost
+
+SOCKET_NAME = "agent.sock"
+DEFAULT_ENTRY = "holdfast.runtime.worker:main"
+
+_FIRST_SUPERVISOR_WITHIN_S = 60.0
+_IDLE_LOOK_S = 1.0
+_OUTPUT_ENDS_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What the agent is told when it starts."""
+
+    directory: Path
+    heartbeat_timeout_s: float
+    pool: PoolSettings
+    verbose: bool = False
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """A connection: what to do with its messages changes once it has said who it is."""
+
+    on_message: Callable[[Message], None]
+    on_end: Callable[[], None]
+
+    def hear(self, message: Message) -> None:
+        """Handle a message as the visitor's present role says."""
+        self.on_message(message)
+
+    def end(self) -> None:
+        """Handle the end of the connection as the visitor's present role says."""
+        self.on_end()
+
+
+class Agent:
+    """The agent's loop: connections, the supervisor's orders, and when to end."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._look_s = pulse_interval_s(settings.heartbeat_timeout_s)
+        self._reactor = Reactor()
+        self._output = OutputForwarder(verbose=settings.verbose)
+        self._supervisor = SupervisorLink()
+        self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
+        self._exit_code: ExitCode | None = None
+        self._listener = listen(settings.directory / SOCKET_NAME)
+        self._reactor.watch(self._listener, self._accept)
+        self._host = WorkerHost(
+            self._reactor,
+            self._output,
+            self._supervisor.tell,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            pool=settings.pool,
+        )
+
+    def run(self) -> ExitCode:
+        """Serve until told to end, or until nobody needs this agent; return the exit code."""
+        looked_at = time.monotonic()
+        while self._exit_code is None:
+            pause_s = _IDLE_LOOK_S if self._host.is_idle else self._look_s
+            self._reactor.run_once(max(0.0, looked_at + pause_s - time.monotonic()))
+            now = time.monotonic()
+            if now - looked_at >= pause_s:
+                looked_at = now
+                self._host.look(now)
+                self._end_if_not_needed(now)
+        return self._exit_code
+
+    def close(self) -> None:
+        """Kill the workers, wait for them, and leave nothing behind."""
+        self._host.close()
+        self._listener.close()
+        self._supervisor.detach()
+        self._reactor.close()
+        self._output.close(_OUTPUT_ENDS_WITHIN_S)
+
+    def end_on_signals(self) -> None:
+        """Let SIGTERM and SIGHUP end the agent; the terminal's Ctrl-C is the supervisor's."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        self._reactor.watch(wake_read, lambda: self._end(ExitCode.TERMINATED))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _accept(self) -> None:
+        channel = self._listener.accept()
+        if channel is None:
+            return
+        visitor = _Visitor(
+            lambda message: self._introduce(channel, visitor, message), channel.close
+        )
+        self._reactor.watch_channel(channel, visitor.hear, visitor.end)
+
+    def _introduce(self, channel: Channel, visitor: _Visitor, message: Message) -> None:
+        kind = message.get("kind")
+        if kind == "supervisor":
+            visitor.on_message = self._obey
+            visitor.on_end = lambda: self._lose_supervisor(channel)
+            self._greet(channel)
+        elif kind == "guard":
+            self._reactor.forget(channel)
+            self._host.take_guard(channel, GuardHello.of(message))
+        else:
+            self._reactor.forget(channel)
+            channel.close()
+
+    def _greet(self, channel: Channel) -> None:
+        self._reactor.prefer(channel)  # a launch is known before its guards arrive
+        if self._supervisor.channel is not None:
+            self._reactor.forget(self._supervisor.channel)
+            self._supervisor.detach()
+        self._supervisor.attach(channel, {"kind": "agent_ready", "warm": self._host.is_warm})
+
+    def _lose_supervisor(self, channel: Channel) -> None:
+        self._expects_supervisor_until = time.monotonic()
+        if self._supervisor.channel is channel:
+            self._supervisor.detach()
+
+    def _obey(self, message: Message) -> None:
+        kind = message.get("kind")
+        if kind == "launch":
+            self._begin(message)
+        elif kind == "kill":
+            self._host.kill_all("killed by the supervisor")
+        elif kind == "request":
+            self._host.ask_all(Request[str(message["what"]).upper()])
+        elif kind == "shutdown":
+            self._end(ExitCode.DONE)
+
+    def _begin(self, message: Message) -> None:
+        try:
+            launch = Launch.of(message)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"a launch message is incomplete: {type(error).__name__}: {error}"
+            self._supervisor.tell({"kind": "refused", "message": reason})
+            return
+        self._host.begin(launch)
+
+    def _end_if_not_needed(self, now: float) -> None:
+        if self._host.has_lost_pool:
+            self._end(ExitCode.RECOVERY_IMPOSSIBLE)
+        is_alone = self._supervisor.channel is None and now >= self._expects_supervisor_until
+        if is_alone and self._host.is_idle:
+            self._end(ExitCode.DONE)
+
+    def _end(self, exit_code: ExitCode) -> None:
+        self._exit_code = exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent with command line arguments; return its exit code."""
+    settings = _parse(argv)
+    name_process("holdfast-agent")
+    adopt_orphans()
+    agent = Agent(settings)
+    agent.end_on_signals()
+    try:
+        return agent.run()
+    finally:
+        agent.close()
+
+
+def _parse(argv: Sequence[str] | None) -> AgentSettings:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.agent")
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--heartbeat-timeout", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--preload", default="", metavar="MODULE,...")
+    parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args(argv)
+    preload = tuple(name for name in options.preload.split(",") if name)
+    return AgentSettings(
+        directory=options.directory,
+        heartbeat_timeout_s=options.heartbeat_timeout,
+        pool=PoolSettings(preload, options.entry),
+        verbose=options.verbose,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

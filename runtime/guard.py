@@ -1,0 +1,117 @@
+"""The process that MPI's launcher believes to be a worker.
+
+``mpiexec`` starts one guard per rank.  The guard hands its rank's environment
+to the agent of the host, which starts the worker with it, and waits.  The
+invariant: *guard and worker die together, and an unclean death is a SIGKILL*.
+
+Why: Open MPI reports a death by signal to the survivors within milliseconds,
+but after ``exit(1)``, ``MPI_Abort`` or an uncaught exception they wait for ever.
+So when the worker ended in any other way than by leaving, or when the agent is
+gone, the guard kills itself with SIGKILL, the one death that always works.
+When ``mpiexec`` is gone the guard goes too, and the agent, which sees the
+connection close, kills the worker.
+
+Run by path as ``python -I -S guard.py``: it imports nothing but the standard
+library, and of that only what is compiled in: ``json`` and ``socket`` would
+more than double its start, and every rank waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from _signal import (  # type: ignore[import-not-found]  # typeshed leaves it out
+    SIG_IGN,
+    SIGCONT,
+    SIGKILL,
+    SIGUSR1,
+    SIGUSR2,
+    signal,
+)
+from _socket import AF_UNIX, SOCK_STREAM, socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_FORWARDED = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
+"""Without ``OPAL_`` Open MPI looks for its help files and plugins in a wrong prefix."""
+
+_WORKER_HAS_LEFT = b'{"kind":"worker_ended","clean":true}\n'
+"""The one message that ends a guard in peace, as channel.py writes it."""
+
+
+def main() -> None:
+    """Guard one rank until its worker has left; exit 0 then, else by SIGKILL."""
+    for number in (SIGUSR1, SIGUSR2, SIGCONT):
+        signal(number, SIG_IGN)  # mpiexec passes these on to its ranks
+    launcher = os.getppid()
+    launcher_end = os.pidfd_open(launcher)
+    agent = _connect(os.environ["HOLDFAST_AGENT"])
+    agent.sendall(_hello())
+    if os.getppid() != launcher:
+        _die()  # the descriptor may stand for a process that took the number over
+    _wait(agent, launcher_end)
+
+
+def _connect(path: str) -> socket:
+    agent = socket(AF_UNIX, SOCK_STREAM)
+    try:
+        # by way of the directory, since a socket's path may have only 107 bytes
+        directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+        agent.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    except OSError as error:
+        sys.stderr.write(f"holdfast guard: no agent at {path}: {error}; is it still running?\n")
+        _die()
+    os.close(directory)
+    return agent
+
+
+def _hello() -> bytes:
+    environment = os.environ
+    rank = int(environment.get("OMPI_COMM_WORLD_RANK") or environment["PMIX_RANK"])
+    generation = int(environment["HOLDFAST_GENERATION"])
+    forwarded = ",".join(
+        f"{_quoted(name)}:{_quoted(value)}"
+        for name, value in environment.items()
+        if name.startswith(_FORWARDED) or name == "TMPDIR"
+    )
+    hello = (
+        f'{{"kind":"guard","rank":{rank},"generation":{generation},"pid":{os.getpid()},'
+        f'"cwd":{_quoted(os.getcwd())},"env":{{{forwarded}}}}}\n'
+    )
+    return hello.encode("utf-8", "surrogatepass")
+
+
+def _quoted(text: str) -> str:
+    """Return ``text`` as a string of JSON (RFC 8259, section 7)."""
+    escaped = (f"\\u{ord(c):04x}" if c < " " or c in '"\\' else c for c in text)
+    return '"' + "".join(escaped) + '"'
+
+
+def _wait(agent: socket, launcher_end: int) -> None:
+    waiting = select.poll()
+    waiting.register(agent, select.POLLIN)
+    waiting.register(launcher_end, select.POLLIN)
+    received = b""
+    while received != _WORKER_HAS_LEFT:
+        ready = [descriptor for descriptor, _ in waiting.poll()]
+        if launcher_end in ready:
+            _die()
+        try:
+            data = agent.recv(4096)
+        except ConnectionResetError:
+            data = b""
+        received += data
+        if not data or not _WORKER_HAS_LEFT.startswith(received):
+            _die()
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), SIGKILL)
+    raise AssertionError("a process outlived its own SIGKILL")
+
+
+if __name__ == "__main__":
+    main()

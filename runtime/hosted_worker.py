@@ -1,0 +1,168 @@
+"""One worker as its agent sees it: process, guard, channel and heartbeat page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+
+from holdfast.recovery.detector import HeartbeatView
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.channel import Channel, Message, pair
+from holdfast.runtime.heartbeat import HeartbeatPage
+from holdfast.runtime.processes import describe_status, kill_group
+from holdfast.runtime.worker_config import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GuardHello:
+    """What a guard says when it connects."""
+
+    rank: int
+    generation: int
+    pid: int
+    directory: str
+    environment: dict[str, str]
+
+    @staticmethod
+    def of(message: Message) -> GuardHello:
+        """Return what a ``guard`` message says; raises ``KeyError`` if it is incomplete."""
+        return GuardHello(
+            rank=int(message["rank"]),
+            generation=int(message["generation"]),
+            pid=int(message["pid"]),
+            directory=str(message["cwd"]),
+            environment=dict(message["env"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One MPI job: worker ids in rank order, and what every worker is told."""
+
+    generation: int
+    workers: tuple[WorkerId, ...]
+    config: WorkerConfig
+    environment: dict[str, str]
+
+    @staticmethod
+    def of(message: Message) -> Launch:
+        """Return what a ``launch`` message says.
+
+        Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is not complete.
+        """
+        generation = int(message["generation"])
+        workers = tuple(WorkerId(int(worker)) for worker in message["workers"])
+        fields = {"worker": workers[0] if workers else 0, "generation": generation}
+        config = WorkerConfig.decode(
+            json.dumps({**message["config"], **fields, "workers": workers})
+        )
+        return Launch(generation, workers, config, dict(message.get("env", {})))
+
+    def config_of(self, worker: WorkerId) -> WorkerConfig:
+        """Return what ``worker`` is told."""
+        return dataclasses.replace(self.config, worker=worker)
+
+
+class HostedWorker:
+    """The agent's record of a worker, from its guard's arrival to its end."""
+
+    def __init__(self, worker: WorkerId, launch: Launch, guard: Channel) -> None:
+        self.worker = worker
+        self.generation = launch.generation
+        self.guard: Channel | None = guard
+        self.page = HeartbeatPage.create()
+        self.page.generation = launch.generation
+        self.control, self._their_control = pair()
+        self.stdout_fd, self._their_stdout = os.pipe()
+        self.stderr_fd, self._their_stderr = os.pipe()
+        self.pid: int | None = None
+        self.end_fd: int | None = None
+        self.has_left = False
+        self.silent_s: float | None = None
+        self._why_killed: str | None = None
+
+    @property
+    def their_fds(self) -> tuple[int, int, int, int]:
+        """The worker's ends: control, heartbeat page, stdout and stderr."""
+        return (
+            self._their_control.fileno(),
+            self.page.fd,
+            self._their_stdout,
+            self._their_stderr,
+        )
+
+    @property
+    def view(self) -> HeartbeatView:
+        """What the heartbeat page shows now."""
+        return HeartbeatView(self.page.counter, self.page.phase)
+
+    @property
+    def is_condemned(self) -> bool:
+        """Whether it was killed, or is to be killed as soon as it exists."""
+        return self._why_killed is not None
+
+    def begin(self, pid: int) -> int:
+        """Take note of the process; return a descriptor that is readable when it has ended."""
+        self.pid = pid
+        self.end_fd = os.pidfd_open(pid)
+        self._close_their_ends()
+        if self.is_condemned:
+            kill_group(pid)
+        return self.end_fd
+
+    def kill(self, why: str) -> None:
+        """SIGKILL the worker and its helpers; the first reason given is kept."""
+        if self._why_killed is None:
+            self._why_killed = why
+        if self.pid is not None:
+            kill_group(self.pid)
+
+    def reap(self) -> Message:
+        """Wait for the ended process and return the ``worker_exited`` event without its time."""
+        assert self.pid is not None
+        kill_group(self.pid)  # helpers that it left behind; its number is still its own
+        _, wait_status = os.waitpid(self.pid, 0)
+        status = os.waitstatus_to_exitcode(wait_status)
+        return self.exit_event(status, self._cause(status))
+
+    def exit_event(self, status: int, cause: str) -> Message:
+        """Return the event that says how the worker ended, and where it was then."""
+        return {
+            "kind": "worker_exited",
+            "worker": self.worker,
+            "status": status,
+            "cause": cause,
+            "clean": self.has_left and status == 0,
+            "fenced": self.silent_s is not None,
+            "step": self.page.step,
+            "phase": self.page.phase.label,
+            "generation": self.generation,
+        }
+
+    def close(self) -> None:
+        """Close everything but stdout and stderr, which belong to whoever forwards them."""
+        self._close_their_ends()
+        self.control.close()
+        self.page.close()
+        if self.guard is not None:
+            self.guard.close()
+        if self.end_fd is not None:
+            os.close(self.end_fd)
+            self.end_fd = None
+
+    def _cause(self, status: int) -> str:
+        if self._why_killed is not None and status == -9:
+            return self._why_killed
+        if status == 0 and not self.has_left:
+            return "exit 0 without leaving"
+        return describe_status(status)
+
+    def _close_their_ends(self) -> None:
+        if self._their_stdout < 0:
+            return
+        self._their_control.close()
+        os.close(self._their_stdout)
+        os.close(self._their_stderr)
+        self._their_stdout = self._their_stderr = -1

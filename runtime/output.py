@@ -1,0 +1,145 @@
+"""What workers print, forwarded line by line with a prefix that names the worker.
+
+One thread reads all pipes and writes to our own stdout and stderr.  It is a
+thread, so that a terminal that is slow to take lines slows down the workers
+that print (their pipes fill up) and never the loop that watches them.
+
+Complete lines are written in pieces of at most ``PIPE_BUF`` bytes that end at a
+line's end: the kernel does not mix such writes with those of other processes
+(pipe(7)), so no line is torn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from holdfast.runtime.noise import NoiseFilter
+
+_CHUNK_BYTES = 1 << 16
+_LONGEST_LINE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A pipe that a worker writes to, and the line that it has not ended yet."""
+
+    fd: int
+    prefix: bytes
+    sink_fd: int
+    noise: NoiseFilter | None
+    partial: bytearray = field(default_factory=bytearray)
+
+    def lines_in(self, data: bytes) -> bytes:
+        """Return the lines that ``data`` completes, prefixed and without noise."""
+        end = data.rfind(b"\n") + 1
+        complete = bytes(self.partial) + data[:end] if end else b""
+        if end:
+            self.partial.clear()
+        self.partial += data[end:]
+        if len(self.partial) > _LONGEST_LINE_BYTES:
+            complete += self.rest()
+        return self._dressed(complete)
+
+    def last_line(self) -> bytes:
+        """Return the line that was left without an end, prefixed."""
+        return self._dressed(self.rest())
+
+    def rest(self) -> bytes:
+        """Take the unfinished line, with an end given to it."""
+        rest = bytes(self.partial) + b"\n" if self.partial else b""
+        self.partial.clear()
+        return rest
+
+    def _dressed(self, complete: bytes) -> bytes:
+        if self.noise is not None:
+            complete = self.noise.without_noise(complete)
+        if not complete or not self.prefix:
+            return complete
+        return self.prefix + complete[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
+
+
+class OutputForwarder:
+    """The thread that forwards output; hides Open MPI's own noise unless ``verbose``."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+        self._selector = selectors.DefaultSelector()
+        self._new: deque[_Stream] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._deadline: float | None = None
+        self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
+        self._thread.start()
+
+    def forward(self, fd: int, prefix: str, sink_fd: int) -> None:
+        """Forward what comes from ``fd``, which is owned from now on, to ``sink_fd``."""
+        noise = None if self._verbose else NoiseFilter()
+        self._new.append(_Stream(fd, prefix.encode(), sink_fd, noise))
+        os.write(self._wake_write, b"w")
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until all pipes have ended, or ``timeout_s``; then forward nothing any more."""
+        self._deadline = time.monotonic() + timeout_s
+        os.write(self._wake_write, b"w")
+        self._thread.join(timeout_s + 1.0)
+
+    def _run(self) -> None:
+        while not self._is_over():
+            timeout_s = None
+            if self._deadline is not None:
+                timeout_s = max(0.0, self._deadline - time.monotonic())
+            for key, _ in self._selector.select(timeout_s):
+                if key.data is None:
+                    self._take_new()
+                else:
+                    self._read(key.data)
+        self._end()
+
+    def _is_over(self) -> bool:
+        if self._deadline is None or self._new:
+            return False
+        return len(self._selector.get_map()) == 1 or time.monotonic() >= self._deadline
+
+    def _take_new(self) -> None:
+        os.read(self._wake_read, 4096)
+        while self._new:
+            stream = self._new.popleft()
+            self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+
+    def _read(self, stream: _Stream) -> None:
+        data = os.read(stream.fd, _CHUNK_BYTES)
+        if data:
+            _write_lines(stream.sink_fd, stream.lines_in(data))
+        else:
+            self._selector.unregister(stream.fd)
+            self._finish(stream)
+
+    def _finish(self, stream: _Stream) -> None:
+        os.close(stream.fd)
+        _write_lines(stream.sink_fd, stream.last_line())
+
+    def _end(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                self._finish(key.data)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+def _write_lines(sink_fd: int, lines: bytes) -> None:
+    """Write whole lines; if nobody reads them any more they are dropped."""
+    start = 0
+    with contextlib.suppress(OSError):
+        while start < len(lines):
+            end = lines.rfind(b"\n", start, start + select.PIPE_BUF) + 1
+            if end == 0:
+                end = lines.index(b"\n", start) + 1
+            start += os.write(sink_fd, lines[start:end])

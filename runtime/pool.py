@@ -1,0 +1,255 @@
+"""The warm process that workers are forked from.
+
+Importing TensorFlow is most of a worker's start.  This process, a child of the
+agent, imports the heavy modules once and then forks a worker on each request,
+within milliseconds, for every launch of the job.
+
+What makes that safe: when it forks it has one thread (a fork copies only the
+calling thread, so a lock that another one held would stay locked), it installs no
+signal handler, and it never imports ``mpi4py.MPI``, whose libraries belong to
+one MPI job.  A module whose import breaks the first rule is refused, and so is
+one that cannot be imported: the agent then starts a pool without it.
+
+A worker is forked twice, by way of a middle process that ends at once, so that
+the kernel hands it to the agent (a subreaper), which then can wait for it.  The
+worker begins only when that has happened, because handing over would clear
+"die with your parent".
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from holdfast.runtime.channel import Channel, Message
+from holdfast.runtime.processes import (
+    die_with_parent,
+    is_single_threaded,
+    name_process,
+    thread_count,
+)
+from holdfast.runtime.worker_config import WorkerConfig
+
+_THREADS_END_WITHIN_S = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Import what was asked for, then fork workers until the agent is gone."""
+    options = _parse(argv)
+    die_with_parent(options.agent)
+    name_process("holdfast-pool")
+    _forget_working_directory()
+    agent = Channel.adopt(options.control_fd)
+    for module in options.preload:
+        if not _preload(module, agent):
+            return
+    gc.collect()
+    gc.freeze()  # or the first collection in each worker would copy every page
+    agent.send({"kind": "warm"})
+    while (message := agent.receive()) is not None:
+        _serve(Birth.of(message, options.entry), agent, options.agent)
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Everything that a new worker is given."""
+
+    worker: int
+    generation: int
+    config: str
+    environment: dict[str, str]
+    directory: str
+    entry: str
+    control_fd: int
+    heartbeat_fd: int
+    stdout_fd: int
+    stderr_fd: int
+
+    @staticmethod
+    def of(message: Message, entry: str) -> Birth:
+        """Return what a ``fork`` message asks for."""
+        control_fd, heartbeat_fd, stdout_fd, stderr_fd = message["fds"]
+        return Birth(
+            worker=int(message["worker"]),
+            generation=int(message["generation"]),
+            config=str(message["config"]),
+            environment=dict(message["env"]),
+            directory=str(message["cwd"]),
+            entry=entry,
+            control_fd=control_fd,
+            heartbeat_fd=heartbeat_fd,
+            stdout_fd=stdout_fd,
+            stderr_fd=stderr_fd,
+        )
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that only the worker needs."""
+        return (self.control_fd, self.heartbeat_fd, self.stdout_fd, self.stderr_fd)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.pool")
+    parser.add_argument("--agent", type=int, required=True)
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--entry", required=True)
+    parser.add_argument("--preload", type=_names, default=())
+    return parser.parse_args(argv)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _forget_working_directory() -> None:
+    """Undo what ``python -m`` does, lest a file there shadows a module of ours."""
+    if sys.path and sys.path[0] == os.getcwd():
+        del sys.path[0]
+
+
+def _preload(module: str, agent: Channel) -> bool:
+    """Import ``module``; false if it leaves this process unfit to fork."""
+    agent.send({"kind": "importing", "module": module})
+    try:
+        imported = importlib.import_module(module)
+    except ImportError as error:
+        _report_failure(module, f"{type(error).__name__}: {error}", agent)
+        return True
+    if module == "mpi4py":
+        imported.rc.initialize = False
+        imported.rc.finalize = False
+        imported.rc.thread_level = "serialized"
+    if _settle_threads():
+        return True
+    _report_failure(module, f"its import leaves {thread_count()} threads running", agent)
+    return False
+
+
+def _report_failure(module: str, message: str, agent: Channel) -> None:
+    agent.send({"kind": "preload_failed", "module": module, "message": message})
+
+
+def _settle_threads() -> bool:
+    """Return whether one thread is left, after giving libraries a chance to end theirs.
+
+    Libraries such as OpenBLAS start threads when loaded and end them before
+    any fork (pthread_atfork(3)), so a fork for nothing shows which ones do.
+    """
+    if thread_count() == 1:
+        return True
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return is_single_threaded(_THREADS_END_WITHIN_S)
+
+
+def _serve(birth: Birth, agent: Channel, agent_pid: int) -> None:
+    about = {"worker": birth.worker, "generation": birth.generation}
+    if not _settle_threads():
+        message = f"the pool has {thread_count()} threads"
+        agent.send({"kind": "fork_failed", "message": message, **about})
+        return
+    go_read, go_write = os.pipe()
+    pid = _fork_twice(birth, agent, agent_pid, (go_read, go_write))
+    os.close(go_read)
+    for fd in birth.fds:
+        os.close(fd)
+    if pid is None:
+        agent.send({"kind": "fork_failed", "message": "no process could be made", **about})
+    else:
+        # told before begun: if this process dies in between, so does the worker
+        agent.send({"kind": "forked", "pid": pid, **about})
+        with contextlib.suppress(BrokenPipeError):
+            os.write(go_write, b"g")
+    os.close(go_write)
+
+
+def _fork_twice(birth: Birth, agent: Channel, agent_pid: int, go: tuple[int, int]) -> int | None:
+    """Return the number of a process that waits at ``go`` and is the agent's child."""
+    pid_read, pid_write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    middle = os.fork()
+    if middle == 0:
+        worker = _fork_or_end()
+        if worker != 0:
+            os.write(pid_write, str(worker).encode())
+            os._exit(0)
+        for fd in (pid_read, pid_write, go[1]):
+            os.close(fd)
+        agent.close()
+        _begin(birth, agent_pid, go[0])
+    os.close(pid_write)
+    os.waitpid(middle, 0)
+    pid = os.read(pid_read, 32)
+    os.close(pid_read)
+    return int(pid) if pid else None
+
+
+def _fork_or_end() -> int:
+    try:
+        return os.fork()
+    except OSError:
+        os._exit(1)
+
+
+def _begin(birth: Birth, agent_pid: int, go_read: int) -> NoReturn:
+    """Be a worker, from its first moment to its last."""
+    status = 1
+    try:
+        if os.read(go_read, 1) == b"g":
+            os.close(go_read)
+            _take_place(birth, agent_pid)
+            _enter(birth)
+            status = 0
+    except SystemExit as end:
+        status = _status_of(end)
+    except BaseException:  # the frames below this one belong to the pool
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _take_place(birth: Birth, agent_pid: int) -> None:
+    os.setsid()
+    die_with_parent(agent_pid)
+    name_process(f"holdfast-w{birth.worker}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(birth.stdout_fd, 1)
+    os.dup2(birth.stderr_fd, 2)
+    os.close(birth.stdout_fd)
+    os.close(birth.stderr_fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ.update(birth.environment)
+    os.chdir(birth.directory)
+
+
+def _enter(birth: Birth) -> None:
+    module, _, function = birth.entry.partition(":")
+    entry = getattr(importlib.import_module(module), function)
+    entry(WorkerConfig.decode(birth.config), birth.control_fd, birth.heartbeat_fd)
+
+
+def _status_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    main()

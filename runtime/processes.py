@@ -1,0 +1,163 @@
+"""What the operating system knows about processes, and how to end them for certain.
+
+The one file that imports psutil, and the one that calls ``prctl``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+
+import psutil
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on; at least 1.
+
+    That is the affinity mask, cut down to the whole cores that the process's
+    cgroup grants (cpu.max of cgroup v2), which containers set and the mask does not show.
+    """
+    cores = len(psutil.Process().cpu_affinity() or ()) or psutil.cpu_count() or 1
+    granted = _granted_cores()
+    return max(1, min(cores, int(granted))) if granted else cores
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies (prctl(2))."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process as soon as ``parent`` is dead.
+
+    Ends the process at once when ``parent`` is not (or no longer) its parent.
+    The setting follows the parent's *thread* that forked, and is lost when the
+    process is handed to another parent: call it last.
+    """
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Set the name that ps and top show; Linux keeps the first 15 bytes."""
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(os.fsencode(name)[:15]))
+
+
+def thread_count() -> int:
+    """Return the number of threads of this process, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def is_single_threaded(within_s: float) -> bool:
+    """Return whether one thread is left; threads that are just ending get ``within_s``.
+
+    Joining a thread returns a moment before the kernel has taken it off the list.
+    """
+    deadline = time.monotonic() + within_s
+    while thread_count() > 1:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether ``pid`` runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL ``leader`` and its process group, if it has made one of its own already.
+
+    ``leader`` must be a child that was not waited for yet, so that its number
+    cannot stand for anyone else.
+    """
+    os.kill(leader, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL ``pid``, a child of ours, and all its descendants; wait for none of them.
+
+    The root is stopped first, and the tree is read again until it holds no
+    stranger: so a process that forks meanwhile does not escape.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        root.suspend()
+        killed: set[int] = set()
+        while fresh := [p for p in root.children(recursive=True) if p.pid not in killed]:
+            for process in fresh:
+                killed.add(process.pid)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        root.kill()
+
+
+def wait_all_ended(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
+    """Wait until all of ``pids`` have ended; return those that had not after ``timeout_s``.
+
+    They need not be children, and nobody is reaped.
+    """
+    deadline = time.monotonic() + timeout_s
+    ends: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            ends[os.pidfd_open(pid)] = pid
+    waiting = select.poll()
+    for end in ends:
+        waiting.register(end, select.POLLIN)
+    while ends:
+        left_s = deadline - time.monotonic()
+        ready = waiting.poll(max(0.0, left_s) * 1000)
+        if not ready:
+            break
+        for end, _ in ready:
+            waiting.unregister(end)
+            os.close(end)
+            del ends[end]
+    for end in ends:
+        os.close(end)
+    return tuple(ends.values())
+
+
+def describe_status(status: int) -> str:
+    """Say how a process ended: ``exit 3`` or ``signal SIGKILL``; negative means a signal."""
+    if status >= 0:
+        return f"exit {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _granted_cores() -> float | None:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as limits:
+            quota, period = limits.read().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _prctl(option: int, argument: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    unused = ctypes.c_ulong(0)
+    if libc.prctl(option, argument, unused, unused, unused) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")

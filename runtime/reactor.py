@@ -1,0 +1,111 @@
+"""One loop over everything that may happen to a process: messages, deaths, new connections.
+
+Handlers run one at a time in the thread that calls ``run_once``; none of them
+may wait.  A process's death is watched through its pidfd, which becomes
+readable when it ends (pidfd_open(2)), so nothing here polls.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.runtime.channel import Channel, ChannelError, Message
+
+
+class HasFileno(Protocol):
+    """Something with a descriptor."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    handler: Callable[[], None]
+    order: int
+
+
+class Reactor:
+    """Calls a handler for each descriptor that is ready, the lowest ``order`` first.
+
+    A handler may forget any descriptor, and one that was forgotten is not
+    called any more, even if it was ready too.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._channels: dict[int, Channel] = {}
+
+    def watch(
+        self, source: int | HasFileno, handler: Callable[[], None], *, order: int = 1
+    ) -> None:
+        """Call ``handler`` whenever ``source`` is readable."""
+        self._selector.register(source, selectors.EVENT_READ, _Watch(handler, order))
+
+    def watch_channel(
+        self,
+        channel: Channel,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[], None],
+        *,
+        order: int = 1,
+    ) -> None:
+        """Call ``on_message`` for each message of ``channel``, and ``on_end`` once at its end.
+
+        A peer that breaks the protocol is at its end too.  The channel is
+        forgotten, not closed, before ``on_end`` is called.
+        """
+
+        def handle() -> None:
+            channel.flush()
+            try:
+                messages = channel.drain()
+            except ChannelError:
+                messages = []
+                channel.is_closed = True
+            for message in messages:
+                on_message(message)
+            if channel.is_closed and self._channels.get(fd) is channel:
+                self.forget(channel)
+                on_end()
+
+        fd = channel.fileno()
+        self._channels[fd] = channel
+        self.watch(channel, handle, order=order)
+
+    def forget(self, source: int | HasFileno) -> None:
+        """Watch ``source``, which must still be open, no more; forgetting twice is harmless."""
+        fd = source if isinstance(source, int) else source.fileno()
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+        self._channels.pop(fd, None)
+
+    def prefer(self, source: int | HasFileno) -> None:
+        """Handle ``source`` before all others that are ready with it."""
+        key = self._selector.get_key(source)
+        self._selector.modify(source, key.events, _Watch(key.data.handler, order=0))
+
+    def run_once(self, timeout_s: float | None) -> None:
+        """Wait until something is ready, at most ``timeout_s``, and handle all that is."""
+        self._ask_for_writes()
+        ready = [key for key, _ in self._selector.select(timeout_s)]
+        for key in sorted(ready, key=lambda key: key.data.order):
+            if self._selector.get_map().get(key.fd) is key:
+                key.data.handler()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._selector.close()
+        self._channels.clear()
+
+    def _ask_for_writes(self) -> None:
+        for fd, channel in self._channels.items():
+            key = self._selector.get_key(fd)
+            events = selectors.EVENT_READ
+            if channel.wants_write:
+                events |= selectors.EVENT_WRITE
+            if key.events != events:
+                self._selector.modify(key.fileobj, events, key.data)

@@ -1,0 +1,213 @@
+"""The workers of a host: each tied to its guard, watched, and fenced when silent.
+
+The invariant: *a worker lives exactly as long as its guard*.  A guard that is
+gone costs its worker a SIGKILL; a worker that ended without leaving costs its
+guard the connection, whereupon the guard kills itself and MPI tells the
+survivors.  So every way to die becomes the one that ULFM handles.
+
+Death by silence is not decided here: the heartbeat pages are shown to the
+failure detector, and who it finds dead is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from holdfast.recovery.detector import FailureDetector, SilenceLimits, Verdict
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.channel import Channel, ChannelError, Message
+from holdfast.runtime.heartbeat import Phase, Request
+from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
+from holdfast.runtime.output import OutputForwarder
+from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.warm_pool import ForkRequest, PoolSettings, WarmPool
+
+_STARTING_TIMEOUT_S = 60.0
+"""A start may import for long, and ``MPI_Init`` holds the interpreter's lock."""
+
+
+class WorkerHost:
+    """One launch's workers on this host, and the pool that they come from."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        output: OutputForwarder,
+        tell: Callable[[Message], None],
+        *,
+        heartbeat_timeout_s: float,
+        pool: PoolSettings,
+    ) -> None:
+        starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)
+        starting: dict[int, float] = {Phase.STARTING: starting_s, Phase.JOINING: starting_s}
+        self._detector = FailureDetector(SilenceLimits(heartbeat_timeout_s, starting))
+        self._reactor = reactor
+        self._output = output
+        self._tell = tell
+        self._launch: Launch | None = None
+        self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
+        self._pool = WarmPool(reactor, pool, self)
+        self.has_lost_pool = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no worker is hosted."""
+        return not self._workers
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the pool has imported everything."""
+        return self._pool.is_warm
+
+    def begin(self, launch: Launch) -> None:
+        """Expect the guards of ``launch``; what is left of an earlier one is killed."""
+        self.kill_all(f"generation {launch.generation} begins")
+        self._launch = launch
+
+    def take_guard(self, guard: Channel, hello: GuardHello) -> None:
+        """Start the worker of a guard that has connected, or turn the guard away.
+
+        A guard of another launch, of an unknown rank, or of a worker that is
+        here already loses its connection, and so its life.
+        """
+        launch = self._launch
+        if launch is None or hello.generation != launch.generation:
+            guard.close()
+            return
+        if not 0 <= hello.rank < len(launch.workers):
+            guard.close()
+            return
+        worker = launch.workers[hello.rank]
+        if (launch.generation, worker) in self._workers:
+            guard.close()
+            return
+        self._start(HostedWorker(worker, launch, guard), launch, hello)
+
+    def ask_all(self, what: Request) -> None:
+        """Set a request in every worker's heartbeat page."""
+        for hosted in self._workers.values():
+            hosted.page.ask(what)
+
+    def kill_all(self, why: str) -> None:
+        """SIGKILL all workers; their ends are reported as they come."""
+        for hosted in list(self._workers.values()):
+            hosted.kill(why)
+
+    def look(self, now: float) -> None:
+        """Show the heartbeats to the detector and fence who is found dead."""
+        watched = {
+            hosted.worker: hosted
+            for hosted in self._workers.values()
+            if hosted.pid is not None and not hosted.is_condemned
+        }
+        views = {worker: hosted.view for worker, hosted in watched.items()}
+        self._detector = self._detector.observe(views, now)
+        for worker, finding in self._detector.findings().items():
+            if finding.verdict is Verdict.DEAD:
+                self._fence(watched[worker], finding.silent_s)
+        self._reap_strangers()
+
+    def close(self) -> None:
+        """Kill all workers, wait for them, and end the pool."""
+        self.kill_all("the agent ends")
+        self._pool.close()
+        for hosted in list(self._workers.values()):
+            if hosted.pid is None:
+                self.on_fork_failed(hosted.generation, hosted.worker, "the agent ends")
+            else:
+                self._on_end(hosted)
+
+    def on_forked(self, generation: int, worker: int, pid: int) -> None:
+        """Take over a process that the pool has made."""
+        hosted = self._workers[(generation, WorkerId(worker))]
+        end = hosted.begin(pid)
+        self._output.forward(hosted.stdout_fd, f"[w{worker}] ", 1)
+        self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2)
+        # a worker's last words come first, then its death
+        self._reactor.watch(end, lambda: self._on_end(hosted), order=2)
+        self._reactor.watch_channel(
+            hosted.control, lambda message: self._on_report(hosted, message), lambda: None
+        )
+        self._tell({"kind": "worker_started", "worker": worker, "pid": pid})
+
+    def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
+        """Give up a worker for which there is no process."""
+        hosted = self._workers[(generation, WorkerId(worker))]
+        os.close(hosted.stdout_fd)
+        os.close(hosted.stderr_fd)
+        self._bury(hosted, hosted.exit_event(1, f"not started: {message}"))
+
+    def on_pool_event(self, event: Message) -> None:
+        """Tell the supervisor what became of the pool."""
+        self.has_lost_pool |= event["kind"] == "pool_lost"
+        self._tell(event)
+
+    def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
+        """Forward what the pool itself prints."""
+        self._output.forward(stdout_fd, "[pool] ", 1)
+        self._output.forward(stderr_fd, "[pool] ", 2)
+
+    def _start(self, hosted: HostedWorker, launch: Launch, hello: GuardHello) -> None:
+        self._workers[(hosted.generation, hosted.worker)] = hosted
+        request = ForkRequest(
+            worker=hosted.worker,
+            generation=launch.generation,
+            config=launch.config_of(hosted.worker).encode(),
+            environment={**launch.environment, **hello.environment},
+            directory=hello.directory,
+            fds=hosted.their_fds,
+        )
+        assert hosted.guard is not None
+        self._reactor.watch_channel(hosted.guard, lambda _: None, lambda: hosted.kill("guard lost"))
+        self._pool.request(request)
+
+    def _on_report(self, hosted: HostedWorker, report: Message) -> None:
+        kind = report.get("kind")
+        hosted.has_left |= kind == "leaving"
+        if kind != "hello":
+            self._tell({"kind": "worker_report", "worker": hosted.worker, "report": report})
+
+    def _fence(self, hosted: HostedWorker, silent_s: float) -> None:
+        hosted.silent_s = silent_s
+        fenced = {
+            "kind": "worker_fenced",
+            "worker": hosted.worker,
+            "silent_s": round(silent_s, 3),
+            "step": hosted.page.step,
+            "phase": hosted.page.phase.label,
+        }
+        self._tell(fenced)
+        hosted.kill(f"fenced after {silent_s:.2f} s of silence")
+
+    def _on_end(self, hosted: HostedWorker) -> None:
+        with contextlib.suppress(ChannelError):
+            for message in hosted.control.drain():
+                self._on_report(hosted, message)
+        self._bury(hosted, hosted.reap())
+
+    def _bury(self, hosted: HostedWorker, event: Message) -> None:
+        """Let the guard follow its worker, then tell the supervisor."""
+        guard = hosted.guard
+        if guard is not None:
+            if event["clean"]:
+                guard.post({"kind": "worker_ended", "clean": True})
+            self._reactor.forget(guard)
+        self._reactor.forget(hosted.control)
+        if hosted.end_fd is not None:
+            self._reactor.forget(hosted.end_fd)
+        hosted.close()
+        del self._workers[(hosted.generation, hosted.worker)]
+        self._tell(event)
+
+    def _reap_strangers(self) -> None:
+        """Wait for orphans that workers left to us; stop at a death that is another's to see."""
+        ours = {hosted.pid for hosted in self._workers.values()} | {self._pool.pid}
+        if any(hosted.pid is None for hosted in self._workers.values()):
+            return
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in ours:
+                    return
+                os.waitpid(ended.si_pid, 0)
