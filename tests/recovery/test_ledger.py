@@ -90,6 +90,10 @@ def test_ledger_does_not_cover_an_epoch_with_a_mistake(samples: tuple[int, ...])
     assert not ledger_of(*samples).covers(4)
 
 
+def test_right_fingerprint_with_a_wrong_count_does_not_cover() -> None:
+    assert not Ledger(5, fingerprint(range(4))).covers(4)
+
+
 @deterministic
 @given(st.integers(2, 60), st.data())
 def test_any_exchanged_sample_is_noticed(samples: int, data: st.DataObject) -> None:

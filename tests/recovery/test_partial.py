@@ -160,14 +160,16 @@ def test_take_of_an_incomplete_node_says_what_is_held() -> None:
         sums.take([Node(0, 2)])
 
 
-def test_parent_reuses_the_buffer_of_its_left_child() -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_parent_reuses_the_buffer_of_its_left_child(order: tuple[int, int]) -> None:
     sums = PartialSums(2, allocate)
-    left, right = ones(), ones(2)
-    sums.add_leaf(1, right)
-    sums.add_leaf(0, left)
+    vectors = ones(), ones(2)
 
-    assert sums.take([Node(0, 2)])[0] is left
-    assert (right == 2).all()
+    for leaf in order:
+        sums.add_leaf(leaf, vectors[leaf])
+
+    assert sums.take([Node(0, 2)])[0] is vectors[0]
+    assert (vectors[1] == 2).all()
 
 
 @pytest.mark.parametrize("order", [range(64), range(63, -1, -1)])
