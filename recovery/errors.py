@@ -5,7 +5,7 @@
     RecoveryError
      ├─ FaultSyntaxError   the text of a fault cannot be understood
      ├─ FaultConflict      two faults of a plan have one address
-     ├─ IllegalEvent       a machine got an event that its table does not list
+     ├─ IllegalTransition  a machine got an event that its table does not list
      ├─ LeafMissing        a partial sum was asked for before its leaves were there
      └─ LedgerUnreadable   reduced ledger lanes are not whole numbers
 
@@ -24,17 +24,17 @@ class FaultSyntaxError(RecoveryError):
     """The text of a fault cannot be understood."""
 
 
-class FaultConflict(RecoveryError):  # noqa: N818 - it names a state of a plan, as leaves do
+class FaultConflict(RecoveryError):
     """Two faults of a plan have one address."""
 
 
-class IllegalEvent(RecoveryError):  # noqa: N818
+class IllegalTransition(RecoveryError):
     """A machine got an event that its table does not list; its state is unchanged."""
 
 
-class LeafMissing(RecoveryError):  # noqa: N818
+class LeafMissing(RecoveryError):
     """A partial sum was asked for before all of its leaves were added."""
 
 
-class LedgerUnreadable(RecoveryError):  # noqa: N818
+class LedgerUnreadable(RecoveryError):
     """Reduced ledger lanes are not the whole numbers that workers put in."""
