@@ -7,6 +7,7 @@
     ├── ProgramError          1   the user's program is at fault
     ├── RecoveryImpossible   70   budget spent, or nothing valid to restore
     ├── StoppedEarly         75   stopped with a checkpoint, run again
+    │   └── StopRequested         because somebody asked for it
     └── RunDirectoryBusy     76   another job owns the run directory
 """
 
@@ -45,6 +46,10 @@ class StoppedEarly(JobError):
     """The job stopped with a checkpoint; running it again resumes it."""
 
     exit_code = ExitCode.STOPPED_EARLY
+
+
+class StopRequested(StoppedEarly):
+    """The job was asked to stop, and did so at a step that all workers agreed on."""
 
 
 class RunDirectoryBusy(JobError):

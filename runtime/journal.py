@@ -29,6 +29,8 @@ from typing import Any, TypeAlias
 
 Record: TypeAlias = dict[str, Any]
 
+_TAIL_BYTES = 1 << 20
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -103,6 +105,23 @@ def read_journal(path: Path) -> list[Record]:
         if record is not None:
             records.append(record)
     return records
+
+
+def last_generation(path: Path) -> int:
+    """Return the largest generation near the end of a journal, 0 where there is none.
+
+    Generations only grow, and every launch and world records its own, so the
+    last part of the file is enough.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            records = [_parse(line) for line in file.read().splitlines()]
+    except FileNotFoundError:
+        return 0
+    found = [record.get("generation", 0) for record in records if record is not None]
+    return max((number for number in found if isinstance(number, int)), default=0)
 
 
 def _parse(line: bytes) -> Record | None:

@@ -1,0 +1,67 @@
+"""Which transaction comes next, and when a checkpoint is due: functions of the cursor alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from holdfast.recovery.cursor import Cursor
+
+
+class Work(Enum):
+    """What a transaction does."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """The whole job as a sequence of transactions.
+
+    Args:
+        steps_per_epoch: updates of the model in one pass over the data.
+        epochs: passes over the data.
+        has_validation: whether each epoch ends with a pass over validation data.
+        save_every: steps between checkpoints; one is always made at the end.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+    has_validation: bool
+    save_every: int
+
+    @property
+    def steps(self) -> int:
+        """Updates of the model in the whole job."""
+        return self.steps_per_epoch * self.epochs
+
+    def next_work(self, cursor: Cursor) -> Work | None:
+        """Return the transaction that follows ``cursor``, or None when the job is complete."""
+        if self.has_validation and cursor.evaluations < cursor.step // self.steps_per_epoch:
+            return Work.EVALUATE
+        return Work.TRAIN if cursor.step < self.steps else None
+
+    def is_epoch_start(self, cursor: Cursor) -> bool:
+        """Return whether the next update is the first of an epoch."""
+        return cursor.step % self.steps_per_epoch == 0
+
+    def has_ended_epoch(self, cursor: Cursor) -> bool:
+        """Return whether the last update was the last of an epoch."""
+        return cursor.step > 0 and cursor.step % self.steps_per_epoch == 0
+
+    def epoch_of(self, cursor: Cursor) -> int:
+        """Return the number, from 1, of the epoch that the last update belongs to."""
+        return (max(cursor.step, 1) - 1) // self.steps_per_epoch + 1
+
+    def is_save_point(self, cursor: Cursor) -> bool:
+        """Return whether a checkpoint may be made at ``cursor``.
+
+        Not between an epoch's last update and its validation: the two would be
+        different states of one step.
+        """
+        return cursor.step > 0 and self.next_work(cursor) is not Work.EVALUATE
+
+    def is_save_due(self, cursor: Cursor) -> bool:
+        """Return whether a checkpoint is due at ``cursor``, right after a transaction."""
+        return self.is_save_point(cursor) and cursor.step % self.save_every == 0

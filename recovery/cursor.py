@@ -1,0 +1,70 @@
+"""Where a job stands: how much is committed, and what the epoch has added up so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.recovery.ledger import Ledger
+
+Sums = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cursor:
+    """Committed transactions, and the ledger and metric sums of the current epoch.
+
+    The sums are added in the order of the steps in double precision, so they
+    have the same bits on every worker and in every run.
+    """
+
+    step: int
+    evaluations: int
+    ledger: Ledger
+    sums: Sums
+
+    @staticmethod
+    def start(metrics: int) -> Cursor:
+        """Return the cursor of a job that has done nothing; ``metrics`` sums are kept."""
+        return Cursor(0, 0, Ledger(), np.zeros(metrics, np.float64))
+
+    @property
+    def version(self) -> int:
+        """Number of committed transactions: the larger one has the newer state."""
+        return self.step + self.evaluations
+
+    def after_step(self, samples: int, fingerprint: int, sums: Sums) -> Cursor:
+        """Return the cursor after one more update of the model."""
+        ledger = self.ledger.record(samples, fingerprint)
+        return Cursor(self.step + 1, self.evaluations, ledger, self.sums + sums)
+
+    def after_evaluation(self) -> Cursor:
+        """Return the cursor after one more pass over the validation data."""
+        return Cursor(self.step, self.evaluations + 1, self.ledger, self.sums)
+
+    def at_epoch_start(self) -> Cursor:
+        """Return the cursor with an empty ledger and empty sums."""
+        return Cursor(self.step, self.evaluations, Ledger(), np.zeros_like(self.sums))
+
+    def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return the cursor as named arrays, for checkpoints and broadcasts."""
+        return {
+            "cursor/evaluations": np.array(self.evaluations, np.int64),
+            "cursor/ledger": np.array([self.ledger.samples, self.ledger.fingerprint], np.uint64),
+            "cursor/step": np.array(self.step, np.int64),
+            "cursor/sums": self.sums.copy(),
+        }
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, npt.NDArray[np.generic]]) -> Cursor:
+        """Return the cursor that ``tensors`` wrote."""
+        samples, fingerprint = (int(value) for value in tensors["cursor/ledger"])
+        return Cursor(
+            int(tensors["cursor/step"]),
+            int(tensors["cursor/evaluations"]),
+            Ledger(samples, fingerprint),
+            np.array(tensors["cursor/sums"], np.float64),
+        )

@@ -1,0 +1,192 @@
+"""What becomes of a job: one table for launches, relaunches and the end.
+
+Theory.  A job is a sequence of launches.  Deaths inside a launch are the
+workers' own business as long as one of them lives; the supervisor acts on three
+things only: a death before MPI is up (nobody could go on), the end of a launch,
+and the user's wish to stop.
+
+    LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
+        └──a death──> ENDING --launch ended--> LAUNCHING or OVER
+
+Invariant: a worker id is never used twice, and generations only grow, so
+nothing that an old launch left behind can be taken for the new one's.
+
+``handle`` either returns the commands and has moved on, or raises and has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TypeAlias
+
+from holdfast.recovery.budget import RestartBudget
+from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
+from holdfast.recovery.errors import IllegalTransition
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    Event,
+    LaunchEnded,
+    StopAsked,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerStopped,
+    WorldFormed,
+)
+from holdfast.recovery.launch_view import LaunchView, Sight
+from holdfast.recovery.verdict import verdict
+from holdfast.recovery.world import WorkerId
+
+
+class JobState(Enum):
+    """Where the job stands."""
+
+    READY = "ready"
+    LAUNCHING = "launching"
+    RUNNING = "running"
+    ENDING = "ending"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What the user asked for: how many workers, and what may be done for them."""
+
+    workers: int
+    max_restarts: int
+    can_shrink: bool
+    first_generation: int = 1
+
+
+Commands: TypeAlias = tuple[Command, ...]
+
+
+class JobMachine:
+    """The supervisor's decisions; feed it every event, carry out what it returns."""
+
+    def __init__(self, terms: JobTerms) -> None:
+        self._terms = terms
+        self._budget = RestartBudget(terms.max_restarts)
+        self._state = JobState.READY
+        self._view = LaunchView.of((), terms.first_generation - 1)
+        self._next_id = 0
+        self._relaunches = 0
+        self._stop_code: int | None = None
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands."""
+        return self._state
+
+    @property
+    def view(self) -> LaunchView:
+        """What is known of the newest launch."""
+        return self._view
+
+    def start(self) -> Commands:
+        """Return the first launch."""
+        return self._launch(self._terms.workers, "the job begins")
+
+    def handle(self, event: Event) -> Commands:
+        """Return what to do about ``event``.
+
+        Raises:
+            IllegalTransition: the table does not list it for this state; nothing changed.
+        """
+        action = TRANSITIONS.get((self._state, type(event)))
+        if action is None:
+            raise IllegalTransition(f"a job that is {self._state.value} cannot see {event}")
+        return action(self, event)
+
+    def _note(self, event: Event) -> Commands:
+        assert isinstance(event, Sight)
+        self._view = self._view.seeing(event)
+        return ()
+
+    def _join(self, event: Event) -> Commands:
+        self._note(event)
+        if self._view.is_up:
+            self._state = JobState.RUNNING
+        return ()
+
+    def _die_early(self, event: Event) -> Commands:
+        """End a launch in which MPI cannot come up any more."""
+        assert isinstance(event, WorkerExited)
+        self._note(event)
+        return self._kill(f"worker {event.worker} died before MPI was up ({event.cause})")
+
+    def _exit(self, event: Event) -> Commands:
+        assert isinstance(event, WorkerExited)
+        self._note(event)
+        if event.is_clean or self._terms.can_shrink:
+            return ()
+        return self._kill(f"worker {event.worker} died ({event.cause}) and worlds do not shrink")
+
+    def _ask_to_stop(self, event: Event) -> Commands:
+        """Stop gracefully the first time, and at once the second time."""
+        assert isinstance(event, StopAsked)
+        if self._stop_code is not None or self._state is JobState.LAUNCHING:
+            self._stop_code = event.exit_code
+            return self._kill("the job was told to stop")
+        self._stop_code = event.exit_code
+        return (AskToStop(),)
+
+    def _keep_ending(self, event: Event) -> Commands:
+        assert isinstance(event, StopAsked)
+        self._stop_code = event.exit_code
+        return ()
+
+    def _conclude(self, event: Event) -> Commands:
+        """Decide what follows a launch of which nothing is left."""
+        assert isinstance(event, LaunchEnded)
+        end = verdict(self._view, self._stop_code)
+        if end is None:
+            self._budget = self._budget.charge(made_progress=self._view.has_saved)
+            causes = event.reason or self._view.causes
+            if not self._budget.is_spent:
+                self._relaunches += 1
+                return self._launch(len(self._view.world), causes)
+            end = End(
+                70,
+                f"the restart budget of {self._terms.max_restarts} is spent (a relaunch without a "
+                f"new checkpoint counts double); the last launch ended with {causes}; "
+                "mend the cause, then run again: the run resumes from its newest checkpoint",
+            )
+        self._state = JobState.OVER
+        return (end,)
+
+    def _kill(self, reason: str) -> Commands:
+        self._state = JobState.ENDING
+        return (KillLaunch(reason),)
+
+    def _launch(self, count: int, reason: str) -> Commands:
+        workers = tuple(WorkerId(self._next_id + index) for index in range(count))
+        generation = self._view.generation + 1
+        self._next_id += count
+        self._view = LaunchView.of(workers, generation)
+        self._state = JobState.LAUNCHING
+        return (Launch(generation, workers, self._relaunches, reason),)
+
+
+_Action: TypeAlias = Callable[[JobMachine, Event], Commands]
+_NOTED = (WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted, WorkerStopped)
+_ALIVE = (JobState.LAUNCHING, JobState.RUNNING, JobState.ENDING)
+
+TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingProxyType(
+    {(state, seen): JobMachine._note for state in _ALIVE for seen in _NOTED}
+    | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
+    | {
+        (JobState.LAUNCHING, WorkerJoined): JobMachine._join,
+        (JobState.LAUNCHING, WorkerExited): JobMachine._die_early,
+        (JobState.LAUNCHING, StopAsked): JobMachine._ask_to_stop,
+        (JobState.RUNNING, WorkerExited): JobMachine._exit,
+        (JobState.RUNNING, StopAsked): JobMachine._ask_to_stop,
+        (JobState.ENDING, WorkerJoined): JobMachine._note,
+        (JobState.ENDING, WorkerExited): JobMachine._note,
+        (JobState.ENDING, StopAsked): JobMachine._keep_ending,
+    }
+)

@@ -1,0 +1,102 @@
+"""What a worker does next: one table for training, evaluation and repair.
+
+Theory.  A worker is always in exactly one state, and a state *is* a piece of
+work: the trainer does it and reports how it ended with one event.  The table
+below says what comes next.  Nothing else decides.
+
+A transaction is compute, reduce, vote, apply, whether it is an update of the
+model or a pass over the validation data.  Nothing is changed before the vote,
+and the vote has the same outcome on all survivors, so
+
+    *invariant: between transactions all survivors have committed the same
+    transactions, in the same order, to the same bytes.*
+
+A worker whose exchange fails still takes part in the vote, with a "no"
+(``REFUSING``): its peers may have got through the exchange and be waiting for
+its vote.  Whatever breaks at whatever point, the way back is the same: repair,
+catch up, and do the transaction again.
+
+An event that the table does not list for a state raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+
+from holdfast.recovery.errors import IllegalTransition
+
+
+class StepState(Enum):
+    """The work a worker is doing."""
+
+    JOINING = "joining"
+    CATCHING_UP = "catching up"
+    COMPUTING = "computing"
+    REDUCING = "reducing"
+    VOTING = "voting"
+    REFUSING = "refusing"
+    APPLYING = "applying"
+    REPAIRING = "repairing"
+    FINISHING = "finishing"
+    DONE = "done"
+    LOST = "lost"
+
+
+class StepEvent(Enum):
+    """How a piece of work ended."""
+
+    FORMED = "a world was agreed on"
+    CAUGHT_UP = "everyone has the newest state"
+    COMPUTED = "every owned microbatch has its contribution"
+    REDUCED = "the total is here"
+    AGREED = "everyone voted yes"
+    APPLIED = "the transaction is committed"
+    EXHAUSTED = "nothing is left to train"
+    SETTLED = "the final checkpoint is committed"
+    PENDING = "the final checkpoint is still being written"
+    BROKEN = "a member of the world is dead"
+    HOPELESS = "repair was tried too often"
+
+
+_S, _E = StepState, StepEvent
+
+TRANSITIONS = MappingProxyType(
+    {
+        (_S.JOINING, _E.FORMED): _S.CATCHING_UP,
+        (_S.JOINING, _E.BROKEN): _S.REPAIRING,
+        (_S.CATCHING_UP, _E.CAUGHT_UP): _S.COMPUTING,
+        (_S.CATCHING_UP, _E.EXHAUSTED): _S.FINISHING,
+        (_S.CATCHING_UP, _E.BROKEN): _S.REPAIRING,
+        (_S.COMPUTING, _E.COMPUTED): _S.REDUCING,
+        (_S.REDUCING, _E.REDUCED): _S.VOTING,
+        (_S.REDUCING, _E.BROKEN): _S.REFUSING,
+        (_S.VOTING, _E.AGREED): _S.APPLYING,
+        (_S.VOTING, _E.BROKEN): _S.REPAIRING,
+        (_S.REFUSING, _E.BROKEN): _S.REPAIRING,
+        (_S.APPLYING, _E.APPLIED): _S.COMPUTING,
+        (_S.APPLYING, _E.EXHAUSTED): _S.FINISHING,
+        (_S.REPAIRING, _E.FORMED): _S.CATCHING_UP,
+        (_S.REPAIRING, _E.BROKEN): _S.REPAIRING,
+        (_S.REPAIRING, _E.HOPELESS): _S.LOST,
+        (_S.FINISHING, _E.PENDING): _S.FINISHING,
+        (_S.FINISHING, _E.SETTLED): _S.DONE,
+        (_S.FINISHING, _E.BROKEN): _S.REPAIRING,
+    }
+)
+
+OVER = frozenset({StepState.DONE, StepState.LOST})
+
+
+def next_state(state: StepState, event: StepEvent) -> StepState:
+    """Return the state that follows ``state`` when its work ended with ``event``.
+
+    Raises:
+        IllegalTransition: the table does not list the pair.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalTransition(
+            f"a worker that is {state.value} cannot see the event {event.value!r}"
+        ) from None

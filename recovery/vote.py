@@ -1,0 +1,78 @@
+"""The bit field of a vote: one agreement carries all that the world must know.
+
+``Agree`` is a bitwise *and*.  What everyone must confirm is a bit that each
+sets; what anyone may ask for is a bit that each leaves set unless it asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+
+
+class Bit(IntFlag):
+    """Bits of a vote; each is true of the outcome only if it is true of every vote."""
+
+    STEP_OK = 1
+    """My exchange succeeded: the transaction may be applied."""
+    NO_SAVE_WANTED = 2
+    NO_STOP_WANTED = 4
+    DURABLE = 8
+    """My shard of the checkpoint in flight is on the disk."""
+    SETTLED = 16
+    """Nothing of the checkpoint in flight is left for me to do."""
+    INTACT = 32
+    """My part of the checkpoint in flight has not failed."""
+    FINITE = 64
+    """My slice of the total holds no infinity and no NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a world agreed on."""
+
+    is_yes: bool
+    is_finite: bool
+    is_save_wanted: bool
+    is_stop_wanted: bool
+    save: Bit
+    """The three bits about the checkpoint in flight."""
+
+
+SAVE_BITS = Bit.DURABLE | Bit.SETTLED | Bit.INTACT
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a worker was asked for by its agent."""
+
+    save: bool = False
+    stop: bool = False
+
+
+def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
+    """Return the flags of a worker whose exchange succeeded."""
+    flags = Bit.STEP_OK | (save & SAVE_BITS)
+    if is_finite:
+        flags |= Bit.FINITE
+    if not wishes.save:
+        flags |= Bit.NO_SAVE_WANTED
+    if not wishes.stop:
+        flags |= Bit.NO_STOP_WANTED
+    return int(flags)
+
+
+REFUSAL = 0
+"""The flags of a worker whose exchange failed: nothing else of it counts."""
+
+
+def outcome(flags: int) -> Outcome:
+    """Return what the agreed ``flags`` mean."""
+    bits = Bit(flags)
+    return Outcome(
+        is_yes=Bit.STEP_OK in bits,
+        is_finite=Bit.FINITE in bits,
+        is_save_wanted=Bit.NO_SAVE_WANTED not in bits,
+        is_stop_wanted=Bit.NO_STOP_WANTED not in bits,
+        save=bits & SAVE_BITS,
+    )

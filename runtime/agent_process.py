@@ -1,0 +1,97 @@
+"""The host's agent as the supervisor sees it: a process to start, a channel to talk over."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.agent import SOCKET_NAME
+from holdfast.runtime.channel import Channel, Message, connect
+from holdfast.runtime.errors import RecoveryImpossible
+
+_CONNECT_WITHIN_S = 20.0
+_RETRY_S = 0.005
+_END_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTerms:
+    """What an agent is started with; ``lease`` is a descriptor that it keeps open."""
+
+    directory: Path
+    heartbeat_timeout_s: float
+    preload: tuple[str, ...]
+    lease: int
+    verbose: bool
+
+    def command(self) -> list[str]:
+        """Return the agent's command line."""
+        return [
+            sys.executable,
+            *("-m", "holdfast.runtime.agent"),
+            *("--directory", str(self.directory)),
+            *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
+            *("--preload", ",".join(self.preload)),
+            *(["--verbose"] if self.verbose else []),
+        ]
+
+
+class AgentProcess:
+    """A running agent; it is in a session of its own and survives its supervisor."""
+
+    def __init__(self, terms: AgentTerms, environment: Mapping[str, str]) -> None:
+        """Start the agent and connect to it.
+
+        Raises:
+            RecoveryImpossible: it ended or did not answer.
+        """
+        self._process = subprocess.Popen(
+            terms.command(),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(terms.lease,),
+            start_new_session=True,
+        )
+        self.channel = self._connect(terms.directory / SOCKET_NAME)
+        self.channel.send({"kind": "supervisor"})
+
+    @property
+    def socket(self) -> Path:
+        """Where guards find the agent."""
+        return self._socket
+
+    def tell(self, message: Message) -> None:
+        """Send an order; an agent that is gone cannot hear it, and its end is seen elsewhere."""
+        self.channel.post(message)
+
+    def end(self) -> None:
+        """Have the agent kill what it hosts and end; wait for it."""
+        with contextlib.suppress(OSError):
+            self.channel.send({"kind": "shutdown"})
+        self.channel.close()
+        try:
+            self._process.wait(_END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _connect(self, path: Path) -> Channel:
+        """Return a channel as soon as the agent listens."""
+        self._socket = path
+        deadline = time.monotonic() + _CONNECT_WITHIN_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                return connect(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                time.sleep(_RETRY_S)
+        self._process.kill()
+        code = self._process.wait()
+        raise RecoveryImpossible(
+            f"the agent of this host did not start (exit code {code}); "
+            "its own words are above; run `holdfast doctor`"
+        )

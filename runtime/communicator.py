@@ -1,0 +1,83 @@
+"""What the trainer needs of a message-passing library, as a protocol.
+
+There is one failure, ``WorldBroken``, whatever the library calls it: an
+exchange either succeeds or the world that it ran in has to be repaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias
+
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Bounds: TypeAlias = Sequence[tuple[int, int]]
+
+
+class WorldBroken(Exception):
+    """A member of the world is dead, or the communicator was revoked because of one."""
+
+
+class Flight(Protocol):
+    """Messages in the air; leaving the ``with`` block waits for every one of them."""
+
+    def send(self, array: Array, peer: int, tag: int) -> None:
+        """Post ``array`` (contiguous, unchanged until the flight ends) for ``peer``."""
+
+    def receive(self, array: Array, peer: int, tag: int) -> int:
+        """Post a receive into ``array`` and return its ticket."""
+
+    def wait(self, ticket: int) -> None:
+        """Wait until the receive with ``ticket`` has filled its array."""
+
+    def __enter__(self) -> Flight:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for every message to end, with success or an error."""
+
+
+class Communicator(Protocol):
+    """What the trainer needs of a message-passing library."""
+
+    @property
+    def rank(self) -> int:
+        """Index of this worker in the current world."""
+
+    @property
+    def size(self) -> int:
+        """Number of workers of the current world."""
+
+    def flight(self) -> Flight:
+        """Return a new set of messages between the ranks."""
+
+    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
+        """Fill ``everyones`` with what each rank holds in ``mine``, in rank order."""
+
+    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
+        """Complete ``vector``, of which each rank holds the slice ``bounds[rank]``."""
+
+    def allgather_bytes(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all ranks, in rank order."""
+
+    def broadcast(self, array: Array, source: int) -> None:
+        """Make ``array`` on every rank what it is on rank ``source``."""
+
+    def agree(self, flags: int) -> int:
+        """Return the bitwise and of all ranks' flags; raise on all ranks alike."""
+
+    def revoke(self) -> None:
+        """Make every pending and future exchange of this world fail, on all ranks."""
+
+    def shrink(self) -> Communicator:
+        """Return a communicator of the survivors, in the order of their old ranks."""
+
+    def leave(self) -> None:
+        """Return when every survivor has called this; the process may then exit."""

@@ -1,0 +1,81 @@
+"""Strikes this worker when the fault plan says so.
+
+The plan decides (`recovery.fault`); here each kind of fault happens for real,
+because what a death looks like to MPI depends on how it comes about.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from typing import NoReturn
+
+from holdfast.recovery.fault import FaultKind, FaultPlan, Site, Visit
+from holdfast.recovery.world import WorkerId
+
+
+class InjectedFault(Exception):
+    """The exception of a ``raise`` fault."""
+
+
+class FaultInjector:
+    """Counts a worker's visits to the sites of a step and strikes at the planned one."""
+
+    def __init__(
+        self, worker: WorkerId, plan: FaultPlan, announce: Callable[[Visit, FaultKind], None]
+    ) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._announce = announce
+        self._visits: Counter[tuple[int, Site]] = Counter()
+        self._is_idle = not plan.faults
+
+    def visit(self, step: int, site: Site) -> None:
+        """Pass ``site`` while working on ``step``; may not return."""
+        if self._is_idle:
+            return
+        self._visits[step, site] += 1
+        visit = Visit(self._worker, step, site, self._visits[step, site])
+        kind = self._plan.due(visit)
+        if kind is not None:
+            self._announce(visit, kind)
+            _STRIKES[kind]()
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _exit() -> NoReturn:
+    os._exit(1)
+
+
+def _raise() -> NoReturn:
+    raise InjectedFault("this exception was asked for by the fault plan")
+
+
+def _segfault() -> None:
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    ctypes.string_at(0)
+
+
+def _hold_gil() -> None:
+    """Sleep for ever in a C call that, unlike most, keeps the interpreter's lock."""
+    ctypes.PyDLL(None).pause()
+
+
+_STRIKES: dict[FaultKind, Callable[[], None]] = {
+    FaultKind.KILL: _kill,
+    FaultKind.STOP: _stop,
+    FaultKind.EXIT: _exit,
+    FaultKind.RAISE: _raise,
+    FaultKind.SEGFAULT: _segfault,
+    FaultKind.GIL: _hold_gil,
+}

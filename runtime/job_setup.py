@@ -1,0 +1,137 @@
+"""Everything that is settled before the first launch: run directory, lease, terms, environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.recovery.command import Launch
+from holdfast.runtime.config import RunConfig
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.fitness import assess, require_ulfm
+from holdfast.runtime.journal import Journal, last_generation
+from holdfast.runtime.mpi_library import find_mpiexec, identify
+from holdfast.runtime.preload import useful_preload
+from holdfast.runtime.run_directory import FORMAT, Lease, RunDirectory, RunRecord
+
+_ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetup:
+    """A job that may begin."""
+
+    config: RunConfig
+    record: RunRecord
+    mpiexec: Path
+    journal: Journal
+    lease: Lease
+    first_generation: int
+    preload: tuple[str, ...]
+    environment: dict[str, str]
+    is_resumed: bool
+    warning: str | None
+
+    def worker_config(self, command: Launch) -> dict[str, object]:
+        """Return what every worker of a launch is told, but for its own id."""
+        config = self.config
+        return {
+            "generation": command.generation,
+            "workers": list(command.workers),
+            "capacity": config.workers,
+            "run_id": self.record.run_id,
+            "run_dir": str(config.run_dir),
+            "microbatches": self.record.microbatches,
+            "seed": self.record.seed,
+            "threads": self.record.threads,
+            "heartbeat_timeout_s": config.heartbeat_timeout_s,
+            "script": str(config.script),
+            "argv": list(config.argv),
+            "faults": list(config.faults),
+            "strict": config.strict,
+            "shrink": config.shrink,
+        }
+
+
+def prepare_job(config: RunConfig) -> JobSetup:
+    """Check everything that can be checked before a process is started.
+
+    Raises:
+        UsageError: the request cannot be carried out as it stands.
+        RunDirectoryBusy: another job owns the run directory.
+    """
+    mpiexec = find_mpiexec(config.mpiexec)
+    library = identify(mpiexec)
+    if config.shrink:
+        require_ulfm(assess(library, os.environ))
+    directory = RunDirectory(config.run_dir)
+    directory.prepare()
+    lease = directory.acquire_lease()
+    if config.fresh:
+        directory.set_aside()
+    before = directory.load_record()
+    record = _record(config, directory) if before is None else _resumed(config, before)
+    return JobSetup(
+        config=config,
+        record=record,
+        mpiexec=mpiexec,
+        journal=Journal(directory.journal_path, run_id=record.run_id, source="supervisor"),
+        lease=lease,
+        first_generation=last_generation(directory.journal_path) + 1,
+        preload=useful_preload(config.preload, config.script),
+        environment=_environment(record.threads),
+        is_resumed=before is not None,
+        warning=library.warning if config.shrink else None,
+    )
+
+
+def _record(config: RunConfig, directory: RunDirectory) -> RunRecord:
+    """Create the record of a new run."""
+    record = RunRecord(
+        run_id=RunRecord.new_id(),
+        format=FORMAT,
+        created=time.time(),
+        microbatches=config.new_microbatches,
+        seed=config.new_seed,
+        threads=config.new_threads,
+    )
+    directory.create_record(record)
+    return record
+
+
+def _resumed(config: RunConfig, record: RunRecord) -> RunRecord:
+    """Return the terms of an old run under new wishes; what fixes the bytes may not change."""
+    for option, wanted, fixed in (
+        ("--microbatches", config.microbatches, record.microbatches),
+        ("--seed", config.seed, record.seed),
+    ):
+        if wanted is not None and wanted != fixed:
+            raise UsageError(
+                f"the run in {config.run_dir} was begun with {option} {fixed}, not {wanted}; "
+                f"leave {option} out, or choose another --run-dir"
+            )
+    if config.threads is None:
+        return record
+    return dataclasses.replace(record, threads=config.threads)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Return the environment of all processes of the job.
+
+    Thread pools of numeric libraries are part of the numerics; hash
+    randomisation would make the order of sets differ between workers; plugins
+    that HDF5 finds by itself are code from wherever the variable points.
+    """
+    environment = dict(os.environ)
+    environment.pop("HDF5_PLUGIN_PATH", None)
+    environment.update(dict.fromkeys(_ONE_THREAD_POOLS, str(threads)))
+    environment.setdefault("PYTHONHASHSEED", "0")
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    )
+    return environment

@@ -1,0 +1,75 @@
+"""A world of one worker, for training without MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from holdfast.runtime.communicator import Array, Bounds
+
+
+class LocalFlight:
+    """Nobody to send to: posting a message is a programming error."""
+
+    def __enter__(self) -> LocalFlight:
+        """Begin with nothing in the air."""
+        return self
+
+    def send(self, array: Array, peer: int, tag: int) -> None:
+        """Refuse: there is no peer."""
+        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
+
+    def receive(self, array: Array, peer: int, tag: int) -> int:
+        """Refuse: there is no peer."""
+        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
+
+    def wait(self, ticket: int) -> None:
+        """Refuse: nothing was posted."""
+        raise AssertionError(f"no receive has the ticket {ticket}")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End: nothing is in the air."""
+
+
+class LocalCommunicator:
+    """The communicator of a single worker; it never breaks."""
+
+    rank = 0
+    size = 1
+
+    def flight(self) -> LocalFlight:
+        """Return an empty set of messages."""
+        return LocalFlight()
+
+    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
+        """Copy ``mine``."""
+        everyones.reshape(-1)[: counts[0]] = mine.reshape(-1)
+
+    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
+        """Do nothing: the vector is complete."""
+
+    def allgather_bytes(self, payload: bytes) -> list[bytes]:
+        """Return the one payload."""
+        return [payload]
+
+    def broadcast(self, array: Array, source: int) -> None:
+        """Do nothing: everyone has it."""
+
+    def agree(self, flags: int) -> int:
+        """Return ``flags``."""
+        return flags
+
+    def revoke(self) -> None:
+        """Do nothing: no exchange is pending."""
+
+    def shrink(self) -> LocalCommunicator:
+        """Return this world: nobody else could have died."""
+        return self
+
+    def leave(self) -> None:
+        """Return at once."""

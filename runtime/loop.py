@@ -1,0 +1,277 @@
+"""A worker's training loop: does what the step table says and reports how it ended.
+
+Each state of `recovery.step` is one method.  A method may raise ``WorldBroken``;
+that is the event ``BROKEN``, and the table knows what follows.  Nothing here
+decides what comes next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast.recovery.assignment import adopt, assign
+from holdfast.recovery.curriculum import Work
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.fault import Site
+from holdfast.recovery.reduction import plan_reduction
+from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
+from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
+from holdfast.recovery.world import World
+from holdfast.runtime.catch_up import NO_STATE, find_source, load_state, share_state, whole_state
+from holdfast.runtime.communicator import WorldBroken
+from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.errors import JobError, RecoveryImpossible
+from holdfast.runtime.exchange import TreeExchange
+from holdfast.runtime.heartbeat import Phase, Request
+from holdfast.runtime.membership import Membership, RepairTimes
+from holdfast.runtime.progress import Progress
+from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.replica import Replica
+from holdfast.runtime.restoring import restore_job
+from holdfast.runtime.saver import Saver
+from holdfast.runtime.training_job import TrainingJob
+from holdfast.runtime.transaction import Total, Transaction
+
+MAX_REPAIR_ATTEMPTS = 32
+"""Repairs in a row without an applied update; each death spoils at most two."""
+
+_POLL_S = 0.005
+
+
+class TrainingLoop:
+    """Trains one replica to the end of the job, together with the world it is part of."""
+
+    def __init__(self, context: WorkerContext, replica: Replica, job: TrainingJob) -> None:
+        config = context.config
+        world = World(config.generation, config.workers, config.capacity)
+        self._context = context
+        self._replica = replica
+        self._job = job
+        self._membership = Membership(
+            config.worker, world, context.communicator, clock=time.monotonic
+        )
+        self._records = LoopRecords(context, self._membership)
+        self._progress = Progress(replica, job, self._records)
+        self._saver = Saver(context, self._membership, job, self._records)
+        self._transactions: dict[Work, Transaction] = job.transactions(replica)
+        self._exchanges: dict[Work, TreeExchange] = {}
+        self._assignment = assign(job.microbatches, world)
+        self._is_loaded = False
+        self._ending: JobError | None = None
+        self._is_stopping = False
+        self._repairs = 0
+        self._detected = 0.0
+        self._is_finite = True
+        self._total: Total | None = None
+        self._outcome: Outcome | None = None
+
+    def run(self) -> Cursor:
+        """Train until the job is complete or stops early; return the final cursor.
+
+        Raises:
+            JobError: the job cannot go on; a checkpoint was made where that was possible.
+        """
+        state = StepState.JOINING
+        while state not in OVER:
+            state = next_state(state, self._act(state))
+        if state is StepState.LOST:
+            raise RecoveryImpossible(
+                f"repair failed {MAX_REPAIR_ATTEMPTS} times in a row; the job must be relaunched"
+            )
+        if self._ending is not None:
+            raise self._ending
+        return self._progress.cursor
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every transaction of the job is committed."""
+        return self._job.curriculum.next_work(self._progress.cursor) is None
+
+    @property
+    def records(self) -> LoopRecords:
+        """The journal entries of this loop."""
+        return self._records
+
+    @property
+    def progress(self) -> Progress:
+        """What was committed, and the metrics of the last epoch."""
+        return self._progress
+
+    def _act(self, state: StepState) -> StepEvent:
+        """Do the work of ``state``."""
+        try:
+            return _ACTIONS[state](self)
+        except WorldBroken:
+            self._detected = self._detected or time.monotonic()
+            return StepEvent.BROKEN
+
+    def _join(self) -> StepEvent:
+        self._context.page.phase = Phase.RESTORING
+        self._membership.join(NO_STATE)
+        return StepEvent.FORMED
+
+    def _catch_up(self) -> StepEvent:
+        source = find_source(self._membership.versions)
+        if source.version == NO_STATE and self._membership.communicator.rank == source.rank:
+            self._progress.restore(self._restore())
+        if source.version == NO_STATE:
+            self._saver.share_saved_step()
+        if source.is_needed:
+            state = whole_state(self._replica, self._progress.cursor)
+            shared = share_state(self._membership.communicator, source.rank, state)
+            if self._membership.communicator.rank != source.rank and (
+                self._version != source.version or source.version == NO_STATE
+            ):
+                self._progress.restore(load_state(self._replica, shared))
+                self._forget_leaves()
+        self._is_loaded = True
+        self._records.joined(self._progress.cursor)
+        self._records.adopted()
+        self._context.page.phase = Phase.COMPILING
+        return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.CAUGHT_UP
+
+    def _compute(self) -> StepEvent:
+        self._records.transaction_began()
+        self._visit(Site.COMPUTE)
+        owned = self._assignment.owned_by(self._membership.me)
+        self._transaction.compute(self._progress.cursor.step, owned)
+        return StepEvent.COMPUTED
+
+    def _reduce(self) -> StepEvent:
+        self._saver.gather()
+        transaction = self._transaction
+        roots = transaction.roots(self._assignment, self._membership.me)
+        vector = self._exchange(transaction).total(roots, lambda: self._visit(Site.REDUCE))
+        self._total = transaction.split(vector)
+        self._is_finite = self._exchange(transaction).is_finite(vector)
+        return StepEvent.REDUCED
+
+    def _vote(self) -> StepEvent:
+        self._visit(Site.VOTE)
+        flags = ballot(is_finite=self._is_finite, wishes=self._wishes(), save=self._saver.bits())
+        self._outcome = outcome(self._membership.communicator.agree(flags))
+        if not self._outcome.is_yes:
+            raise WorldBroken("a peer's exchange failed")
+        return StepEvent.AGREED
+
+    def _refuse(self) -> StepEvent:
+        self._membership.communicator.agree(REFUSAL)
+        raise WorldBroken("this worker's exchange failed")
+
+    def _apply(self) -> StepEvent:
+        assert self._outcome is not None
+        assert self._total is not None
+        self._visit(Site.APPLY)
+        self._saver.hear(self._outcome)
+        if not self._outcome.is_finite:
+            self._ending = self._progress.non_finite(self._total)
+            return StepEvent.EXHAUSTED
+        self._progress.commit(self._transaction.work, self._total)
+        self._transaction_committed(self._outcome)
+        return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.APPLIED
+
+    def _repair(self) -> StepEvent:
+        self._repairs += 1
+        if self._repairs > MAX_REPAIR_ATTEMPTS or not self._context.config.shrink:
+            return StepEvent.HOPELESS
+        self._context.page.phase = Phase.REPAIRING
+        before = self._membership.world
+        phases = self._membership.repair(self._version, lambda: self._visit(Site.REPAIR))
+        self._saver.abandon()
+        self._assignment = adopt(self._assignment, self._membership.world)
+        self._exchanges.clear()
+        times = RepairTimes(self._detected, *phases)
+        self._records.repaired(before, times, attempts=self._repairs)
+        self._detected = 0.0
+        return StepEvent.FORMED
+
+    def _finish(self) -> StepEvent:
+        """Wait for the checkpoint in flight, then make the last one, by votes without steps."""
+        self._context.page.phase = Phase.SAVING
+        self._saver.gather()
+        if self._saver.is_settled(self._progress.cursor):
+            return StepEvent.SETTLED
+        self._begin_save()
+        self._saver.wait(_POLL_S)
+        flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
+        self._saver.hear(outcome(self._membership.communicator.agree(flags)))
+        return StepEvent.PENDING
+
+    def _restore(self) -> Cursor:
+        """Return the cursor of the newest checkpoint, now loaded, or that of a fresh start."""
+        fresh = Cursor.start(self._replica.shape.metrics)
+        cursor = restore_job(self._context, self._job, self._replica, fresh)
+        self._saver.saved_step = cursor.step
+        return cursor
+
+    @property
+    def _version(self) -> int:
+        return self._progress.cursor.version if self._is_loaded else NO_STATE
+
+    @property
+    def _transaction(self) -> Transaction:
+        """The transaction that the cursor asks for next."""
+        work = self._job.curriculum.next_work(self._progress.cursor)
+        assert work is not None
+        return self._transactions[work]
+
+    def _exchange(self, transaction: Transaction) -> TreeExchange:
+        """Return the exchange for ``transaction`` in the current world."""
+        if transaction.work not in self._exchanges:
+            plan = plan_reduction(self._assignment, self._membership.world, self._job.microbatches)
+            self._exchanges[transaction.work] = TreeExchange(
+                self._membership.communicator, plan, transaction.size
+            )
+        return self._exchanges[transaction.work]
+
+    def _transaction_committed(self, agreed: Outcome) -> None:
+        """Do what follows every commit: tell the agent, save if due, stop if asked to."""
+        self._forget_leaves()
+        self._repairs = 0
+        cursor, page = self._progress.cursor, self._context.page
+        page.phase = Phase.TRAINING
+        page.step = cursor.step
+        page.generation = self._membership.world.generation
+        self._is_stopping = self._is_stopping or agreed.is_stop_wanted
+        self._saver.want(is_asked=agreed.is_save_wanted)
+        if self._saver.is_due(cursor):
+            self._begin_save()
+
+    def _begin_save(self) -> None:
+        cursor = self._progress.cursor
+        if self._saver.begin(cursor, lambda: whole_state(self._replica, cursor)):
+            self._context.page.answer(Request.SAVE)
+            self._visit(Site.SAVE, step=cursor.step)
+
+    def _forget_leaves(self) -> None:
+        for transaction in self._transactions.values():
+            transaction.forget()
+
+    def _has_ended(self) -> bool:
+        """Return whether no update is left to do, or the job was asked to stop here."""
+        cursor, curriculum = self._progress.cursor, self._job.curriculum
+        if self._ending is not None or curriculum.next_work(cursor) is None:
+            return True
+        return self._is_stopping and curriculum.is_save_point(cursor)
+
+    def _wishes(self) -> Wishes:
+        requests = self._context.page.requests
+        return Wishes(save=Request.SAVE in requests, stop=Request.STOP in requests)
+
+    def _visit(self, site: Site, step: int | None = None) -> None:
+        """Pass a fault site; by default while working on the next update."""
+        self._context.injector.visit(self._progress.cursor.step + 1 if step is None else step, site)
+
+
+_ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {
+    StepState.JOINING: TrainingLoop._join,
+    StepState.CATCHING_UP: TrainingLoop._catch_up,
+    StepState.COMPUTING: TrainingLoop._compute,
+    StepState.REDUCING: TrainingLoop._reduce,
+    StepState.VOTING: TrainingLoop._vote,
+    StepState.REFUSING: TrainingLoop._refuse,
+    StepState.APPLYING: TrainingLoop._apply,
+    StepState.REPAIRING: TrainingLoop._repair,
+    StepState.FINISHING: TrainingLoop._finish,
+}

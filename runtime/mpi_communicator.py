@@ -1,0 +1,222 @@
+"""The one file that imports mpi4py: collectives that either succeed or break the world.
+
+Theory.  Under ULFM a death surfaces as an exception of whatever a survivor
+happens to be calling, with an error class that is no guide (75, 77 and 16 all
+occur), on some survivors and not on others.  So this file knows one failure,
+``WorldBroken``, and keeps three rules that make it safe to go on after it
+(MPI 5.0 ULFM chapter; measured on Open MPI 5.0.9):
+
+1. The first error of an exchange revokes the communicator: otherwise some
+   requests of some survivors never end.
+2. Every request is waited for by itself, to its own end, before the exchange is
+   left: ``Waitall`` frees requests that are still active, and buffers are only
+   ours again when nothing is in flight.
+3. Only ``agree`` decides: it returns the same answer on all survivors or raises
+   on all of them.
+
+All MPI calls come from one thread at a time (``serialized``): with ``multiple``
+the TCP transport can deadlock in revoke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import mpi4py
+import numpy as np
+
+from holdfast.runtime.communicator import Array, Bounds, WorldBroken
+
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = False
+mpi4py.rc.thread_level = "serialized"
+
+from mpi4py import MPI  # noqa: E402  (rc must be set first)
+
+
+class MpiFlight:
+    """Requests of one exchange, each waited for by itself."""
+
+    def __init__(self, comm: MPI.Comm, revoke: Callable[[], None]) -> None:
+        self._comm = comm
+        self._revoke = revoke
+        self._requests: list[MPI.Request | None] = []
+        self._broken: MPI.Exception | None = None
+
+    def __enter__(self) -> MpiFlight:
+        """Begin with nothing in the air."""
+        return self
+
+    def send(self, array: Array, peer: int, tag: int) -> None:
+        """Post ``array`` for ``peer``."""
+        self._post(self._comm.Isend, array, peer, tag)
+
+    def receive(self, array: Array, peer: int, tag: int) -> int:
+        """Post a receive into ``array`` and return its ticket."""
+        return self._post(self._comm.Irecv, array, peer, tag)
+
+    def wait(self, ticket: int) -> None:
+        """Wait for one receive; raise ``WorldBroken`` at the first error of the flight."""
+        self._end(ticket)
+        if self._broken is not None:
+            raise WorldBroken(str(self._broken)) from self._broken
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for every request to its own end, then tell whether all went well."""
+        if error is not None and self._broken is None:
+            self._revoke()  # an exception of ours must not leave the peers waiting
+        for ticket in range(len(self._requests)):
+            self._end(ticket)
+        if error is None and self._broken is not None:
+            raise WorldBroken(str(self._broken)) from self._broken
+
+    def _post(self, call: Callable[..., MPI.Request], array: Array, peer: int, tag: int) -> int:
+        try:
+            self._requests.append(call(array, peer, tag))
+        except MPI.Exception as error:
+            self._fail(error)
+            raise WorldBroken(str(error)) from error
+        return len(self._requests) - 1
+
+    def _end(self, ticket: int) -> None:
+        request, self._requests[ticket] = self._requests[ticket], None
+        if request is None:
+            return
+        try:
+            request.Wait()
+        except MPI.Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: MPI.Exception) -> None:
+        if self._broken is None:
+            self._broken = error
+            self._revoke()
+
+
+class MpiCommunicator:
+    """ULFM operations of one MPI communicator.
+
+    With ``shrinkable=False`` the MPI library need not have ULFM: votes are plain
+    allreduces, and a broken world cannot be repaired in place.
+    """
+
+    def __init__(self, comm: MPI.Comm, *, shrinkable: bool = True) -> None:
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._comm = comm
+        self._shrinkable = shrinkable
+        self._rank: int = comm.Get_rank()
+        self._size: int = comm.Get_size()
+
+    @property
+    def rank(self) -> int:
+        """Index of this worker in the current world."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Number of workers of the current world."""
+        return self._size
+
+    def flight(self) -> MpiFlight:
+        """Return a new set of messages between the ranks."""
+        return MpiFlight(self._comm, self.revoke)
+
+    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
+        """Fill ``everyones`` with what each rank holds in ``mine``; counts in elements."""
+        self._collective(self._comm.Allgatherv, mine, [everyones, list(counts)])
+
+    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
+        """Complete ``vector`` in place from the slices that the ranks hold."""
+        counts = [stop - start for start, stop in bounds]
+        starts = [start for start, _ in bounds]
+        self._collective(self._comm.Allgatherv, MPI.IN_PLACE, [vector, (counts, starts)])
+
+    def allgather_bytes(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all ranks, in rank order."""
+        lengths = np.empty(self._size, np.int64)
+        self._collective(self._comm.Allgather, np.array([len(payload)], np.int64), lengths)
+        joined = np.empty(int(lengths.sum()), np.uint8)
+        self.allgather(np.frombuffer(payload, np.uint8), joined, lengths.tolist())
+        stops = np.cumsum(lengths)
+        return [
+            joined[stop - length : stop].tobytes()
+            for stop, length in zip(stops, lengths, strict=True)
+        ]
+
+    def broadcast(self, array: Array, source: int) -> None:
+        """Make ``array`` on every rank what it is on rank ``source``."""
+        flat = array.reshape(-1).view(np.uint8)
+        self._collective(self._comm.Bcast, flat, source)
+
+    def agree(self, flags: int) -> int:
+        """Return the bitwise and of all ranks' flags, the same on every survivor.
+
+        Raises:
+            WorldBroken: a member is dead; raised on all survivors alike, so it is
+                a uniform "no" (facts of ``MPIX_Comm_agree`` with an
+                unacknowledged failure).
+        """
+        try:
+            if self._shrinkable:
+                return int(self._comm.Agree(flags))
+            return int(self._comm.allreduce(flags, MPI.BAND))
+        except MPI.Exception as error:
+            raise WorldBroken(str(error)) from error
+
+    def revoke(self) -> None:
+        """Make every pending and future exchange of this world fail, on all ranks."""
+        if self._shrinkable:
+            self._comm.Revoke()
+
+    def shrink(self) -> MpiCommunicator:
+        """Return a communicator of the survivors, in the order of their old ranks."""
+        try:
+            return MpiCommunicator(self._comm.Shrink())
+        except MPI.Exception as error:
+            raise WorldBroken(str(error)) from error
+
+    def leave(self) -> None:
+        """Return when every survivor has called this.
+
+        Without it the first worker to exit would look like a failure to the
+        others; ``MPI_Finalize`` is not used because it may hang after failures.
+        """
+        if not self._shrinkable:
+            self._collective(self._comm.Barrier)
+            return
+        for _ in range(self._size + 1):  # each death can spoil one agreement
+            try:
+                self._comm.Agree(1)
+            except MPI.Exception:
+                self._comm.Ack_failed()
+            else:
+                return
+
+    def _collective(self, call: Callable[..., object], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except MPI.Exception as error:
+            self.revoke()
+            raise WorldBroken(str(error)) from error
+
+
+def join_world(*, shrinkable: bool) -> MpiCommunicator:
+    """Initialise MPI and return the communicator of all workers of the launch.
+
+    Blocks until every worker of the launch has called it.  A death before or
+    inside it leaves the others waiting: the supervisor ends such a launch.
+    """
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    return MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
+
+
+def library_version() -> str:
+    """Return the first line of what the MPI library says it is."""
+    return str(MPI.Get_library_version()).splitlines()[0].strip(" \0")

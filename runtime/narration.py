@@ -1,0 +1,126 @@
+"""What a job tells its user, and its journal, about launches, deaths and the end.
+
+One line on stderr for each change; the journal has the details.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.recovery.command import End, Launch
+from holdfast.runtime.channel import Message
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.job_setup import JobSetup
+from holdfast.runtime.journal import Journal
+
+
+class Narration:
+    """The supervisor's voice."""
+
+    def __init__(self, journal: Journal, *, is_verbose: bool) -> None:
+        self._journal = journal
+        self._is_verbose = is_verbose
+        self._errors: dict[int, str] = {}
+        self._notices: set[str] = set()
+
+    def began(self, setup: JobSetup) -> None:
+        """Say what is about to run."""
+        config, record = setup.config, setup.record
+        if setup.warning:
+            self._say(f"warning: {setup.warning}")
+        verb = "resuming" if setup.is_resumed else "starting"
+        self._say(
+            f"{verb} {config.script.name} on {config.workers} workers"
+            + (f" and {config.spares} spares" if config.spares else "")
+            + f" ({record.microbatches} microbatches, seed {record.seed}, "
+            f"{record.threads} threads each) in {config.run_dir}"
+        )
+        self._journal.record(
+            "job_started",
+            workers=config.workers,
+            spares=config.spares,
+            microbatches=record.microbatches,
+            seed=record.seed,
+            threads=record.threads,
+            script=str(config.script),
+            argv=list(config.argv),
+        )
+
+    def launching(self, command: Launch) -> None:
+        """Say that a launch begins."""
+        if command.relaunch:
+            self._say(f"relaunching {len(command.workers)} workers ({command.reason})")
+            self._journal.record(
+                "relaunch",
+                reason=command.reason,
+                spent=command.relaunch,
+                workers=len(command.workers),
+            )
+        self._journal.record(
+            "launch",
+            generation=command.generation,
+            workers=list(command.workers),
+            relaunch=command.relaunch,
+        )
+
+    def heard(self, message: Message) -> None:
+        """Say what of an agent's message concerns the user."""
+        kind = message.get("kind")
+        if kind == "worker_report":
+            self._heard_report(int(message["worker"]), message["report"])
+        elif kind == "worker_fenced":
+            self._say(
+                f"worker {message['worker']} has stood still for {message['silent_s']:.1f} s "
+                f"at step {message['step']}: killing it"
+            )
+        elif kind == "worker_exited" and not message["clean"]:
+            self._died(message)
+        elif kind == "preload_failed" and self._is_verbose:
+            self._say(f"warm processes go without {message['module']}: {message['message']}")
+
+    def killing(self, reason: str) -> None:
+        """Say that a launch is being killed."""
+        self._say(f"ending the launch: {reason}")
+
+    def lost_agent(self) -> None:
+        """Say that the agent has died."""
+        self._say("the agent of this host died, and its workers with it")
+
+    def signalled(self, name: str) -> None:
+        """Say that somebody wants the job to end."""
+        self._say(f"{name}: stopping at the next step with a checkpoint (again: at once)")
+
+    def ended(self, end: End) -> None:
+        """Say how the job ended; a program's own traceback is shown once."""
+        if end.traceback:
+            sys.stderr.write(end.traceback)
+        is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
+        self._say(("error: " if is_bad else "") + end.reason)
+        self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
+
+    def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:
+        if report.get("kind") == "error":
+            self._errors[worker] = f"{report['type']}: {report['message']}"
+        elif report.get("kind") == "notice" and report["text"] not in self._notices:
+            self._notices.add(report["text"])
+            self._say(report["text"])
+
+    def _died(self, message: Message) -> None:
+        worker = message["worker"]
+        cause = self._errors.get(worker, message["cause"])
+        self._say(f"worker {worker} died at step {message['step']} ({cause})")
+        self._journal.record(
+            "failure",
+            worker=worker,
+            cause=cause,
+            step=message["step"],
+            phase=message["phase"],
+            fenced=message["fenced"],
+            generation=message["generation"],
+        )
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"holdfast: {text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,83 @@
+"""What is committed: the cursor, and the metrics that it adds up to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.recovery.curriculum import Work
+from holdfast.recovery.cursor import Cursor
+from holdfast.runtime.errors import ProgramError, RecoveryImpossible
+from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.replica import Replica
+from holdfast.runtime.training_job import TrainingJob
+from holdfast.runtime.transaction import Total
+
+
+class Progress:
+    """Applies agreed totals to the replica and moves the cursor; does neither without the other."""
+
+    def __init__(self, replica: Replica, job: TrainingJob, records: LoopRecords) -> None:
+        self._replica = replica
+        self._job = job
+        self._records = records
+        self.cursor = Cursor.start(replica.shape.metrics)
+        self.metrics: dict[str, float] = {}
+        self.validation: dict[str, float] | None = None
+
+    def restore(self, cursor: Cursor) -> None:
+        """Go on from ``cursor``; the replica holds the state that belongs to it."""
+        self.cursor = cursor
+
+    def commit(self, work: Work, total: Total) -> None:
+        """Make the transaction final."""
+        if work is Work.TRAIN:
+            self._commit_step(total)
+        else:
+            self._commit_evaluation(total)
+
+    def non_finite(self, total: Total) -> ProgramError:
+        """Return the error of a total that must not be applied."""
+        results = self._replica.results(self._metric_sums(total), max(total.samples, 1))
+        return ProgramError(
+            f"the gradients or the loss of step {self.cursor.step + 1} are not finite "
+            f"(loss {results['loss']}); nothing of this step was applied; lower the learning "
+            "rate or look at the samples, then run again: the run resumes from the step before"
+        )
+
+    def _commit_step(self, total: Total) -> None:
+        curriculum = self._job.curriculum
+        before = self.cursor
+        if curriculum.is_epoch_start(before):
+            before = before.at_epoch_start()
+        sums = self._metric_sums(total)
+        self._replica.apply(total.contribution, total.samples)
+        self.cursor = before.after_step(total.samples, total.fingerprint, sums)
+        epoch = curriculum.epoch_of(self.cursor)
+        self._records.stepped(self.cursor, epoch, total.samples)
+        if curriculum.has_ended_epoch(self.cursor):
+            self._check_ledger(epoch)
+            if not curriculum.has_validation:
+                self._end_epoch(epoch, None)
+
+    def _commit_evaluation(self, total: Total) -> None:
+        sums = total.contribution.astype(np.float64)
+        self.cursor = self.cursor.after_evaluation()
+        validation = self._replica.results(sums, total.samples)
+        self._end_epoch(self._job.curriculum.epoch_of(self.cursor), validation)
+
+    def _end_epoch(self, epoch: int, validation: dict[str, float] | None) -> None:
+        self.metrics = self._replica.results(self.cursor.sums, self.cursor.ledger.samples)
+        self.validation = validation
+        self._records.ended_epoch(epoch, self.cursor, self.metrics, validation)
+
+    def _check_ledger(self, epoch: int) -> None:
+        samples = self._job.order.samples
+        if not self.cursor.ledger.covers(samples):
+            raise RecoveryImpossible(
+                f"epoch {epoch} applied {self.cursor.ledger.samples} samples that are not each of "
+                f"the {samples} exactly once; this is a defect of holdfast or of the machine: "
+                "report it, and run again from the last checkpoint"
+            )
+
+    def _metric_sums(self, total: Total) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return total.contribution[self._replica.shape.gradient :].astype(np.float64)

@@ -1,0 +1,134 @@
+"""What the training loop writes into the journal: steps, epochs, worlds and recoveries.
+
+Everything here is known to all workers alike, so only rank 0 of the world
+writes it; when rank 0 dies, the next one goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.world import World
+from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.membership import Membership, RepairTimes
+
+_Milliseconds = float
+
+
+class LoopRecords:
+    """Journal entries of one worker's training loop."""
+
+    def __init__(self, context: WorkerContext, membership: Membership) -> None:
+        self._context = context
+        self._membership = membership
+        self._began = time.monotonic()
+        self._pending: _Recovery | None = None
+
+    def transaction_began(self) -> None:
+        """Start the clock of the transaction in hand; an attempt that fails does not count."""
+        self._began = time.monotonic()
+
+    def joined(self, cursor: Cursor) -> None:
+        """Record the world that is about to train."""
+        world = self._membership.world
+        workers = list(world.workers)
+        self._context.tell_agent(
+            {
+                "kind": "world",
+                "generation": world.generation,
+                "workers": workers,
+                "step": cursor.step,
+            }
+        )
+        self._write("world", workers=workers, capacity=world.capacity, step=cursor.step)
+
+    def stepped(self, cursor: Cursor, epoch: int, samples: int) -> None:
+        """Record an applied update, and the recovery that it ended."""
+        now = time.monotonic()
+        if self._pending is not None:
+            recovery, self._pending = self._pending, None
+            self._write("recovery", **recovery.fields(cursor.step, now))
+        seconds = round(now - self._began, 6)
+        self._write("step", step=cursor.step, epoch=epoch, seconds=seconds, samples=samples)
+
+    def ended_epoch(
+        self,
+        epoch: int,
+        cursor: Cursor,
+        metrics: Mapping[str, float],
+        validation: Mapping[str, float] | None,
+    ) -> None:
+        """Record an epoch's metrics and the proof that it used every sample once."""
+        ledger = {
+            "samples": cursor.ledger.samples,
+            "fingerprint": f"{cursor.ledger.fingerprint:016x}",
+            "exact": True,
+        }
+        self._write(
+            "epoch",
+            epoch=epoch,
+            step=cursor.step,
+            metrics=dict(metrics),
+            validation=None if validation is None else dict(validation),
+            ledger=ledger,
+        )
+
+    def repaired(self, before: World, times: RepairTimes, attempts: int) -> None:
+        """Keep what is known of a recovery until the next update is applied."""
+        after = self._membership.world
+        lost = tuple(worker for worker in before.workers if worker not in after.workers)
+        if self._pending is not None:  # a second death before the first recovery ended
+            lost = self._pending.lost + lost
+            times = RepairTimes(
+                self._pending.times.detected, times.revoked, times.shrunk, times.agreed
+            )
+        self._pending = _Recovery(after, lost, times, attempts)
+
+    def adopted(self) -> None:
+        """Note that the orphans have owners and everyone has the newest state."""
+        if self._pending is not None:
+            self._pending.adopted = time.monotonic()
+
+    def note(self, event: str, **fields: object) -> None:
+        """Record something that all workers know."""
+        self._write(event, **fields)
+
+    def _write(self, event: str, **fields: object) -> None:
+        if self._membership.is_first:
+            generation = self._membership.world.generation
+            self._context.journal.record(event, **({"generation": generation} | fields))
+
+
+class _Recovery:
+    """A repair whose end, the next applied update, is still to come."""
+
+    def __init__(
+        self, world: World, lost: tuple[int, ...], times: RepairTimes, attempts: int
+    ) -> None:
+        self.world = world
+        self.lost = lost
+        self.times = times
+        self.attempts = attempts
+        self.adopted = times.agreed
+
+    def fields(self, step: int, now: float) -> dict[str, object]:
+        """Return the journal's fields; milliseconds count from the detection."""
+        times = self.times
+
+        def since(moment: float) -> _Milliseconds:
+            return round((moment - times.detected) * 1000, 3)
+
+        return {
+            "step": step,
+            "lost": list(self.lost),
+            "survivors": list(self.world.workers),
+            "attempts": self.attempts,
+            "detected": times.detected,
+            "revoked_ms": since(times.revoked),
+            "shrunk_ms": since(times.shrunk),
+            "agreed_ms": since(times.agreed),
+            "adopted_ms": since(self.adopted),
+            "next_step_ms": since(now),
+        }

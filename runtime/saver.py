@@ -1,0 +1,237 @@
+"""Checkpoints made in the background of training, one at a time.
+
+A save costs the training loop one copy of this worker's share of the state; the
+writing happens in a thread.  How it goes on is decided by votes
+(`recovery.saving`), so that all workers always know alike what is in flight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.store import CheckpointStore, Staging
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.saving import SavePhase, after_vote
+from holdfast.recovery.vote import Bit, Outcome
+from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.errors import StoppedEarly
+from holdfast.runtime.membership import Membership
+from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.training_job import TrainingJob
+
+State = Mapping[str, npt.NDArray[np.generic]]
+
+MAX_FAILURES = 3
+"""Attempts at the final checkpoint before the job stops without it."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """The checkpoint in flight, as this worker sees it."""
+
+    cursor: Cursor
+    layout: ShardLayout
+    header: Header
+    staging: Staging
+    began: float
+    phase: SavePhase
+    mine: Future[ShardRecord]
+    commit: Future[int] | None = None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong on this worker, if anything did."""
+        for future in (self.mine, self.commit):
+            if future is not None and future.done() and future.exception() is not None:
+                return future.exception()
+        return None
+
+
+class Saver:
+    """This worker's part of making checkpoints."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        membership: Membership,
+        job: TrainingJob,
+        records: LoopRecords,
+    ) -> None:
+        self._context = context
+        self._membership = membership
+        self._job = job
+        self._records = records
+        self._store = CheckpointStore(context.run_dir)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-saver")
+        self._flight: _Flight | None = None
+        self._is_wanted = False
+        self._attempts = 0
+        self._failures = 0
+        self.saved_step = 0
+
+    def want(self, *, is_asked: bool) -> None:
+        """Remember that a checkpoint was asked for."""
+        self._is_wanted = self._is_wanted or is_asked
+
+    def is_due(self, cursor: Cursor) -> bool:
+        """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips one."""
+        curriculum = self._job.curriculum
+        is_due = curriculum.is_save_due(cursor)
+        if is_due and self._flight is not None:
+            self._records.note("checkpoint_skipped", step=cursor.step)
+        is_wanted = is_due or (self._is_wanted and curriculum.is_save_point(cursor))
+        return is_wanted and self._flight is None and cursor.step != self.saved_step
+
+    def begin(self, cursor: Cursor, state: Callable[[], State]) -> bool:
+        """Copy this worker's share of the state and write it in the background.
+
+        Returns whether a save was begun; one at a time is in flight.
+
+        Raises:
+            StoppedEarly: too many saves in a row have failed.
+        """
+        if self._flight is not None:
+            return False
+        if self._failures >= MAX_FAILURES:
+            raise StoppedEarly(
+                f"the checkpoint of step {cursor.step} could not be written to "
+                f"{self._context.run_dir} in {MAX_FAILURES} attempts; make room or make it "
+                f"writable, then run again: the run resumes from step {self.saved_step}"
+            )
+        self._attempts += 1
+        self._is_wanted = False
+        self._flight = self._launch(cursor, state())
+        return True
+
+    def bits(self) -> Bit:
+        """Return what this worker has to say about the checkpoint in flight."""
+        flight = self._flight
+        if flight is None:
+            return Bit(0)
+        bits = Bit(0) if flight.failure is not None else Bit.INTACT
+        if flight.mine.done():
+            bits |= Bit.DURABLE
+        if flight.commit is None or flight.commit.done():
+            bits |= Bit.SETTLED
+        return bits
+
+    def hear(self, agreed: Outcome) -> None:
+        """Go on as all agreed."""
+        flight = self._flight
+        if flight is None:
+            return
+        flight.phase = after_vote(flight.phase, agreed.save)
+        if flight.phase is SavePhase.COMMITTED:
+            self._committed(flight)
+        elif flight.phase is SavePhase.FAILED:
+            self._failed(flight)
+
+    def gather(self) -> None:
+        """Collect the records of all shards if they are durable, and begin the commit.
+
+        Raises:
+            WorldBroken: a member died; the save will be abandoned.
+        """
+        flight = self._flight
+        if flight is None or flight.phase is not SavePhase.GATHERING:
+            return
+        mine = flight.mine.result().encode()
+        records = self._membership.communicator.allgather_bytes(mine)
+        flight.phase = SavePhase.COMMITTING
+        if self._membership.is_first:
+            flight.commit = self._thread.submit(self._commit, flight, records)
+
+    def abandon(self) -> None:
+        """Give up the checkpoint in flight: the world it was begun in is no more."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        self._is_wanted = True
+        if self._membership.is_first:
+            self._thread.submit(flight.staging.abandon)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait a little for what runs in the background."""
+        flight = self._flight
+        if flight is not None:
+            busy = [future for future in (flight.mine, flight.commit) if future is not None]
+            wait([future for future in busy if not future.done()], timeout_s)
+
+    def is_settled(self, cursor: Cursor) -> bool:
+        """Return whether nothing is in flight and ``cursor`` is on the disk, or has nothing."""
+        return self._flight is None and self.saved_step == cursor.step
+
+    def share_saved_step(self) -> None:
+        """Let everyone know which step rank 0 has found on the disk."""
+        step = np.array([self.saved_step], np.int64)
+        self._membership.communicator.broadcast(step, 0)
+        self.saved_step = int(step[0])
+
+    def _launch(self, cursor: Cursor, state: State) -> _Flight:
+        communicator = self._membership.communicator
+        generation = self._membership.world.generation
+        layout = ShardLayout(specs_of(state), communicator.size)
+        staging = self._store.staging(cursor.step, generation, self._attempts)
+        header = Header(self._context.config.run_id, generation, cursor.step)
+        mine = {piece.spec.name for piece in layout.pieces(communicator.rank)}
+        snapshot = {
+            name: np.array(value, copy=True) if name in mine else value
+            for name, value in state.items()
+        }
+        future = self._thread.submit(
+            staging.write_shard, snapshot, layout, communicator.rank, header
+        )
+        began = time.monotonic()
+        return _Flight(cursor, layout, header, staging, began, SavePhase.WRITING, future)
+
+    def _commit(self, flight: _Flight, records: list[bytes]) -> int:
+        """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
+        manifest = Manifest.assemble(
+            flight.layout,
+            [ShardRecord.decode(record) for record in records],
+            header=flight.header,
+            cursor=dict(self._job.identity) | {"step": flight.cursor.step},
+            numerics=self._job.numerics.to_json(),
+        )
+        flight.staging.commit(manifest)
+        for reason in prune(self._store, self._job.keep):
+            self._context.journal.record("prune_failed", reason=str(reason))
+        return manifest.nbytes
+
+    def _committed(self, flight: _Flight) -> None:
+        self._flight = None
+        self._failures = 0
+        self.saved_step = flight.cursor.step
+        if flight.commit is not None:
+            seconds = round(time.monotonic() - flight.began, 6)
+            size = flight.commit.result()
+            self._records.note("checkpoint", step=self.saved_step, seconds=seconds, bytes=size)
+            self._context.tell_agent({"kind": "checkpoint", "step": self.saved_step})
+
+    def _failed(self, flight: _Flight) -> None:
+        """Say loudly what failed here, and go on training."""
+        self._flight = None
+        self._failures += 1
+        failure = flight.failure
+        if failure is not None:
+            self._context.journal.record(
+                "checkpoint_failed", step=flight.cursor.step, reason=str(failure)
+            )
+            text = f"the checkpoint of step {flight.cursor.step} failed: {failure}"
+            self._context.tell_agent({"kind": "notice", "text": text})
+            if not isinstance(failure, (CheckpointError, OSError)):
+                raise failure
+        if self._membership.is_first:
+            self._thread.submit(flight.staging.abandon)

@@ -1,0 +1,59 @@
+"""The agent's messages as events of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    Event,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerStopped,
+    WorldFormed,
+)
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.channel import Message
+
+_INJECTED = "InjectedFault"
+
+
+def event_of(message: Message) -> Event | None:
+    """Return what an agent's message means for the job, or None if it changes nothing."""
+    kind = message.get("kind")
+    if kind == "worker_exited":
+        worker = WorkerId(message["worker"])
+        return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
+    if kind != "worker_report":
+        return None
+    report = message["report"]
+    translate = _REPORTS.get(report.get("kind"))
+    return None if translate is None else translate(WorkerId(message["worker"]), report)
+
+
+def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
+    return WorkerFailed(
+        worker,
+        kind=report["type"],
+        message=report["message"],
+        traceback=report["traceback"],
+        exit_code=int(report["exit_code"]),
+        is_injected=report["type"] == _INJECTED,
+    )
+
+
+def _formed(worker: WorkerId, report: Message) -> WorldFormed:
+    workers = tuple(WorkerId(member) for member in report["workers"])
+    return WorldFormed(report["generation"], workers, report["step"])
+
+
+_REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
+    "joined": lambda worker, report: WorkerJoined(worker),
+    "world": _formed,
+    "checkpoint": lambda worker, report: CheckpointCommitted(report["step"]),
+    "error": _failed,
+    "complete": lambda worker, report: WorkerCompleted(worker, report["step"], report["sha256"]),
+    "stopped": lambda worker, report: WorkerStopped(worker, report["step"]),
+}

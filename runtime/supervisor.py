@@ -1,0 +1,258 @@
+"""The process that owns a job, outside MPI: ``holdfast run``.
+
+It starts the agent and one mpiexec per launch, shows everything that happens to
+`recovery.job`, and does what that says.  It never imports MPI, TensorFlow or
+HDF5, and nothing in training waits for it: when it is killed, the job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
+from holdfast.recovery.event import Event, LaunchEnded, StopAsked, WorkerExited
+from holdfast.recovery.job import JobMachine, JobTerms
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime import guard as guard_file
+from holdfast.runtime.agent_process import AgentProcess, AgentTerms
+from holdfast.runtime.channel import Message
+from holdfast.runtime.config import RunConfig
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.job_setup import JobSetup, prepare_job
+from holdfast.runtime.launch import LaunchLine
+from holdfast.runtime.mpi_launch import MpiLaunch
+from holdfast.runtime.narration import Narration
+from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.sightings import event_of
+
+_GRACE_S = 3.0
+"""mpiexec ends by itself 0.3 s after its last rank; longer than this it hangs."""
+
+_SIGNALS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+}
+
+
+def run_job(config: RunConfig) -> ExitCode:
+    """Run the job that ``config`` asks for to its end; return the exit code.
+
+    Raises:
+        JobError: the job cannot begin; nothing was started.
+    """
+    setup = prepare_job(config)
+    base = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_memory_directory()))
+    try:
+        supervisor = Supervisor(setup, base)
+        try:
+            return supervisor.run()
+        finally:
+            supervisor.close()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _memory_directory() -> str | None:
+    """Return where shared memory files belong, if the system has such a place."""
+    place = "/dev/shm"
+    return place if os.access(place, os.W_OK | os.X_OK) else None
+
+
+class Supervisor:
+    """Carries events to the job's machine and its commands to agent and mpiexec."""
+
+    def __init__(self, setup: JobSetup, base: Path) -> None:
+        self._setup = setup
+        self._base = base
+        self._narration = Narration(setup.journal, is_verbose=setup.config.verbose)
+        self._machine = JobMachine(
+            JobTerms(
+                workers=setup.config.workers + setup.config.spares,
+                max_restarts=setup.config.max_restarts,
+                can_shrink=setup.config.shrink,
+                first_generation=setup.first_generation,
+            )
+        )
+        self._reactor = Reactor()
+        self._agent: AgentProcess | None = None
+        self._launch: MpiLaunch | None = None
+        self._alive: set[WorkerId] = set()
+        self._deadline: float | None = None
+        self._end: End | None = None
+        self._watch_signals()
+
+    def run(self) -> ExitCode:
+        """Launch, watch and relaunch until the job is over; return its exit code."""
+        self._narration.began(self._setup)
+        self._obey(self._machine.start())
+        while self._end is None:
+            self._reactor.run_once(self._pause_s())
+            self._look_at_launch()
+        self._narration.ended(self._end)
+        return ExitCode(self._end.exit_code)
+
+    def close(self) -> None:
+        """End every process that was started, and wait for them."""
+        if self._agent is not None:
+            self._reactor.forget(self._agent.channel)
+            self._agent.end()
+        if self._launch is not None:
+            self._launch.kill()
+            self._launch.clear()
+        self._reactor.close()
+
+    def _watch_signals(self) -> None:
+        """Turn SIGINT, SIGTERM and SIGUSR2 into events of the loop."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        for number in (*_SIGNALS, signal.SIGUSR2):
+            signal.signal(number, lambda *_: None)
+        self._reactor.watch(wake_read, lambda: self._on_signals(os.read(wake_read, 64)))
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == signal.SIGUSR2 and self._agent is not None:
+                self._agent.tell({"kind": "request", "what": "save"})
+            elif number in _SIGNALS:
+                self._narration.signalled(signal.Signals(number).name)
+                self._handle(StopAsked(_SIGNALS[signal.Signals(number)]))
+
+    def _handle(self, event: Event) -> None:
+        if self._end is None:
+            self._obey(self._machine.handle(event))
+
+    def _obey(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            match command:
+                case Launch():
+                    self._begin(command)
+                case KillLaunch(reason):
+                    self._narration.killing(reason)
+                    self._kill()
+                case AskToStop():
+                    self._tell({"kind": "request", "what": "stop"})
+                case End():
+                    self._end = command
+
+    def _begin(self, command: Launch) -> None:
+        """Start one launch; the agent is started with the first, and again if it has died."""
+        self._narration.launching(command)
+        if self._agent is None:
+            self._agent = self._start_agent()
+        self._deadline = None
+        self._alive = set()
+        self._tell(
+            {
+                "kind": "launch",
+                "generation": command.generation,
+                "workers": list(command.workers),
+                "config": self._setup.worker_config(command),
+            }
+        )
+        directory = self._base / f"launch-{command.generation}"
+        directory.mkdir(mode=0o700)
+        line = LaunchLine(
+            mpiexec=self._setup.mpiexec,
+            ranks=len(command.workers),
+            directory=directory,
+            guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
+            ulfm=self._setup.config.shrink,
+            as_root=os.geteuid() == 0,
+        )
+        environment = line.environment(
+            self._setup.environment,
+            HOLDFAST_AGENT=str(self._agent.socket),
+            HOLDFAST_GENERATION=str(command.generation),
+        )
+        self._launch = MpiLaunch(line, environment)
+        self._reactor.watch(self._launch.end_fd, self._on_mpiexec_end)
+
+    def _start_agent(self) -> AgentProcess:
+        config = self._setup.config
+        terms = AgentTerms(
+            directory=self._base,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            preload=self._setup.preload,
+            lease=self._setup.lease.fileno(),
+            verbose=config.verbose,
+        )
+        agent = AgentProcess(terms, self._setup.environment)
+        self._reactor.watch_channel(agent.channel, self._on_message, self._on_agent_end)
+        return agent
+
+    def _on_message(self, message: Message) -> None:
+        """Take note of what the agent tells, and show the machine what it means."""
+        kind = message.get("kind")
+        if kind == "worker_started":
+            self._alive.add(WorkerId(message["worker"]))
+        elif kind == "worker_exited":
+            self._alive.discard(WorkerId(message["worker"]))
+        self._narration.heard(message)
+        event = event_of(message)
+        if event is not None and self._is_current(message):
+            self._handle(event)
+
+    def _is_current(self, message: Message) -> bool:
+        """Return whether a message is about a worker of the newest launch."""
+        return message["worker"] in self._machine.view.workers
+
+    def _on_agent_end(self) -> None:
+        """Without its agent no worker lives: the kernel has killed them."""
+        self._narration.lost_agent()
+        if self._agent is not None:
+            self._agent.end()
+            self._agent = None
+        for worker in sorted(self._alive):
+            self._handle(WorkerExited(worker, is_clean=False, cause="its agent died"))
+        self._alive.clear()
+
+    def _on_mpiexec_end(self) -> None:
+        if self._launch is not None:
+            self._reactor.forget(self._launch.end_fd)
+
+    def _look_at_launch(self) -> None:
+        """Tell the machine when nothing of the launch is left; end an mpiexec that lingers."""
+        launch = self._launch
+        if launch is None or self._end is not None:
+            return
+        if launch.has_ended and not self._alive:
+            self._conclude(launch)
+        elif not self._alive and self._machine.view.exits:
+            self._deadline = self._deadline or time.monotonic() + self._grace_s()
+            if time.monotonic() >= self._deadline:
+                launch.kill()
+
+    def _conclude(self, launch: MpiLaunch) -> None:
+        words = "" if self._machine.view.exits else launch.words()
+        self._reactor.forget(launch.end_fd)
+        launch.clear()
+        self._launch = None
+        self._handle(LaunchEnded(f"mpiexec started no worker: {words}" if words else ""))
+
+    def _grace_s(self) -> float:
+        """Return how long mpiexec may outlive its workers: not at all after a lost job."""
+        exits = self._machine.view.exits.values()
+        return _GRACE_S if all(seen.is_clean for seen in exits) else 0.0
+
+    def _kill(self) -> None:
+        """Kill the launch's workers and mpiexec; the machine waits for their end."""
+        self._tell({"kind": "kill"})
+        if self._launch is not None:
+            self._launch.kill()
+
+    def _tell(self, message: Message) -> None:
+        if self._agent is not None:
+            self._agent.tell(message)
+
+    def _pause_s(self) -> float | None:
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline - time.monotonic()) + 0.01

@@ -1,0 +1,155 @@
+"""The trainer: what a training script calls.
+
+A script says what to train on what; where it runs, with how many others, and
+what to do when one of them dies is not its business.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.digest import state_sha256
+from holdfast.recovery.cursor import Cursor
+from holdfast.runtime import context as contexts
+from holdfast.runtime.catch_up import whole_state
+from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.data import Data
+from holdfast.runtime.errors import ProgramError, StopRequested
+from holdfast.runtime.loop import TrainingLoop
+from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.replica import Replica
+from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a training run came to; the same on every worker.
+
+    ``metrics`` and ``validation`` are those of the last epoch that ended since
+    the job was launched; ``sha256`` is the digest of the whole final state
+    (weights, optimizer, cursor).
+    """
+
+    step: int
+    sha256: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    validation: dict[str, float] = field(default_factory=dict)
+
+
+class Trainer:
+    """Trains a model in step with all other workers of the job.
+
+    Args:
+        model: a compiled Keras model, a ``Replica``, or a function that returns
+            one; a function is called after the seeds are set, so its initial
+            weights are the same in every worker and every run.
+        data: the samples to train on.
+        global_batch: samples of one update, over all workers.
+        epochs: passes over the data.
+        validation: samples to evaluate on at the end of each epoch.
+        save_every: updates between checkpoints; by default one epoch.  One is
+            always made at the end.
+        keep: newest checkpoints to keep, at least 2.
+    """
+
+    def __init__(  # noqa: PLR0913  (each is one plain wish of the user's)
+        self,
+        model: Any,
+        data: Data,
+        *,
+        global_batch: int,
+        epochs: int,
+        validation: Data | None = None,
+        save_every: int | None = None,
+        keep: int = 3,
+    ) -> None:
+        self._model = model
+        self._request = Request(data, validation, global_batch, epochs, save_every, keep)
+
+    def run(self) -> Result:
+        """Train to the end, through whatever dies on the way, and return the result.
+
+        Raises:
+            JobError: the job cannot go on, or was asked to stop; one sentence says why.
+        """
+        context = contexts.current()
+        config = context.config
+        is_deterministic = config.threads > 1
+        numerics = Numerics.here(
+            threads=config.threads,
+            deterministic=is_deterministic,
+            global_batch=self._request.global_batch,
+            microbatches=config.microbatches,
+        )
+        job = describe_job(self._request, config, numerics)
+        replica = _build_replica(self._model, job, context)
+        loop = TrainingLoop(context, replica, job)
+        cursor = loop.run()
+        return _conclude(context, job, loop, whole_state_of=(replica, cursor))
+
+
+def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
+    """Return the replica that ``model`` is or makes, built with the job's seeds."""
+    if isinstance(model, Replica) and not isinstance(model, type):
+        return model
+    uses_keras = "keras" in sys.modules or "tensorflow" in sys.modules
+    if not uses_keras:
+        made = model() if callable(model) else model
+        if isinstance(made, Replica):
+            return made
+        raise ProgramError(
+            f"the trainer's model is a {type(made).__name__}, which is neither a compiled Keras "
+            "model nor a Replica; pass one of them, or a function that returns one"
+        )
+    return _build_keras(model, job, context)
+
+
+def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
+    """Build a Keras model, or a replica of the user's own that uses TensorFlow."""
+    from holdfast.runtime import keras_replica
+
+    config = context.config
+    keras_replica.set_numerics(
+        config.threads, config.seed, deterministic=job.numerics.deterministic
+    )
+    made = model() if _is_factory(model) else model
+    if isinstance(made, Replica):
+        return made
+    x, y = job.data.read(job.order.microbatch(0, 0))
+    return keras_replica.KerasReplica.build(made, x, y)
+
+
+def _is_factory(model: Any) -> bool:
+    """Return whether ``model`` has to be called to get a model (a Keras model is callable too)."""
+    return callable(model) and not hasattr(model, "trainable_variables")
+
+
+def _conclude(
+    context: WorkerContext,
+    job: TrainingJob,
+    loop: TrainingLoop,
+    whole_state_of: tuple[Replica, Cursor],
+) -> Result:
+    replica, cursor = whole_state_of
+    if not loop.is_complete:
+        loop.records.note("stopped", step=cursor.step)
+        context.tell_agent({"kind": "stopped", "step": cursor.step})
+        raise StopRequested(
+            f"stopped at step {cursor.step} of {job.curriculum.steps} with a checkpoint; "
+            "run again to go on"
+        )
+    progress = loop.progress
+    sha256 = state_sha256(whole_state(replica, cursor))
+    result = Result(cursor.step, sha256, progress.metrics, progress.validation or {})
+    loop.records.note(
+        "completed",
+        step=cursor.step,
+        epochs=job.curriculum.epochs,
+        sha256=sha256,
+        metrics=result.metrics,
+        validation=result.validation,
+    )
+    context.tell_agent({"kind": "complete", "step": cursor.step, "sha256": sha256})
+    return result

@@ -1,0 +1,117 @@
+"""The job that a script describes: its data in order, its transactions, and what identifies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.recovery.curriculum import Curriculum, Work
+from holdfast.recovery.order import SampleOrder, SequentialOrder
+from holdfast.runtime.data import Data
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.replica import Replica
+from holdfast.runtime.transaction import (
+    Contributor,
+    TrainingContributor,
+    Transaction,
+    ValidationContributor,
+)
+from holdfast.runtime.worker_config import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the script asks of the trainer, as it says it."""
+
+    data: Data
+    validation: Data | None
+    global_batch: int
+    epochs: int
+    save_every: int | None
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """Everything about a job that all workers know alike and that never changes."""
+
+    data: Data
+    validation: Data | None
+    order: SampleOrder
+    validation_order: SequentialOrder | None
+    curriculum: Curriculum
+    numerics: Numerics
+    keep: int
+
+    @property
+    def microbatches(self) -> int:
+        """Equal parts of each global batch: the leaves of the reduction tree."""
+        return self.order.microbatches
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What must be the same when a checkpoint of the job is restored."""
+        return {
+            "seed": self.order.seed,
+            "samples": self.order.samples,
+            "global batch": self.order.global_batch,
+            "microbatches": self.order.microbatches,
+        }
+
+    def transactions(self, replica: Replica) -> dict[Work, Transaction]:
+        """Return an empty transaction for each kind of work."""
+        contributors: dict[Work, Contributor] = {
+            Work.TRAIN: TrainingContributor(replica, self.data, self.order)
+        }
+        if self.validation is not None and self.validation_order is not None:
+            contributors[Work.EVALUATE] = ValidationContributor(
+                replica, self.validation, self.validation_order
+            )
+        return {
+            work: Transaction(work, contributor, self.microbatches)
+            for work, contributor in contributors.items()
+        }
+
+
+def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> TrainingJob:
+    """Return the job that ``request`` describes.
+
+    Raises:
+        ProgramError: a value makes no sense; the message says which and what to do.
+    """
+    _check(request)
+    samples = len(request.data)
+    order = SampleOrder(config.seed, samples, request.global_batch, config.microbatches)
+    validation_order = None
+    if request.validation is not None:
+        validation_order = SequentialOrder(
+            len(request.validation), request.global_batch, config.microbatches
+        )
+    curriculum = Curriculum(
+        steps_per_epoch=order.steps_per_epoch,
+        epochs=request.epochs,
+        has_validation=request.validation is not None,
+        save_every=request.save_every or order.steps_per_epoch,
+    )
+    return TrainingJob(
+        request.data,
+        request.validation,
+        order,
+        validation_order,
+        curriculum,
+        numerics,
+        request.keep,
+    )
+
+
+def _check(request: Request) -> None:
+    lower_bounds = {
+        "global_batch": (request.global_batch, 1),
+        "epochs": (request.epochs, 1),
+        "save_every": (1 if request.save_every is None else request.save_every, 1),
+        "keep": (request.keep, 2),
+        "the number of samples": (len(request.data), 1),
+    }
+    for name, (value, least) in lower_bounds.items():
+        if value < least:
+            raise ProgramError(f"{name} must be at least {least}, got {value}; change the script")

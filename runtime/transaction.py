@@ -1,0 +1,133 @@
+"""The contributions of one transaction: what each owned microbatch adds to the total.
+
+Two kinds share one shape, a flat vector of the replica's part followed by the
+ledger's lanes (`recovery.ledger`), which prove how many samples went in and
+which:
+
+* an update of the model: one microbatch of the step's batch is one leaf;
+* a pass over validation data: leaf m is the sum over the m-th microbatch of
+  every batch of the pass.
+
+Leaves that were computed stay until the transaction is committed, so redoing
+it after a death computes only what was adopted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from holdfast.recovery.assignment import Assignment
+from holdfast.recovery.curriculum import Work
+from holdfast.recovery.ledger import LANES, fingerprint, from_lanes, to_lanes
+from holdfast.recovery.order import SampleOrder, SequentialOrder
+from holdfast.recovery.partial import PartialSums
+from holdfast.recovery.reduction import maximal_nodes
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.aligned import aligned_vector
+from holdfast.runtime.data import Data
+from holdfast.runtime.replica import FloatVector, Microbatch, Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The agreed sum of a transaction; the arrays are valid until the next exchange."""
+
+    contribution: FloatVector
+    samples: int
+    fingerprint: int
+
+
+class Contributor(Protocol):
+    """Computes the leaves of one kind of transaction."""
+
+    @property
+    def size(self) -> int:
+        """Floats of the replica's part of a leaf."""
+
+    def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
+        """Write leaf ``m`` of transaction ``index``; return its samples and their fingerprint."""
+
+
+class TrainingContributor:
+    """One microbatch of the step's batch is one leaf."""
+
+    def __init__(self, replica: Replica, data: Data, order: SampleOrder) -> None:
+        self._replica = replica
+        self._data = data
+        self._order = order
+        self.size = replica.shape.total
+
+    def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
+        """Compute the gradients of microbatch ``m`` of update ``index``."""
+        ids = self._order.microbatch(index, m)
+        if not len(ids):
+            out.fill(0.0)
+            return 0, 0
+        x, y = self._data.read(ids)
+        self._replica.contribute(Microbatch(x, y, self._order.microbatch_seed(index, m)), out)
+        return len(ids), fingerprint(ids)
+
+
+class ValidationContributor:
+    """Leaf m adds up the m-th microbatch of every batch of the validation data."""
+
+    def __init__(self, replica: Replica, data: Data, order: SequentialOrder) -> None:
+        self._replica = replica
+        self._data = data
+        self._order = order
+        self.size = replica.shape.metrics
+        self._one = np.empty(self.size, np.float32)
+
+    def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
+        """Evaluate the m-th microbatch of every batch; ``index`` makes no difference."""
+        out.fill(0.0)
+        samples, proof = 0, 0
+        for batch in range(self._order.steps_per_epoch):
+            ids = self._order.microbatch(batch, m)
+            if not len(ids):
+                continue
+            x, y = self._data.read(ids)
+            self._replica.evaluate(Microbatch(x, y, 0), self._one)
+            out += self._one
+            samples += len(ids)
+            proof += fingerprint(ids)
+        return samples, proof % 2**64
+
+
+class Transaction:
+    """The leaves of one kind of work that this worker has computed and folded so far."""
+
+    def __init__(self, work: Work, contributor: Contributor, microbatches: int) -> None:
+        self.work = work
+        self.size = contributor.size + LANES
+        self._contributor = contributor
+        self._microbatches = microbatches
+        self._sums = PartialSums(microbatches, lambda: aligned_vector(self.size))
+
+    def compute(self, index: int, owned: Collection[int]) -> None:
+        """Compute the leaves of update ``index`` (from 0) in ``owned`` that are not there yet."""
+        body = self._contributor.size
+        for m in self._sums.missing(owned):
+            leaf = self._sums.buffer()
+            samples, proof = self._contributor.fill(index, m, leaf[:body])
+            leaf[body:] = to_lanes(samples, proof)
+            self._sums.add_leaf(m, leaf)
+
+    def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
+        """Return the vectors of the maximal subtrees that ``worker`` owns, in leaf order."""
+        owned = assignment.owned_by(worker)
+        return self._sums.take(maximal_nodes(owned, self._microbatches)) if owned else ()
+
+    def split(self, vector: FloatVector) -> Total:
+        """Return what the sum over all microbatches means."""
+        body = self._contributor.size
+        samples, proof = from_lanes(vector[body:])
+        return Total(vector[:body], samples, proof)
+
+    def forget(self) -> None:
+        """Drop all leaves: the transaction is committed, or belongs to another state."""
+        self._sums.clear()
