@@ -47,6 +47,7 @@ class AgentSettings:
     heartbeat_timeout_s: float
     pool: PoolSettings
     verbose: bool = False
+    ready_fd: int | None = None
 
 
 @dataclass(slots=True)
@@ -84,6 +85,9 @@ class Agent:
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             pool=settings.pool,
         )
+        if settings.ready_fd is not None:
+            os.write(settings.ready_fd, b"ready\n")
+            os.close(settings.ready_fd)
 
     def run(self) -> ExitCode:
         """Serve until told to end, or until nobody needs this agent; return the exit code."""
@@ -201,6 +205,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
     parser.add_argument("--preload", default="", metavar="MODULE,...")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--ready-fd", type=int, help="gets a line as soon as the socket listens")
     options = parser.parse_args(argv)
     preload = tuple(name for name in options.preload.split(",") if name)
     return AgentSettings(
@@ -208,6 +213,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
         heartbeat_timeout_s=options.heartbeat_timeout,
         pool=PoolSettings(preload, options.entry),
         verbose=options.verbose,
+        ready_fd=options.ready_fd,
     )
 
 

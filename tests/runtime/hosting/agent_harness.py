@@ -1,0 +1,195 @@
+"""A supervisor in miniature: starts a real agent, speaks with it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime import guard as guard_module
+from holdfast.runtime.channel import Channel, Message, connect
+from holdfast.runtime.launch import LaunchLine
+from holdfast.runtime.mpi_library import find_mpiexec
+from holdfast.runtime.processes import kill_tree, wait_all_ended
+
+GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
+BOUND_S = 30.0
+
+
+class AgentHarness:
+    """One agent, its output in files, and everything that it has told so far."""
+
+    def __init__(self, directory: Path, entry: str, *options: str) -> None:
+        self.directory = directory
+        self.events: list[Message] = []
+        self.heartbeat_timeout_s = 0.5
+        self._started: list[subprocess.Popen[bytes]] = []
+        ready_read, ready_write = os.pipe()
+        command = [sys.executable, "-m", "holdfast.runtime.agent"]
+        command += ["--directory", str(directory), "--entry", entry]
+        command += ["--ready-fd", str(ready_write)]
+        if "--heartbeat-timeout" not in options:
+            command += ["--heartbeat-timeout", str(self.heartbeat_timeout_s)]
+        self.stdout = directory / "stdout"
+        self.stderr = directory / "stderr"
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*command, *options],
+                env=environment,
+                pass_fds=[ready_write],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        os.close(ready_write)
+        assert os.read(ready_read, 16) == b"ready\n", self.stderr.read_text()
+        os.close(ready_read)
+        self.channel = self.connect()
+
+    def connect(self) -> Channel:
+        """Become the supervisor, in place of an earlier one."""
+        channel = connect(self.directory / "agent.sock")
+        channel.send({"kind": "supervisor"})
+        return channel
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.channel.send({"kind": kind, **fields})
+
+    def launch(
+        self, workers: Sequence[int], *argv: str, generation: int = 1, **fields: Any
+    ) -> None:
+        """Tell the agent of a launch whose tiny workers behave as ``argv`` says."""
+        config = {
+            "capacity": len(workers),
+            "run_id": "test",
+            "run_dir": str(self.directory),
+            "microbatches": len(workers),
+            "seed": 1,
+            "threads": 1,
+            "heartbeat_timeout_s": self.heartbeat_timeout_s,
+            "script": "",
+            "argv": argv,
+            "faults": (),
+        }
+        self.send("launch", generation=generation, workers=list(workers), config=config, **fields)
+
+    def guard(
+        self, rank: int, *, generation: int = 1, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start one guard as mpiexec would, without MPI."""
+        base = {**os.environ, **self._guard_environment(generation), **environment}
+        return self._start(GUARD, {**base, "OMPI_COMM_WORLD_RANK": str(rank)})
+
+    def mpiexec(self, ranks: int, *, generation: int = 1) -> subprocess.Popen[bytes]:
+        """Start a real MPI job of guards."""
+        private = self.directory / f"launch-{generation}"
+        private.mkdir()
+        line = LaunchLine(find_mpiexec(), ranks, private, GUARD, as_root=os.getuid() == 0)
+        guard_environment = self._guard_environment(generation)
+        return self._start(line.command(), line.environment(os.environ, **guard_environment))
+
+    def wait_for(self, kind: str, **expected: Any) -> Message:
+        """Return the first event of ``kind`` with these fields, waiting for it."""
+        deadline = time.monotonic() + BOUND_S
+        seen = 0
+        while True:
+            for event in self.events[seen:]:
+                seen += 1
+                if event["kind"] == kind and expected.items() <= event.items():
+                    return event
+            self._read_more(deadline, f"{kind} {expected}")
+
+    def wait_for_report(self, worker: int, kind: str) -> Message:
+        """Return what ``worker`` said in its report of ``kind``."""
+        deadline = time.monotonic() + BOUND_S
+        seen = 0
+        while True:
+            for event in self.events[seen:]:
+                seen += 1
+                is_its = event["kind"] == "worker_report" and event["worker"] == worker
+                if is_its and event["report"]["kind"] == kind:
+                    return dict(event["report"])
+            self._read_more(deadline, f"report {kind} of worker {worker}")
+
+    def kinds(self, worker: int) -> list[str]:
+        """Return what happened to a worker, in order."""
+        return [
+            event.get("report", event)["kind"]
+            for event in self.events
+            if event.get("worker") == worker
+        ]
+
+    def close(self) -> None:
+        """End the agent and whatever was started; nothing of theirs may be left."""
+        if self.process.poll() is None:
+            try:
+                self.send("shutdown")
+                self.process.wait(BOUND_S)
+            except (OSError, subprocess.TimeoutExpired):
+                kill_tree(self.process.pid)
+        self.process.wait()
+        for started in self._started:
+            if started.poll() is None:
+                kill_tree(started.pid)
+            started.wait()
+        self.channel.close()
+
+    def _guard_environment(self, generation: int) -> dict[str, str]:
+        return {
+            "HOLDFAST_AGENT": str(self.directory / "agent.sock"),
+            "HOLDFAST_GENERATION": str(generation),
+        }
+
+    def _start(
+        self, command: Sequence[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        output = (self.directory / f"started-{len(self._started)}").open("wb")
+        with output:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self._started.append(process)
+        return process
+
+    def _read_more(self, deadline: float, awaited: str) -> None:
+        left_s = deadline - time.monotonic()
+        ready = select.select([self.channel], [], [], max(0.0, left_s))[0]
+        story = "\n".join(map(str, [*self.events, self.stderr.read_text()]))
+        assert ready, f"no {awaited} within {BOUND_S} s; so far:\n{story}"
+        self.events += self.channel.drain()
+        assert not self.channel.is_closed, f"the agent closed, no {awaited}; so far:\n{story}"
+
+
+def assert_ended(*pids: int) -> None:
+    """Wait until processes are gone; it is a failure if they stay."""
+    assert wait_all_ended(pids, BOUND_S) == ()
+
+
+@contextmanager
+def launcher_of(harness: AgentHarness, *, ranks: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that starts guards and waits for them, as mpiexec does."""
+    script = (
+        "import subprocess, sys, os\n"
+        "guards = [subprocess.Popen(sys.argv[2:], env={**os.environ,"
+        " 'OMPI_COMM_WORLD_RANK': str(rank)}) for rank in range(int(sys.argv[1]))]\n"
+        "[guard.wait() for guard in guards]\n"
+    )
+    environment = {**os.environ, **harness._guard_environment(1)}
+    command = [sys.executable, "-c", script, str(ranks), *GUARD]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    yield process
+    process.kill()
+    process.wait()

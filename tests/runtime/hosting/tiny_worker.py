@@ -1,0 +1,174 @@
+"""Workers without MPI for tests of the agent.
+
+``argv`` of the configuration says what each does: ``"2:exit_1"`` concerns
+worker 2, ``"exit_1"`` all others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import NoReturn
+
+from holdfast.runtime.channel import Channel
+from holdfast.runtime.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
+from holdfast.runtime.worker_config import WorkerConfig
+
+
+class Tiny:
+    """What a tiny worker has at hand."""
+
+    def __init__(self, config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
+        self.config = config
+        self.control = Channel.adopt(control_fd)
+        self.page = HeartbeatPage.attach(heartbeat_fd)
+
+    def report(self, kind: str, **fields: object) -> None:
+        self.control.send({"kind": kind, **fields})
+
+    def behaviour(self) -> str:
+        own = [
+            a.partition(":")[2] for a in self.config.argv if a.startswith(f"{self.config.worker}:")
+        ]
+        common = [a for a in self.config.argv if ":" not in a]
+        return (own + common + ["leave"])[0]
+
+
+def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
+    tiny = Tiny(config, control_fd, heartbeat_fd)
+    tiny.report("hello", pid=os.getpid())
+    Pulse(tiny.page, pulse_interval_s(config.heartbeat_timeout_s)).start()
+    tiny.page.phase = Phase.TRAINING
+    tiny.page.step = 40 + config.worker
+    tiny.report("joined", pid=os.getpid())
+    BEHAVIOURS[tiny.behaviour()](tiny)
+
+
+def leave(tiny: Tiny) -> NoReturn:
+    tiny.report("leaving")
+    os._exit(0)
+
+
+def wait(tiny: Tiny) -> None:
+    while True:
+        signal.pause()
+
+
+def exit_0(tiny: Tiny) -> None:
+    os._exit(0)
+
+
+def exit_1(tiny: Tiny) -> None:
+    os._exit(1)
+
+
+def leave_then_exit_3(tiny: Tiny) -> None:
+    tiny.report("leaving")
+    os._exit(3)
+
+
+def return_(tiny: Tiny) -> None:
+    return
+
+
+def sys_exit_4(tiny: Tiny) -> None:
+    sys.exit(4)
+
+
+def raise_(tiny: Tiny) -> None:
+    raise ValueError("the loss is not finite")
+
+
+def segfault(tiny: Tiny) -> None:
+    ctypes.string_at(0)
+
+
+def abort(tiny: Tiny) -> None:
+    os.abort()
+
+
+def sigkill(tiny: Tiny) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sigterm(tiny: Tiny) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop(tiny: Tiny) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hold_gil(tiny: Tiny) -> None:
+    ctypes.PyDLL(None).pause()
+
+
+def compute_in_python(tiny: Tiny) -> None:
+    end = time.monotonic() + 3 * tiny.config.heartbeat_timeout_s
+    while time.monotonic() < end:
+        pass
+    leave(tiny)
+
+
+def compute_in_c(tiny: Tiny) -> None:
+    ctypes.CDLL(None).usleep(int(3e6 * tiny.config.heartbeat_timeout_s))
+    leave(tiny)
+
+
+def leave_when_asked(tiny: Tiny) -> None:
+    while not tiny.page.requests:
+        tiny.config.worker  # noqa: B018
+    tiny.report("asked", requests=int(tiny.page.requests))
+    leave(tiny)
+
+
+def start_helper(tiny: Tiny) -> None:
+    helper = subprocess.Popen(["sleep", "600"])
+    tiny.report("helper", pid=helper.pid)
+    wait(tiny)
+
+
+def print_lines(tiny: Tiny) -> None:
+    print("one line")
+    print("no end", end="", flush=True)
+    sys.stderr.write("to stderr\n")
+    leave(tiny)
+
+
+def print_much(tiny: Tiny) -> None:
+    line = f"{tiny.config.worker}" * 79 + "\n"
+    for _ in range(200):
+        sys.stdout.write(line * 100)
+    sys.stdout.flush()
+    leave(tiny)
+
+
+def tell_place(tiny: Tiny) -> None:
+    sigint = signal.getsignal(signal.SIGINT)
+    tiny.report(
+        "place",
+        directory=os.getcwd(),
+        environment={k: v for k, v in os.environ.items() if k.startswith(("PMIX_", "HF_", "TMP"))},
+        stdin=os.readlink("/proc/self/fd/0"),
+        sigint_ignored=sigint == signal.SIG_IGN,
+        handlers=[n.name for n in signal.valid_signals() if callable(signal.getsignal(n))],
+        leads_group=os.getpgrp() == os.getpid() == os.getsid(0),
+        parent=os.getppid(),
+        fds=sorted(int(name) for name in os.listdir("/proc/self/fd")),
+        modules=[name for name in ("numpy", "mpi4py", "mpi4py.MPI") if name in sys.modules],
+    )
+    leave(tiny)
+
+
+BEHAVIOURS = {
+    behaviour.__name__: behaviour
+    for behaviour in (
+        *(leave, wait, exit_0, exit_1, leave_then_exit_3, return_, sys_exit_4, raise_),
+        *(segfault, abort, sigkill, sigterm, stop, hold_gil, compute_in_python, compute_in_c),
+        *(leave_when_asked, start_helper, print_lines, print_much, tell_place),
+    )
+}
