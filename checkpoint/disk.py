@@ -63,12 +63,19 @@ class Disk:
 
     def fsync_directory(self, path: Path) -> None:
         """Make the names in a directory durable; does without where it is not supported."""
+        self._fsync_directory(path, _UNSUPPORTED)
+
+    def fsync_parent(self, path: Path) -> None:
+        """Make the name of ``path`` durable; does without if its parent is not ours to read."""
+        self._fsync_directory(path.parent, _UNSUPPORTED | {errno.EACCES, errno.EPERM})
+
+    def _fsync_directory(self, path: Path, tolerated: frozenset[int]) -> None:
         try:
             _complete("fsync directory", path, lambda: self._files.fsync_directory(path))
         except StorageFailed as failure:
-            if failure.errno not in _UNSUPPORTED:
+            if failure.errno not in tolerated:
                 raise
-            self._downgrades[f"directories cannot be synced: {failure}"] = None
+            self._downgrades[f"names in {path} may be lost by a power cut: {failure}"] = None
 
     def write_durably(self, path: Path, buffers: Sequence[memoryview]) -> None:
         """Create a file of the given contents and sync it, or leave none behind."""
@@ -105,7 +112,11 @@ class Disk:
                     self.remove_tree(child)
                 else:
                     self._unlink(child)
-            _complete("remove", path, lambda: self._files.rmdir(path))
+            self.remove_empty(path)
+
+    def remove_empty(self, path: Path) -> None:
+        """Remove a directory that holds nothing."""
+        _complete("remove", path, lambda: self._files.rmdir(path))
 
     def _unlink(self, path: Path) -> None:
         with _tolerated(errno.ENOENT):

@@ -78,6 +78,16 @@ class CheckpointStore:
         """Name the staging directory of a save; whichever writer is first makes it."""
         return Staging(self, StagingName(step, generation, attempt))
 
+    def next_attempt(self, header: Header) -> int:
+        """Return the first attempt, from 1, that nothing is left of in staging."""
+        parsed = (StagingName.parse(name) for name in self.names())
+        taken = [
+            name.attempt
+            for name in parsed
+            if name and (name.step, name.generation) == (header.step, header.generation)
+        ]
+        return max(taken, default=0) + 1
+
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first; being listed does not mean being undamaged."""
         found = [(step_of(name), name) for name in self.names()]
@@ -131,8 +141,18 @@ class CheckpointStore:
         for path in (self._run_dir, self.directory):
             is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
             if is_new or not self._is_anchored:
-                self._disk.fsync_directory(path.parent)
+                self._anchor(path, is_new=is_new)
         self._is_anchored = True
+
+    def _anchor(self, path: Path, *, is_new: bool) -> None:
+        try:
+            self._disk.fsync_parent(path)
+        except StorageFailed:
+            if is_new:
+                # Syncing the same entry again may claim success without effect.
+                with contextlib.suppress(StorageFailed):
+                    self._disk.remove_empty(path)
+            raise
 
 
 class Staging:
