@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SHAPE = Path(__file__).parents[2] / "ci" / "shape.py"
+
+
+def _shape(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SHAPE), str(folder)], capture_output=True, text=True, check=False
+    )
+
+
+def test_file_and_function_at_their_limits_pass(tmp_path: Path) -> None:
+    docstring = '    """Does it.\n' + "\n" * 30 + '    """\n'
+    function = "def f() -> None:\n" + docstring + "    pass\n" * 39
+    (tmp_path / "a.py").write_text(function + "x = 1\n" * (400 - function.count("\n")))
+
+    answer = _shape(tmp_path)
+
+    assert answer.returncode == 0, answer.stdout
+
+
+def test_longer_function_is_named_with_its_length(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class A:\n    def f(self) -> None:\n" + "        pass\n" * 40)
+
+    answer = _shape(tmp_path)
+
+    assert answer.returncode == 1
+    assert "a.py:2: f has 41 lines, 40 are allowed" in answer.stdout
+
+
+def test_longer_file_is_named_with_its_length(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n" * 401)
+
+    answer = _shape(tmp_path)
+
+    assert answer.returncode == 1
+    assert "a.py: 401 lines, 400 are allowed" in answer.stdout
+
+
+def test_folder_without_python_files_is_a_mistake(tmp_path: Path) -> None:
+    assert _shape(tmp_path).returncode == 1

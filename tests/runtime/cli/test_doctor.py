@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from holdfast.runtime.cli import doctor as doctor_file
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.fitness import Fitness
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine on which all is well, and its mpiexec."""
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.9'\n")
+    mpiexec.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_MPIEXEC", str(mpiexec))
+    monkeypatch.setattr(doctor_file, "try_out", lambda *_: Fitness(True, "Open MPI", "passed"))
+    _answer_import(monkeypatch, 0, "2.21.0\n", "")
+    return mpiexec
+
+
+def _answer_import(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
+    run = subprocess.run
+
+    def answer(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if "-c" in command:
+            return subprocess.CompletedProcess(command, code, out, err)
+        return run(command, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(subprocess, "run", answer)
+
+
+def _doctor(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, list[str]]:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *argv])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code, capsys.readouterr().out.splitlines()
+
+
+def _failures(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("FAIL")]
+
+
+def test_healthy_machine_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = _doctor(capsys)
+
+    assert code == ExitCode.DONE
+    assert _failures(lines) == []
+    assert any("Open MPI 5.0.9" in line for line in lines)
+    assert any("2.21.0" in line for line in lines)
+
+
+def test_missing_mpi_is_found_and_the_rest_still_examined(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, lines = _doctor(capsys, "--mpiexec", "/nowhere/mpiexec")
+
+    assert code == ExitCode.USAGE
+    assert len(_failures(lines)) == 1
+    assert "TensorFlow" in " ".join(lines)
+
+
+def test_mpi_without_ulfm_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_file, "try_out", lambda *_: Fitness(False, "Open MPI", "no Revoke"))
+
+    code, lines = _doctor(capsys)
+
+    assert code == ExitCode.USAGE
+    assert "no Revoke" in _failures(lines)[0]
+
+
+def test_version_that_crashes_survivors_is_found(
+    capsys: pytest.CaptureFixture[str], machine: Path
+) -> None:
+    machine.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
+
+    code, lines = _doctor(capsys)
+
+    assert code == ExitCode.USAGE
+    assert "better use 5.0.9" in _failures(lines)[0]
+
+
+def test_tensorflow_that_cannot_be_imported_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer_import(monkeypatch, 1, "", "Traceback\nImportError: libtensorflow.so: bad\n")
+
+    code, lines = _doctor(capsys)
+
+    assert code == ExitCode.USAGE
+    assert "ImportError: libtensorflow.so: bad" in _failures(lines)[0]
+    assert "holdfast[cpu]" in _failures(lines)[0]
+
+
+def test_run_directory_that_cannot_be_written_is_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, lines = _doctor(capsys, "--run-dir", "/proc/self/run")
+
+    assert code == ExitCode.USAGE
+    assert "/proc/self/run cannot be used" in _failures(lines)[0]

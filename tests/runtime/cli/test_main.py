@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from holdfast.runtime.cli import main as main_file
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.exit_code import ExitCode
+
+HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
+
+
+def _exit_code(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(argv))
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["run"], "Missing argument 'SCRIPT'"),
+        (["run", "nowhere.py"], "nowhere.py does not exist"),
+        (["run", "-n", "many", "train.py"], "'many' is not a valid integer"),
+        (["run", "--nothing", "train.py"], "--nothing"),
+        (["walk"], "No such command 'walk'"),
+        (["report", "nowhere"], "nowhere/journal.jsonl cannot be read: No such file"),
+    ],
+)
+def test_bad_request_is_one_line_and_exit_2(
+    argv: list[str],
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert _exit_code(*argv) == ExitCode.USAGE
+
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("holdfast: error: ")
+    assert output.err.count("\n") == 1
+    assert complaint in output.err
+
+
+def test_error_of_a_job_ends_with_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise RunDirectoryBusy("pid 7 has it;\nwait")
+
+    monkeypatch.setattr(main_file.holdfast, "main", refuse)
+
+    assert _exit_code("run") == ExitCode.RUN_DIRECTORY_BUSY
+    assert capsys.readouterr().err == "holdfast: error: pid 7 has it; wait\n"
+
+
+def test_interrupt_ends_with_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_file.holdfast, "main", interrupt)
+
+    assert _exit_code("run") == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "holdfast: error: interrupted\n"
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("--help") == ExitCode.DONE
+
+    text = capsys.readouterr().out
+    assert all(f"\n  {command} " in text for command in ("run", "report", "doctor"))
+
+
+def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code() == ExitCode.USAGE
+    assert "Commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("[run]\nworker = 4\n", "unknown options under [run]: worker; known are"),
+        ("[walk]\nworkers = 4\n", "heading [walk], but there is no such command"),
+        ("[run", "holdfast.toml cannot be read"),
+    ],
+)
+def test_config_file_with_a_mistake_is_refused(
+    content: str,
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "holdfast.toml").write_text(content)
+
+    assert _exit_code("run", "train.py") == ExitCode.USAGE
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["cli.main", "supervisor", "agent", "pool", "guard"],
+)
+def test_processes_around_the_workers_load_no_heavy_library(module: str) -> None:
+    """They must start in milliseconds, and MPI or TensorFlow state must not be forked."""
+    program = f"import sys, holdfast.runtime.{module}; print(*set({HEAVY}) & set(sys.modules))"
+
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert answer.stdout.strip() == ""

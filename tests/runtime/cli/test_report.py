@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.journal import Journal
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal.record("job_started", workers=2)
+    journal.record("step", step=1, epoch=0, seconds=0.5, samples=8, generation=1)
+    journal.record("failure", worker=1, cause="signal SIGKILL", step=1, phase="training")
+    journal.record("recovery", generation=2, step=2, lost=[1], survivors=[0], next_step_ms=9.0)
+    journal.record("relaunch", reason="all workers died", spent=1, workers=[0])
+    journal.record("completed", step=2, epochs=1, sha256="ab", metrics={"loss": 0.25})
+    journal.record("job_ended", exit_code=0, reason="done")
+    journal.close()
+    return tmp_path
+
+
+def _report(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["report", *argv])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_json_holds_the_report(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report(str(run_dir), "--json") == ExitCode.DONE
+
+    content = json.loads(capsys.readouterr().out)
+    assert content["final_sha256"] == "ab"
+    assert content["steps"] == 2
+    assert content["failures"][0]["worker"] == 1
+
+
+def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report(str(run_dir)) == ExitCode.DONE
+
+    text = capsys.readouterr().out
+    for fact in ("run r1", "exit 0: done", "loss=0.25", "signal SIGKILL", "9 ms", "from step"):
+        assert fact in text
+
+
+def test_empty_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl").write_text("")
+
+    assert _report(str(tmp_path)) == ExitCode.USAGE
+    assert "holds no records" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.config import RunConfig
+from holdfast.runtime.exit_code import ExitCode
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunConfig]:
+    """Stand in for the supervisor: keep what it was asked for, and stop early."""
+    asked: list[RunConfig] = []
+
+    def run_job(config: RunConfig) -> ExitCode:
+        asked.append(config)
+        return ExitCode.STOPPED_EARLY
+
+    supervisor = ModuleType("holdfast.runtime.supervisor")
+    supervisor.run_job = run_job  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor", supervisor)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return asked
+
+
+def _run(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["run", *argv])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_job_ends_with_the_supervisors_exit_code(asked: list[RunConfig]) -> None:
+    assert _run("train.py") == ExitCode.STOPPED_EARLY
+    assert len(asked) == 1
+
+
+def test_paths_are_absolute_and_the_run_is_named_after_the_script(
+    asked: list[RunConfig], tmp_path: Path
+) -> None:
+    _run("train.py")
+
+    assert asked[0].script == tmp_path / "train.py"
+    assert asked[0].run_dir == tmp_path / "holdfast-train"
+
+
+def test_without_options_the_defaults_hold(asked: list[RunConfig], tmp_path: Path) -> None:
+    _run("train.py")
+
+    assert asked[0] == RunConfig(script=tmp_path / "train.py", run_dir=tmp_path / "holdfast-train")
+
+
+def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) -> None:
+    numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
+    others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
+    switches = "--fresh --strict --no-shrink -v"
+    faults = ("--inject", "kill worker=2 step=30", "--inject", "stop worker=1 step=9 site=vote")
+
+    _run(*f"{numbers} {others} {switches}".split(), *faults, "train.py")
+
+    assert asked[0] == RunConfig(
+        script=tmp_path / "train.py",
+        run_dir=tmp_path / "out",
+        workers=4,
+        spares=1,
+        microbatches=12,
+        threads=2,
+        seed=7,
+        heartbeat_timeout_s=1.5,
+        max_restarts=5,
+        faults=("kill worker=2 step=30", "stop worker=1 step=9 site=vote"),
+        preload=("numpy", "h5py"),
+        mpiexec=Path("/opt/mpiexec"),
+        fresh=True,
+        strict=True,
+        shrink=False,
+        verbose=True,
+    )
+
+
+@pytest.mark.parametrize("option", ["-n 3", "-n3", "-np 3", "--workers 3"])
+def test_workers_are_counted_as_with_mpiexec(asked: list[RunConfig], option: str) -> None:
+    _run(*option.split(), "train.py")
+
+    assert asked[0].workers == 3
+
+
+def test_what_follows_the_script_is_the_scripts(asked: list[RunConfig]) -> None:
+    _run("-n", "2", "train.py", "-n", "9", "--fresh", "--", "x", "--help")
+
+    assert asked[0].argv == ("-n", "9", "--fresh", "--", "x", "--help")
+    assert asked[0].workers == 2
+    assert not asked[0].fresh
+
+
+def test_empty_preload_imports_nothing(asked: list[RunConfig]) -> None:
+    _run("--preload", "", "train.py")
+
+    assert asked[0].preload == ()
+
+
+def test_flag_beats_environment_beats_file_beats_default(
+    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "holdfast.toml").write_text(
+        "[run]\nworkers = 2\nspares = 2\nmax-restarts = 2\nshrink = false\n"
+        'preload = ["numpy"]\ninject = ["kill worker=0 step=1"]\n'
+    )
+    monkeypatch.setenv("HOLDFAST_WORKERS", "5")
+    monkeypatch.setenv("HOLDFAST_SPARES", "5")
+
+    _run("--workers", "7", "train.py")
+
+    assert (asked[0].workers, asked[0].spares, asked[0].max_restarts) == (7, 5, 2)
+    assert asked[0].heartbeat_timeout_s == 10.0
+    assert not asked[0].shrink
+    assert asked[0].preload == ("numpy",)
+    assert asked[0].faults == ("kill worker=0 step=1",)
+
+
+def test_faults_in_the_environment_stand_between_semicolons(
+    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_INJECT", "kill worker=2 step=30;stop worker=1 step=9")
+
+    _run("train.py")
+
+    assert asked[0].faults == ("kill worker=2 step=30", "stop worker=1 step=9")
+
+
+def test_bad_request_never_reaches_the_supervisor(asked: list[RunConfig]) -> None:
+    assert _run("-n", "0", "train.py") == ExitCode.USAGE
+    assert asked == []

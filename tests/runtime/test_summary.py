@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from holdfast.runtime.journal import Record
+from holdfast.runtime.report import Failure, Rejected, Struck, to_json, to_text
+from holdfast.runtime.summary import summarize
+
+
+class Story:
+    """Writes records as a job would, with a clock that only the story moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.records: list[Record] = []
+
+    def tell(self, event: str, *, after: float = 0.0, **fields: Any) -> Story:
+        self.now += after
+        self.records.append({"event": event, "now": self.now, "run_id": "r1", **fields})
+        return self
+
+    def steps(self, first: int, last: int, *, generation: int = 1) -> Story:
+        for step in range(first, last + 1):
+            self.tell(
+                "step", after=1.0, step=step, epoch=0, seconds=0.9, samples=8, generation=generation
+            )
+        return self
+
+    def epoch(self, epoch: int, step: int, *, samples: int, exact: bool = True) -> Story:
+        return self.tell(
+            "epoch",
+            epoch=epoch,
+            step=step,
+            metrics={"loss": 0.5 / (epoch + 1)},
+            validation={"loss": 0.75},
+            ledger={"samples": samples, "fingerprint": 1, "exact": exact},
+        )
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story().tell("job_started", workers=4)
+
+
+def test_undisturbed_job(story: Story) -> None:
+    story.tell("launch", generation=1, workers=[0, 1, 2, 3], relaunch=0)
+    story.steps(1, 4).epoch(0, 4, samples=32)
+    story.tell("checkpoint", step=4, generation=1, seconds=0.1, bytes=1000)
+    story.tell("completed", step=4, epochs=1, sha256="ab" * 32, metrics={"accuracy": 0.9})
+    story.tell("job_ended", after=0.5, exit_code=0, reason="done")
+
+    report = summarize(story.records)
+
+    assert (report.steps, report.samples, report.jobs) == (4, 32, 1)
+    assert report.metrics == {"accuracy": 0.9}
+    assert report.final_sha256 == "ab" * 32
+    assert (report.exit_code, report.reason) == (0, "done")
+    assert report.wall_s == pytest.approx(4.5)
+    assert report.goodput == pytest.approx(3.6 / 4.5)
+    assert [epoch.exact for epoch in report.epochs] == [True]
+    assert [checkpoint.bytes for checkpoint in report.checkpoints] == [1000]
+    assert report.failures == report.recoveries == report.relaunches == ()
+
+
+def test_journal_without_any_record() -> None:
+    report = summarize([])
+
+    assert (report.steps, report.samples, report.goodput, report.exit_code) == (0, 0, 0.0, None)
+
+
+def test_job_that_goes_on_has_no_exit_code(story: Story) -> None:
+    report = summarize(story.steps(1, 2).records)
+
+    assert report.exit_code is None
+    assert report.steps == 2
+
+
+def test_recovery_is_timed_from_the_fault_to_the_next_step(story: Story) -> None:
+    story.steps(1, 2)
+    story.tell("fault", worker=2, step=3, site="reduce", kind="kill", attempt=1)
+    struck = story.now
+    story.tell("failure", after=0.006, worker=2, cause="signal SIGKILL", step=2, phase="training")
+    story.tell(
+        "recovery",
+        after=0.05,
+        generation=2,
+        step=3,
+        lost=[2],
+        survivors=[0, 1, 3],
+        attempts=1,
+        detected=struck + 0.010,
+        revoked_ms=1.0,
+        shrunk_ms=2.0,
+        agreed_ms=3.0,
+        adopted_ms=4.0,
+        next_step_ms=40.0,
+    )
+
+    report = summarize(story.records)
+
+    (recovery,) = report.recoveries
+    assert recovery.lost == (2,)
+    assert recovery.survivors == (0, 1, 3)
+    assert recovery.next_step_ms == 40.0
+    assert recovery.since_failure_ms == pytest.approx(50.0)
+    assert report.faults == (Struck("kill", 2, 3, "reduce", 1),)
+    assert report.failures == (Failure(2, "signal SIGKILL", 2, "training"),)
+
+
+def test_recovery_of_two_is_timed_from_the_first_death(story: Story) -> None:
+    struck = story.now
+    story.tell("fault", worker=1, step=1, site="compute", kind="stop", attempt=1)
+    story.tell("fault", after=0.2, worker=3, step=1, site="repair", kind="kill", attempt=1)
+    story.tell(
+        "recovery",
+        after=0.3,
+        generation=3,
+        step=1,
+        lost=[1, 3],
+        survivors=[0, 2],
+        attempts=2,
+        detected=struck + 0.3,
+        next_step_ms=100.0,
+    )
+
+    (recovery,) = summarize(story.records).recoveries
+
+    assert recovery.since_failure_ms == pytest.approx(400.0)
+
+
+def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: Story) -> None:
+    story.tell(
+        "recovery",
+        generation=2,
+        step=1,
+        lost=[1],
+        survivors=[0],
+        detected=story.now,
+        next_step_ms=30.0,
+    )
+
+    (recovery,) = summarize(story.records).recoveries
+
+    assert recovery.since_failure_ms == 30.0
+
+
+def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Story) -> None:
+    story.steps(1, 5).epoch(0, 4, samples=32)
+    story.tell("failure", worker=0, cause="signal SIGKILL", step=5)
+    story.tell("relaunch", after=0.1, reason="all workers died", spent=1, workers=[0, 1])
+    story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
+    story.tell("restored", after=0.2, step=3, seconds=0.01, generation=2)
+    story.steps(4, 6, generation=2).epoch(0, 4, samples=32)
+
+    report = summarize(story.records)
+
+    assert report.steps == 6
+    assert report.step_s == pytest.approx(6 * 0.9)
+    assert len(report.epochs) == 1
+    assert report.relaunches[0].restored_step == 3
+    assert report.relaunches[0].since_failure_ms == pytest.approx(1300.0)
+
+
+def test_restore_alone_takes_the_run_back(story: Story) -> None:
+    """The job may die again before it applies a step: what was lost is lost already."""
+    story.steps(1, 5)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[0, 1])
+    story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
+    story.tell("restored", step=3, seconds=0.01, generation=2)
+
+    assert summarize(story.records).steps == 3
+
+
+def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: Story) -> None:
+    story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
+    story.tell("restored", step=3, generation=2)
+    story.steps(4, 5, generation=2)
+    story.tell("restored", step=3, generation=2)
+
+    assert summarize(story.records).steps == 5
+
+
+def test_relaunch_from_nothing_counts_from_the_first_step(story: Story) -> None:
+    story.steps(1, 3)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[0, 1])
+    story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
+    story.steps(1, 2, generation=2)
+
+    report = summarize(story.records)
+
+    assert report.steps == 2
+    assert report.relaunches[0].restored_step is None
+    assert report.relaunches[0].since_failure_ms is None
+
+
+def test_relaunch_is_timed_from_the_fault_that_ended_the_job(story: Story) -> None:
+    story.steps(1, 3)
+    story.tell("fault", worker=1, step=4, site="vote", kind="kill", attempt=1)
+    story.tell("failure", after=0.02, worker=1, cause="signal SIGKILL", step=3)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[0])
+    story.tell("launch", generation=2, workers=[0], relaunch=1)
+    story.steps(1, 1, generation=2)
+
+    assert summarize(story.records).relaunches[0].since_failure_ms == pytest.approx(1020.0)
+
+
+def test_resumed_job_adds_its_time_but_not_the_time_between(story: Story) -> None:
+    story.steps(1, 4).tell("stopped", step=4).tell("job_ended", exit_code=75, reason="asked to")
+    story.now = 3.0  # another boot: the monotonic clock starts anew
+    story.tell("job_started", workers=2).tell("launch", generation=1, workers=[0, 1], relaunch=0)
+    story.tell("restored", step=4).steps(5, 6)
+    story.tell("job_ended", exit_code=0, reason="done")
+
+    report = summarize(story.records)
+
+    assert (report.jobs, report.steps, report.exit_code) == (2, 6, 0)
+    assert report.wall_s == pytest.approx(6.0)
+
+
+def test_ledger_counts_samples_that_no_step_record_tells_of(story: Story) -> None:
+    """The rank that records a step may die right after it was applied."""
+    story.steps(1, 3).steps(5, 5).epoch(0, 5, samples=40).steps(6, 6)
+
+    report = summarize(story.records)
+
+    assert report.samples == 48
+    assert report.steps == 6
+
+
+def test_inexact_epoch_is_named(story: Story) -> None:
+    story.steps(1, 2).epoch(0, 1, samples=8).epoch(1, 2, samples=7, exact=False)
+
+    report = summarize(story.records)
+
+    assert [epoch.exact for epoch in report.epochs] == [True, False]
+    assert "not exact: 1" in to_text(report)
+
+
+def test_metrics_of_an_unfinished_job_are_those_of_its_last_epoch(story: Story) -> None:
+    story.steps(1, 2).epoch(0, 1, samples=8).epoch(1, 2, samples=8)
+
+    assert summarize(story.records).metrics == {"loss": 0.25, "val_loss": 0.75}
+
+
+def test_checkpoints_that_failed_or_were_rejected_are_kept_with_their_reasons(
+    story: Story,
+) -> None:
+    story.tell("checkpoint_failed", step=3, reason="No space left on device")
+    story.tell("rejected", step=2, reason="shard 1 is missing")
+
+    report = summarize(story.records)
+
+    assert report.failed_checkpoints == (Rejected(3, "No space left on device"),)
+    assert report.rejected_checkpoints == (Rejected(2, "shard 1 is missing"),)
+
+
+def test_json_is_strict_even_with_numbers_that_json_lacks(story: Story) -> None:
+    story.tell("completed", step=1, epochs=1, sha256="00", metrics={"loss": float("nan")})
+
+    content = json.loads(to_json(summarize(story.records)), parse_constant=pytest.fail)
+
+    assert content["metrics"] == {"loss": None}
+    assert content["final_sha256"] == "00"
+
+
+def test_text_tells_each_failure_and_what_came_of_it(story: Story) -> None:
+    story.steps(1, 2)
+    story.tell("failure", worker=1, cause="silent for 1.0 s", step=2, phase="training", fenced=True)
+    story.tell("recovery", generation=2, step=3, lost=[1], survivors=[0], next_step_ms=12.4)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[0])
+
+    text = to_text(summarize(story.records))
+
+    assert "worker 1: silent for 1.0 s at step 2 while training, fenced" in text
+    assert "lost 1 at step 3, 1 went on; next step after 12 ms" in text
+    assert "1 workers from nothing: all workers died; next step after -" in text
