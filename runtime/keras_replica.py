@@ -21,7 +21,7 @@ Invariant: between two calls of ``apply`` or ``load`` no variable changes.
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.generator_seeds import generator_seeds
 from holdfast.runtime.named_variables import check_tensors, named_variables
 from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
-from holdfast.runtime.vector_layout import VectorLayout
+from holdfast.runtime.vector_layout import ROW_FLOATS, Place, VectorLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class _Roles:
 
 
 class _Call:
-    """The scope of one call of the model, which starts from seeds and from metrics at zero."""
+    """The scope of one call of the model, which starts from ``values``, and metrics from zero."""
 
-    def __init__(self, model: Any, generators: Sequence[Any], seeds: Any) -> None:
+    def __init__(self, model: Any, values: Iterable[tuple[Any, Any]] = ()) -> None:
         trainable = model.trainable_variables
         self.metrics = tuple(model.metrics_variables)
         self.weights = [tf.convert_to_tensor(v.value) for v in trainable]
-        mapping = [(v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(generators)]
-        mapping += [(v, tf.zeros(v.shape, v.dtype)) for v in self.metrics]
+        mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in self.metrics]
         mapping += zip(trainable, self.weights, strict=True)
+        mapping += ((v, tf.cast(value, v.dtype)) for v, value in values)
         self.scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
         self._before = {id(v): self.value(v) for v, _ in mapping}
 
@@ -96,12 +96,15 @@ class KerasReplica:
         if not model.optimizer.built:
             model.optimizer.build(self._trainable)
         state = tuple(model.non_trainable_variables)
-        self._seeds = tuple(v for v in state if _is_generator_state(v))
-        self._state = tuple(v for v in state if not _is_generator_state(v))
+        self._seeds = tuple(v for v in state if model_rules.is_generator_state(v))
+        self._state = tuple(v for v in state if not model_rules.is_generator_state(v))
         self._tensors = named_variables(self._trainable + self._state, model.optimizer.variables)
         self._graph(x, y, training=True)
+        _check_metrics(model, self._found.metrics, _tensor(x[:1]), _tensor(y[:1]))
         self._layout = VectorLayout.of(v.shape for v in self._found.graded + self._found.moving)
         self._padding = self._layout.padding()
+        metrics = 1 + sum(math.prod(v.shape) for v in self._found.metrics)
+        self._shape = ContributionShape(gradient=self._layout.size, metrics=metrics)
         self._update = self._trace_update()
 
     @staticmethod
@@ -118,8 +121,7 @@ class KerasReplica:
     @property
     def shape(self) -> ContributionShape:
         """Sizes of a contribution."""
-        metrics = sum(int(np.prod(v.shape)) for v in self._found.metrics)
-        return ContributionShape(gradient=self._layout.size, metrics=1 + metrics)
+        return self._shape
 
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of gradients, moving statistics and metrics over ``batch``."""
@@ -137,14 +139,9 @@ class KerasReplica:
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
-        sums = self._borrow(total)
-        views = [
-            tf.experimental.dlpack.from_dlpack(
-                sums[place.start : place.stop].reshape(place.shape).__dlpack__()
-            )
-            for place in self._layout.places
-        ]
-        self._update(tf.constant(samples, tf.float32), *views)
+        rows = self._borrow(total).reshape(-1, ROW_FLOATS)
+        sums = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+        self._update(tf.constant(samples, tf.float32), sums)
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the loss and the results of the model's metrics.
@@ -153,8 +150,8 @@ class KerasReplica:
         """
         start = 1
         for variable in self._found.metrics:
-            stop = start + int(np.prod(variable.shape))
-            variable.assign(np.reshape(sums[start:stop], variable.shape))
+            stop = start + math.prod(variable.shape)
+            variable.assign(tf.cast(sums[start:stop].reshape(variable.shape), variable.dtype))
             start = stop
         found = self._model.get_metrics_result()
         self._model.reset_metrics()
@@ -206,14 +203,14 @@ class KerasReplica:
                 _specification(y),
                 tf.TensorSpec((len(self._seeds), 2), tf.int64),
             )
-            model_rules.check_operations(_operations(graph))
+            model_rules.check_operations(graph.graph.as_graph_def())
             self._graphs[key] = graph
         return self._graphs[key]
 
     def _training_sums(self, x: Any, y: Any, seeds: Any) -> list[Any]:
         """Build the graph of a contribution: gradients, moving statistics, metrics."""
         model, samples = self._model, float(x.shape[0])
-        call = _Call(model, self._seeds, seeds)
+        call = _Call(model, self._seeded(seeds))
         with tf.GradientTape() as tape:
             tape.watch(call.weights)
             with call.scope:
@@ -229,11 +226,14 @@ class KerasReplica:
 
     def _validation_sums(self, x: Any, y: Any, seeds: Any) -> list[Any]:
         """Build the graph of a validation batch: metrics only."""
-        call = _Call(self._model, self._seeds, seeds)
+        call = _Call(self._model, self._seeded(seeds))
         with call.scope:
             prediction, loss = _forward(self._model, x, y, training=False)
             self._model.compute_metrics(x=x, y=y, y_pred=prediction)
         return [self._metric_sums(call, loss * float(x.shape[0]))]
+
+    def _seeded(self, seeds: Any) -> Iterator[tuple[Any, Any]]:
+        return ((v, seeds[i]) for i, v in enumerate(self._seeds))
 
     def _note_roles(self, call: _Call, gradients: Sequence[Any]) -> None:
         """Learn from the first trace which variables take part; all others agree with it."""
@@ -255,23 +255,24 @@ class KerasReplica:
         """Build the graph that divides the sums by the samples and updates everything."""
         graded, moving = self._found.graded, self._found.moving
 
-        def update(samples: Any, *sums: Any) -> None:
-            means = [tensor / samples for tensor in sums]
+        def update(samples: Any, sums: Any) -> None:
+            means = [_tensor_at(sums, place) / samples for place in self._layout.places]
             self._model.optimizer.apply(means[: len(graded)], list(graded))
             for variable, mean in zip(moving, means[len(graded) :], strict=True):
                 variable.assign(mean)
 
-        shapes = [tf.TensorSpec(place.shape, tf.float32) for place in self._layout.places]
         return tf.function(update, autograph=False).get_concrete_function(
-            tf.TensorSpec((), tf.float32), *shapes
+            tf.TensorSpec((), tf.float32),
+            tf.TensorSpec((self._layout.size // ROW_FLOATS, ROW_FLOATS), tf.float32),
         )
 
     def _borrow(self, total: FloatVector) -> FloatVector:
         """Return the total's gradient part as TensorFlow can take it: aligned and writable."""
-        if total.ctypes.data % ALIGNMENT_BYTES == 0 and total.flags.writeable:
-            return total
+        sums = total[: self._layout.size]
+        if sums.ctypes.data % ALIGNMENT_BYTES == 0 and sums.flags.writeable:
+            return sums
         copy = aligned_vector(self._layout.size)
-        copy[:] = total[: self._layout.size]
+        copy[:] = sums
         return copy
 
 
@@ -293,6 +294,18 @@ def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
+def _tensor_at(rows: Any, place: Place) -> Any:
+    """Return a tensor of the flat vector, which TensorFlow gets in rows of 64 bytes.
+
+    A run of whole rows is a view.  Tensors that end within a row are copied, but
+    they are small: the last dimension of large ones is hardly ever odd.
+    """
+    run = rows[place.start // ROW_FLOATS : -(-place.stop // ROW_FLOATS)]
+    if place.stop % ROW_FLOATS:
+        run = tf.reshape(run, [-1])[: place.stop - place.start]
+    return tf.reshape(run, place.shape)
+
+
 def _build(model: Any, x: Any, y: Any) -> None:
     """Create all variables of model, loss and metrics by one call without training."""
     prediction, _ = _forward(model, x, y, training=False)
@@ -300,21 +313,36 @@ def _build(model: Any, x: Any, y: Any) -> None:
     model.reset_metrics()
 
 
+def _check_metrics(model: Any, metrics: Sequence[Any], x: Any, y: Any) -> None:
+    """Refuse metrics that are not sums: what an update adds must not depend on what is there."""
+    bases = [2 + np.arange(math.prod(v.shape)).reshape(v.shape) % 5 for v in metrics]
+    from_zero = _updated_metrics(model, metrics, (), x, y)
+    from_base = _updated_metrics(model, metrics, zip(metrics, bases, strict=True), x, y)
+    for i, variable in enumerate(metrics):
+        starts_at_zero = not np.any(np.asarray(variable.value))
+        is_sum = np.allclose(from_base[i], bases[i] + from_zero[i], rtol=1e-5, equal_nan=True)
+        model_rules.check_metric(variable, is_sum=starts_at_zero and bool(is_sum))
+
+
+def _updated_metrics(
+    model: Any, metrics: Iterable[Any], values: Iterable[tuple[Any, Any]], x: Any, y: Any
+) -> list[npt.NDArray[np.float32]]:
+    """Return what an update makes of metric variables that hold ``values``."""
+    call = _Call(model, values)
+    with call.scope:
+        prediction, _ = _forward(model, x, y, training=False)
+        model.compute_metrics(x=x, y=y, y_pred=prediction)
+    return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in metrics]
+
+
 def _forward(model: Any, x: Any, y: Any, *, training: bool) -> tuple[Any, Any]:
     """Return prediction and loss, as ``Model.fit`` computes them."""
-    prediction = model(x, **_accepted(model.call, training=training))
+    prediction = model(x, **model_rules.accepted(model.call, training=training))
     loss = model.compute_loss(
-        x=x, y=y, y_pred=prediction, **_accepted(model.compute_loss, training=training)
+        x=x, y=y, y_pred=prediction, **model_rules.accepted(model.compute_loss, training=training)
     )
     model_rules.check_loss_value(tuple(loss.shape))
     return prediction, tf.cast(loss, tf.float32)
-
-
-def _accepted(function: Any, *, training: bool) -> dict[str, bool]:
-    """Return ``training`` as keyword arguments if ``function`` takes it."""
-    parameters = inspect.signature(function).parameters.values()
-    takes = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
-    return {"training": training} if takes else {}
 
 
 def _tensor(array: npt.NDArray[np.generic]) -> Any:
@@ -325,19 +353,6 @@ def _tensor(array: npt.NDArray[np.generic]) -> Any:
 def _specification(array: npt.NDArray[np.generic]) -> Any:
     """Return shape and dtype of ``_tensor(array)``."""
     return tf.TensorSpec.from_tensor(_tensor(array))
-
-
-def _is_generator_state(variable: Any) -> bool:
-    """Return whether the variable is the state of a ``keras.random.SeedGenerator``."""
-    return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
-
-
-def _operations(graph: Any) -> Iterator[str]:
-    """Yield the types of all operations of a traced graph, those of inner functions too."""
-    definition = graph.graph.as_graph_def()
-    yield from (node.op for node in definition.node)
-    for function in definition.library.function:
-        yield from (node.op for node in function.node_def)
 
 
 def _scalars(name: str, value: Any) -> Iterable[tuple[str, float]]:

@@ -8,6 +8,7 @@ between workers.  This file looks at models without importing Keras.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -94,9 +95,19 @@ def check_loss_value(shape: tuple[int, ...]) -> None:
         )
 
 
-def check_operations(operations: Iterable[str]) -> None:
-    """Raise ProgramError when a traced call holds operations with hidden state."""
-    for operation in operations:
+def check_metric(variable: Any, *, is_sum: bool) -> None:
+    """Raise ProgramError unless the metric's variable is a sum over samples."""
+    if not is_sum:
+        raise ProgramError(
+            f"metric variable {variable.path!r} is not a sum that starts at 0, so parts of a batch "
+            "cannot be measured apart: use metrics that count or add up, such as keras.metrics.Mean"
+        )
+
+
+def check_operations(graph: Any) -> None:
+    """Raise ProgramError when a traced call, a ``GraphDef``, holds operations with hidden state."""
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    for operation in sorted({node.op for node in nodes}):
         if operation in _HIDDEN_RANDOM_OPS:
             raise ProgramError(
                 f"the model uses the random operation {operation}, whose state cannot be set per "
@@ -107,6 +118,18 @@ def check_operations(operations: Iterable[str]) -> None:
                 f"the model's call changes a variable behind Keras ({operation}): make it with "
                 "Layer.add_weight, so that all workers can share the change"
             )
+
+
+def is_generator_state(variable: Any) -> bool:
+    """Return whether the variable is the state of a ``keras.random.SeedGenerator``."""
+    return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
+
+
+def accepted(function: Any, *, training: bool) -> dict[str, bool]:
+    """Return ``training`` as keyword arguments if ``function`` takes it."""
+    parameters = inspect.signature(function).parameters.values()
+    takes = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return {"training": training} if takes else {}
 
 
 def _check_loss(loss: Any) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from holdfast.runtime.aligned import ALIGNMENT_BYTES
 
-_ALIGNMENT_FLOATS = ALIGNMENT_BYTES // 4
+ROW_FLOATS = ALIGNMENT_BYTES // 4
+"""The vector is a sequence of whole rows, and tensors begin where a row begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +56,4 @@ class VectorLayout:
 
 def _aligned(floats: int) -> int:
     """Round up to the next float at which a tensor may begin."""
-    return -(-floats // _ALIGNMENT_FLOATS) * _ALIGNMENT_FLOATS
+    return -(-floats // ROW_FLOATS) * ROW_FLOATS
