@@ -67,8 +67,9 @@ class LaunchView:
 
     @property
     def causes(self) -> str:
-        """How the workers ended, in a few words."""
-        unclean = [e for e in self.exits.values() if not e.is_clean]
+        """How the members of the newest world ended, in a few words."""
+        ends = (self.exits[worker] for worker in self.world if worker in self.exits)
+        unclean = [end for end in ends if not end.is_clean]
         return ", ".join(f"worker {e.worker}: {e.cause}" for e in unclean) or "no worker started"
 
     def seeing(self, event: Sight) -> LaunchView:

@@ -56,7 +56,7 @@ class Narration:
                 "relaunch",
                 reason=command.reason,
                 spent=command.relaunch,
-                workers=len(command.workers),
+                workers=list(command.workers),
             )
         self._journal.record(
             "launch",

@@ -1,0 +1,132 @@
+"""Train on real data, kill workers until none is left, and compare the final bytes.
+
+A small convolutional network learns scikit-learn's handwritten digits with 4
+workers.  Rank 0 and another worker are killed on the way, then both that are
+left; the job goes on by itself, first in place, then from its checkpoint on the
+2 workers that were left.  An undisturbed run on 1 worker must end with the
+same bytes.  Exit code 1 if anything of that is not so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "01_digits.py"
+LEAST_ACCURACY = 0.95
+SETTINGS = ("--microbatches", "4", "--threads", "1", "--seed", "2016")
+FAULTS = (
+    "kill worker=0 step=40 site=reduce",
+    "kill worker=2 step=70 site=compute",
+    "kill worker=1 step=110 site=compute",
+    "kill worker=3 step=110 site=compute",
+)
+
+Report = dict[str, Any]
+
+
+def main() -> int:
+    """Run both jobs, print what became of them, and return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as scratch:
+        disturbed, seconds = _train(Path(scratch) / "disturbed", 4, FAULTS)
+        undisturbed, _ = _train(Path(scratch) / "undisturbed", 1, ())
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(_deaths(disturbed))
+    console.print(_results(disturbed, undisturbed))
+    console.print("sha256 of the final state")
+    console.print(f"  4 workers, all killed  {disturbed['final_sha256']}")
+    console.print(f"  1 worker, undisturbed  {undisturbed['final_sha256']}")
+    wrong = _wrong(disturbed, undisturbed)
+    for sentence in wrong:
+        console.print(f"[bold red]not so:[/] {sentence}")
+    if not wrong:
+        console.print(f"4 of 4 workers died, and the bytes are the same ({seconds:.0f} s).")
+    return 1 if wrong else 0
+
+
+def _train(run_dir: Path, workers: int, faults: tuple[str, ...]) -> tuple[Report, float]:
+    """Run a job to its end; return its report and how many seconds it took."""
+    inject = [word for fault in faults for word in ("--inject", fault)]
+    began = time.monotonic()
+    command = ["holdfast", "run", "-n", str(workers), "--run-dir", str(run_dir)]
+    subprocess.run([*command, *SETTINGS, *inject, str(SCRIPT)], check=False)
+    seconds = time.monotonic() - began
+    report = subprocess.run(
+        ["holdfast", "report", str(run_dir), "--json"], check=True, capture_output=True
+    )
+    return json.loads(report.stdout), seconds
+
+
+def _deaths(report: Report) -> Table:
+    table = Table("died", "while at step", "cause", "went on", "kill to next applied step")
+    recovered = {lost: recovery for recovery in report["recoveries"] for lost in recovery["lost"]}
+    relaunch = report["relaunches"][0] if report["relaunches"] else None
+    for failure in report["failures"]:
+        recovery = recovered.get(failure["worker"])
+        if recovery is not None:
+            how, elapsed = "in place", recovery["since_failure_ms"]
+        elif relaunch is not None:
+            how = f"relaunch from step {relaunch['restored_step']}"
+            elapsed = relaunch["since_failure_ms"]
+        else:
+            how, elapsed = "not at all", None
+        took = "-" if elapsed is None else f"{elapsed:.0f} ms"
+        worker = f"worker {failure['worker']}"
+        table.add_row(worker, str(failure["step"] + 1), failure["cause"], how, took)
+    return table
+
+
+def _results(disturbed: Report, undisturbed: Report) -> Table:
+    table = Table("run", "steps", "every sample once", "test accuracy")
+    for name, report in (("4 workers, all killed", disturbed), ("1 worker, undisturbed", undisturbed)):
+        table.add_row(
+            name,
+            str(report["steps"]),
+            "yes" if _is_exact(report) else "no",
+            f"{_accuracy(report):.4f}",
+        )
+    return table
+
+
+def _wrong(disturbed: Report, undisturbed: Report) -> list[str]:
+    """Return a sentence for everything that is not as it should be."""
+    died = sorted(failure["worker"] for failure in disturbed["failures"])
+    in_place = sorted(lost for recovery in disturbed["recoveries"] for lost in recovery["lost"])
+    sizes = [len(relaunch["workers"]) for relaunch in disturbed["relaunches"]]
+    checks = {
+        f"both jobs end well ({disturbed['reason']}; {undisturbed['reason']})": (
+            disturbed["exit_code"] == undisturbed["exit_code"] == 0
+        ),
+        f"workers 0 to 3 died, and nobody else (died: {died})": died == [0, 1, 2, 3],
+        f"workers 0 and 2 were survived in place ({in_place})": in_place == [0, 2],
+        f"one relaunch on the 2 workers left ({sizes})": sizes == [2],
+        "the undisturbed run was undisturbed": not undisturbed["failures"],
+        "every epoch used every sample once": _is_exact(disturbed) and _is_exact(undisturbed),
+        f"the accuracy is at least {LEAST_ACCURACY}": _accuracy(disturbed) >= LEAST_ACCURACY,
+        "the final bytes are equal": (
+            disturbed["final_sha256"] is not None
+            and disturbed["final_sha256"] == undisturbed["final_sha256"]
+        ),
+    }
+    return [sentence for sentence, holds in checks.items() if not holds]
+
+
+def _is_exact(report: Report) -> bool:
+    return bool(report["epochs"]) and all(epoch["exact"] for epoch in report["epochs"])
+
+
+def _accuracy(report: Report) -> float:
+    """Return the accuracy on the test samples after the last epoch."""
+    return float(report["epochs"][-1]["validation"]["accuracy"]) if report["epochs"] else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
