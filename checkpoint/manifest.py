@@ -168,7 +168,7 @@ def check(manifest: Manifest) -> None:
     if [shard.index for shard in manifest.shards] != list(range(manifest.writers)):
         raise ManifestInvalid("shards are not numbered from 0")
     for tensor in manifest.tensors:
-        _check_tiling(tensor)
+        _check_tiling(tensor, manifest.writers)
     for shard in manifest.shards:
         _check_apart(shard, pieces_of(manifest, shard.index))
 
@@ -184,12 +184,14 @@ def pieces_of(manifest: Manifest, shard: int) -> list[tuple[TensorEntry, PieceEn
     return sorted(found, key=lambda pair: pair[1].offset)
 
 
-def _check_tiling(tensor: TensorEntry) -> None:
+def _check_tiling(tensor: TensorEntry, writers: int) -> None:
     spec = tensor.spec
     position = 0
     for piece in tensor.pieces:
         if piece.start != position or piece.stop <= piece.start:
             raise ManifestInvalid(f"pieces of tensor {spec.name!r} do not tile it")
+        if piece.shard >= writers:
+            raise ManifestInvalid(f"a piece of tensor {spec.name!r} is in no shard")
         if piece.bytes != (piece.stop - piece.start) * spec.itemsize:
             raise ManifestInvalid(f"a piece of tensor {spec.name!r} has a wrong size")
         position = piece.stop
