@@ -124,6 +124,10 @@ class Channel:
         self._messages.clear()
         return messages
 
+    def detach(self) -> int:
+        """Give the descriptor back, still open; the channel is of no use any more."""
+        return self._socket.detach()
+
     def close(self) -> None:
         """Close the socket and the descriptors that no message has claimed."""
         self.is_closed = True

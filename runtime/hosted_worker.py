@@ -66,12 +66,15 @@ class Launch:
 
 
 class HostedWorker:
-    """The agent's record of a worker, from its guard's arrival to its end."""
+    """The agent's record of a worker, from the launch's announcement to its end.
 
-    def __init__(self, worker: WorkerId, launch: Launch, guard: Channel) -> None:
+    Two things must come before it runs, in any order: its process and its guard.
+    """
+
+    def __init__(self, worker: WorkerId, launch: Launch) -> None:
         self.worker = worker
         self.generation = launch.generation
-        self.guard: Channel | None = guard
+        self.guard: Channel | None = None
         self.page = HeartbeatPage.create()
         self.page.generation = launch.generation
         self.control, self._their_control = pair()
@@ -103,7 +106,17 @@ class HostedWorker:
         """Whether it was killed, or is to be killed as soon as it exists."""
         return self._why_killed is not None
 
-    def begin(self, pid: int) -> int:
+    @property
+    def is_running(self) -> bool:
+        """Whether it has both its process and its guard."""
+        return self.pid is not None and self.guard is not None
+
+    def join_guard(self, guard: Channel, begin: Message) -> None:
+        """Tie the worker to its guard and let it begin, as soon as it has a process."""
+        self.guard = guard
+        self.control.post(begin)
+
+    def join_process(self, pid: int) -> int:
         """Take note of the process; return a descriptor that is readable when it has ended."""
         self.pid = pid
         self.end_fd = os.pidfd_open(pid)

@@ -12,8 +12,12 @@ one that cannot be imported: the agent then starts a pool without it.
 
 A worker is forked twice, by way of a middle process that ends at once, so that
 the kernel hands it to the agent (a subreaper), which then can wait for it.  The
-worker begins only when that has happened, because handing over would clear
+worker goes on only when that has happened, because handing over would clear
 "die with your parent".
+
+Workers are forked when a launch is announced, while ``mpiexec`` is still
+starting.  Each then waits on its control channel for the ``begin`` message,
+which brings what its guard knows: the rank's environment and the directory.
 """
 
 from __future__ import annotations
@@ -66,8 +70,6 @@ class Birth:
     worker: int
     generation: int
     config: str
-    environment: dict[str, str]
-    directory: str
     entry: str
     control_fd: int
     heartbeat_fd: int
@@ -82,8 +84,6 @@ class Birth:
             worker=int(message["worker"]),
             generation=int(message["generation"]),
             config=str(message["config"]),
-            environment=dict(message["env"]),
-            directory=str(message["cwd"]),
             entry=entry,
             control_fd=control_fd,
             heartbeat_fd=heartbeat_fd,
@@ -207,11 +207,12 @@ def _begin(birth: Birth, agent_pid: int, go_read: int) -> NoReturn:
     """Be a worker, from its first moment to its last."""
     status = 1
     try:
-        if os.read(go_read, 1) == b"g":
-            os.close(go_read)
+        go = os.read(go_read, 1)
+        os.close(go_read)
+        if go:
             _take_place(birth, agent_pid)
             _enter(birth)
-            status = 0
+        status = 0
     except SystemExit as end:
         status = _status_of(end)
     except BaseException:  # the frames below this one belong to the pool
@@ -234,14 +235,18 @@ def _take_place(birth: Birth, agent_pid: int) -> None:
     os.close(birth.stderr_fd)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.environ.update(birth.environment)
-    os.chdir(birth.directory)
 
 
 def _enter(birth: Birth) -> None:
     module, _, function = birth.entry.partition(":")
     entry = getattr(importlib.import_module(module), function)
-    entry(WorkerConfig.decode(birth.config), birth.control_fd, birth.heartbeat_fd)
+    config = WorkerConfig.decode(birth.config)
+    control = Channel.adopt(birth.control_fd)
+    if (begin := control.receive()) is None:
+        return  # nobody needs this worker
+    os.environ.update(begin["env"])
+    os.chdir(begin["cwd"])
+    entry(config, control.detach(), birth.heartbeat_fd)
 
 
 def _status_of(end: SystemExit) -> int:

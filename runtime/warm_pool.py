@@ -37,8 +37,6 @@ class ForkRequest:
     worker: int
     generation: int
     config: str
-    environment: dict[str, str]
-    directory: str
     fds: tuple[int, int, int, int]
 
     @property
@@ -53,8 +51,6 @@ class ForkRequest:
             "worker": self.worker,
             "generation": self.generation,
             "config": self.config,
-            "env": self.environment,
-            "cwd": self.directory,
         }
 
 

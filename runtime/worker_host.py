@@ -62,28 +62,32 @@ class WorkerHost:
         return self._pool.is_warm
 
     def begin(self, launch: Launch) -> None:
-        """Expect the guards of ``launch``; what is left of an earlier one is killed."""
+        """Make the workers of ``launch``, which wait for their guards.
+
+        What is left of an earlier launch is killed.
+        """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
+        for worker in launch.workers:
+            hosted = HostedWorker(worker, launch)
+            self._workers[(launch.generation, worker)] = hosted
+            config = launch.config_of(worker).encode()
+            self._pool.request(ForkRequest(worker, launch.generation, config, hosted.their_fds))
 
     def take_guard(self, guard: Channel, hello: GuardHello) -> None:
-        """Start the worker of a guard that has connected, or turn the guard away.
+        """Tie a guard that has connected to its worker, or turn it away.
 
         A guard of another launch, of an unknown rank, or of a worker that is
-        here already loses its connection, and so its life.
+        dead or has a guard already loses its connection, and so its life.
         """
-        launch = self._launch
-        if launch is None or hello.generation != launch.generation:
+        hosted = self._expecting(hello)
+        if hosted is None or self._launch is None:
             guard.close()
             return
-        if not 0 <= hello.rank < len(launch.workers):
-            guard.close()
-            return
-        worker = launch.workers[hello.rank]
-        if (launch.generation, worker) in self._workers:
-            guard.close()
-            return
-        self._start(HostedWorker(worker, launch, guard), launch, hello)
+        environment = {**self._launch.environment, **hello.environment}
+        hosted.join_guard(guard, {"kind": "begin", "env": environment, "cwd": hello.directory})
+        self._reactor.watch_channel(guard, lambda _: None, lambda: hosted.kill("guard lost"))
+        self._tell_if_started(hosted)
 
     def ask_all(self, what: Request) -> None:
         """Set a request in every worker's heartbeat page."""
@@ -100,7 +104,7 @@ class WorkerHost:
         watched = {
             hosted.worker: hosted
             for hosted in self._workers.values()
-            if hosted.pid is not None and not hosted.is_condemned
+            if hosted.is_running and not hosted.is_condemned
         }
         views = {worker: hosted.view for worker, hosted in watched.items()}
         self._detector = self._detector.observe(views, now)
@@ -122,7 +126,7 @@ class WorkerHost:
     def on_forked(self, generation: int, worker: int, pid: int) -> None:
         """Take over a process that the pool has made."""
         hosted = self._workers[(generation, WorkerId(worker))]
-        end = hosted.begin(pid)
+        end = hosted.join_process(pid)
         self._output.forward(hosted.stdout_fd, f"[w{worker}] ", 1)
         self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2)
         # a worker's last words come first, then its death
@@ -130,7 +134,7 @@ class WorkerHost:
         self._reactor.watch_channel(
             hosted.control, lambda message: self._on_report(hosted, message), lambda: None
         )
-        self._tell({"kind": "worker_started", "worker": worker, "pid": pid})
+        self._tell_if_started(hosted)
 
     def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
         """Give up a worker for which there is no process."""
@@ -149,19 +153,20 @@ class WorkerHost:
         self._output.forward(stdout_fd, "[pool] ", 1)
         self._output.forward(stderr_fd, "[pool] ", 2)
 
-    def _start(self, hosted: HostedWorker, launch: Launch, hello: GuardHello) -> None:
-        self._workers[(hosted.generation, hosted.worker)] = hosted
-        request = ForkRequest(
-            worker=hosted.worker,
-            generation=launch.generation,
-            config=launch.config_of(hosted.worker).encode(),
-            environment={**launch.environment, **hello.environment},
-            directory=hello.directory,
-            fds=hosted.their_fds,
-        )
-        assert hosted.guard is not None
-        self._reactor.watch_channel(hosted.guard, lambda _: None, lambda: hosted.kill("guard lost"))
-        self._pool.request(request)
+    def _expecting(self, hello: GuardHello) -> HostedWorker | None:
+        launch = self._launch
+        if launch is None or hello.generation != launch.generation:
+            return None
+        if not 0 <= hello.rank < len(launch.workers):
+            return None
+        hosted = self._workers.get((launch.generation, launch.workers[hello.rank]))
+        if hosted is None or hosted.is_condemned or hosted.guard is not None:
+            return None
+        return hosted
+
+    def _tell_if_started(self, hosted: HostedWorker) -> None:
+        if hosted.is_running:
+            self._tell({"kind": "worker_started", "worker": hosted.worker, "pid": hosted.pid})
 
     def _on_report(self, hosted: HostedWorker, report: Message) -> None:
         kind = report.get("kind")

@@ -1,0 +1,95 @@
+"""The real thing: mpiexec, ULFM, and every way a rank may die."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_harness import AgentHarness, assert_ended
+
+pytestmark = pytest.mark.mpi
+
+WORKERS = [0, 1, 2]
+VICTIM = 1
+
+
+@pytest.fixture
+def mpi(tmp_path: Path) -> Iterator[AgentHarness]:
+    harness = AgentHarness(tmp_path, "mpi_worker:main", "--preload", "numpy,mpi4py")
+    harness.wait_for("warm")
+    yield harness
+    harness.close()
+    assert list(tmp_path.glob("launch-*/*")) == []
+
+
+def test_undisturbed_job_leaves_cleanly(mpi: AgentHarness) -> None:
+    mpi.launch(WORKERS)
+
+    job = mpi.mpiexec(len(WORKERS))
+
+    assert all(mpi.wait_for("worker_exited", worker=w)["clean"] for w in WORKERS)
+    assert job.wait() == 0
+
+
+@pytest.mark.parametrize(
+    "fatal",
+    ["kill", "exit_1", "exit_0", "sys_exit", "raise", "segfault", "mpi_abort", "stop", "hold_gil"],
+)
+def test_survivors_shrink_whatever_kills_a_worker(mpi: AgentHarness, fatal: str) -> None:
+    mpi.launch(WORKERS, f"{VICTIM}:training:{fatal}")
+
+    job = mpi.mpiexec(len(WORKERS))
+
+    for survivor in (0, 2):
+        assert mpi.wait_for_report(survivor, "world")["size"] == 2
+        assert mpi.wait_for("worker_exited", worker=survivor)["clean"] is True
+    death = mpi.wait_for("worker_exited", worker=VICTIM)
+    assert (death["clean"], death["step"], death["phase"]) == (False, 5, "training")
+    job.wait()
+
+
+@pytest.mark.parametrize("site", ["starting:exit_1", "starting:kill", "joining:alarm"])
+def test_death_before_the_job_is_up_is_told_so_that_it_can_be_ended(
+    mpi: AgentHarness, site: str
+) -> None:
+    """The others hang in ``MPI_Init``, which only the supervisor can end."""
+    mpi.launch(WORKERS, f"{VICTIM}:{site}")
+    job = mpi.mpiexec(len(WORKERS))
+
+    death = mpi.wait_for("worker_exited", worker=VICTIM)
+    mpi.send("kill")
+
+    assert death["phase"] == site.partition(":")[0]
+    assert all(mpi.wait_for("worker_exited", worker=w)["clean"] is False for w in WORKERS)
+    job.wait()
+
+
+def test_pool_stays_for_the_next_launch(mpi: AgentHarness) -> None:
+    mpi.launch(WORKERS, f"{VICTIM}:training:kill")
+    mpi.mpiexec(len(WORKERS)).wait()
+
+    mpi.launch(WORKERS, generation=2)
+    mpi.mpiexec(len(WORKERS), generation=2).wait()
+
+    exits = [mpi.wait_for("worker_exited", worker=w, generation=2) for w in WORKERS]
+    assert [event["clean"] for event in exits] == [True, True, True]
+    assert sum(event["kind"] == "warm" for event in mpi.events) == 1
+
+
+def test_killed_mpiexec_takes_its_workers_along(mpi: AgentHarness) -> None:
+    mpi.launch(WORKERS, "9:training:kill")
+    job = mpi.mpiexec(len(WORKERS))
+    for worker in WORKERS:
+        mpi.wait_for_report(worker, "joined")
+
+    os.kill(job.pid, signal.SIGKILL)
+
+    pids = [mpi.wait_for("worker_started", worker=w)["pid"] for w in WORKERS]
+    assert_ended(*pids)
+    for worker in WORKERS:
+        assert mpi.wait_for("worker_exited", worker=worker)["clean"] is False
+    shutil.rmtree(mpi.directory / "launch-1")  # nobody else removes what mpiexec leaves then
