@@ -136,12 +136,14 @@ def _count_samples(steps: Sequence[Record], epochs: Sequence[EpochReport]) -> in
 
 
 def _final_metrics(completed: Record, epochs: Sequence[EpochReport]) -> dict[str, float]:
+    """Return training metrics under their names, and those of validation after ``val_``."""
     if completed.get("metrics"):
-        return dict(completed["metrics"])
-    if not epochs:
+        metrics, validation = completed["metrics"], completed.get("validation") or {}
+    elif epochs:
+        metrics, validation = epochs[-1].metrics, epochs[-1].validation
+    else:
         return {}
-    validation = {f"val_{name}": value for name, value in epochs[-1].validation.items()}
-    return epochs[-1].metrics | validation
+    return dict(metrics) | {f"val_{name}": value for name, value in validation.items()}
 
 
 def _recoveries(job: Sequence[Record]) -> Iterable[Recovery]:
