@@ -102,7 +102,8 @@ def main() -> None:
         save_every=options.save_every,
     )
     result = trainer.run()
-    print(f"step {result.step} {result.metrics} sha256 {result.sha256}")
+    if result.is_first:
+        print(f"step {result.step} {result.metrics} sha256 {result.sha256}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from holdfast.recovery.errors import LedgerUnreadable
 from holdfast.recovery.splitmix import WORD, splitmix64_inplace
 

@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
 from holdfast.recovery.splitmix import GOLDEN_GAMMA, WORD, chain, splitmix64_inplace
 
 # First parts of the hash chains, so that two uses of one seed never meet.

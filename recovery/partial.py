@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
 from holdfast.recovery.errors import LeafMissing
 from holdfast.recovery.reduction import Node, children, path_to
 

@@ -1,23 +1,21 @@
 """A worker's surroundings: what connects the trainer to the processes around it.
 
 Under ``holdfast run`` the worker's entry makes the context; a script that is
-started by itself gets one for a single worker without an agent.
+started without it makes its own (`runtime.standalone`).
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.worker_config import WorkerConfig
 
 
@@ -39,45 +37,36 @@ class WorkerContext:
 
 
 _current: WorkerContext | None = None
+_is_claimed = False
 
 
 def install(context: WorkerContext) -> None:
     """Make ``context`` that of this process; called once, before the script runs."""
-    global _current  # noqa: PLW0603  (one worker is one process)
+    global _current  # noqa: PLW0603  (one process is one worker)
     _current = context
 
 
-def current() -> WorkerContext:
-    """Return this process's context; a script that runs by itself gets one of its own."""
+def claim() -> WorkerContext:
+    """Return this process's context to the one trainer of the script.
+
+    A script that nobody launched gets a context of its own.
+
+    Raises:
+        ProgramError: another trainer has run in this process.
+    """
+    global _is_claimed  # noqa: PLW0603  (one job trains one model)
+    if _is_claimed:
+        raise ProgramError(
+            "a second Trainer was run in one script; a run directory holds the state of one "
+            "training: put the second one into a script and a run directory of its own"
+        )
+    _is_claimed = True
     if _current is None:
-        install(standalone(Path("holdfast-run")))
+        from holdfast.runtime.standalone import standalone
+
+        install(standalone())
     assert _current is not None
     return _current
-
-
-def standalone(run_dir: Path, *, microbatches: int = 1, seed: int = 0) -> WorkerContext:
-    """Return a context of one worker without agent, supervisor or MPI."""
-    worker = WorkerId(0)
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    config = WorkerConfig(
-        worker=worker,
-        generation=1,
-        workers=(worker,),
-        capacity=1,
-        run_id=uuid.uuid4().hex,
-        run_dir=str(run_dir),
-        microbatches=microbatches,
-        seed=seed,
-        threads=1,
-        heartbeat_timeout_s=10.0,
-        script="",
-        supervised=False,
-    )
-    journal = journal_of(config)
-    injector = injector_of(config, journal)
-    return WorkerContext(
-        config, LocalCommunicator(), journal, HeartbeatPage.create(), injector, lambda report: None
-    )
 
 
 def journal_of(config: WorkerConfig) -> Journal:

@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
 from holdfast.runtime.errors import ProgramError
 
 Array: TypeAlias = npt.NDArray[np.generic]

@@ -30,6 +30,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+
 from holdfast.runtime import model_rules
 from holdfast.runtime.aligned import ALIGNMENT_BYTES, aligned_vector
 from holdfast.runtime.errors import ProgramError
@@ -86,6 +87,7 @@ class KerasReplica:
     """
 
     def __init__(self, model: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> None:
+        model_rules.check_backend(keras.backend.backend())
         model_rules.check_model(model, keras.Model)
         self._model = model
         self._graphs: dict[tuple[object, ...], Any] = {}
@@ -136,6 +138,16 @@ class KerasReplica:
         """Write the sums of the metrics over validation samples."""
         (metrics,) = self._run(batch, training=False)
         out[:] = np.asarray(metrics)
+
+    def prepare(self, batch: Microbatch) -> None:
+        """Make and run once the graphs for microbatches of this shape, without any effect.
+
+        What is not prepared is made when it is first needed, which may be in the
+        middle of a recovery: a microbatch of another shape was adopted.
+        """
+        scratch = aligned_vector(self._shape.total)
+        self.contribute(batch, scratch)
+        self.evaluate(batch, scratch[: self._shape.metrics])
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""

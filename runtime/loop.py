@@ -89,6 +89,11 @@ class TrainingLoop:
         return self._job.curriculum.next_work(self._progress.cursor) is None
 
     @property
+    def is_first(self) -> bool:
+        """Whether this worker is rank 0 of the world."""
+        return self._membership.is_first
+
+    @property
     def records(self) -> LoopRecords:
         """The journal entries of this loop."""
         return self._records

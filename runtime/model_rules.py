@@ -31,6 +31,15 @@ _HIDDEN_RANDOM_OPS = frozenset(
 """TensorFlow operations whose state no one can set for a single microbatch."""
 
 
+def check_backend(name: str) -> None:
+    """Raise ProgramError unless Keras computes with TensorFlow."""
+    if name != "tensorflow":
+        raise ProgramError(
+            f"Keras uses the backend {name!r}, but replicas of Keras models need TensorFlow: "
+            "set KERAS_BACKEND=tensorflow, or implement Replica"
+        )
+
+
 def check_model(model: Any, base: Any) -> None:
     """Raise ProgramError unless ``model`` is a compiled Keras model of the supported kind.
 

@@ -10,11 +10,9 @@ import time
 from collections.abc import Mapping
 
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.world import World
+from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.membership import Membership, RepairTimes
-
-_Milliseconds = float
 
 
 class LoopRecords:
@@ -105,7 +103,7 @@ class _Recovery:
     """A repair whose end, the next applied update, is still to come."""
 
     def __init__(
-        self, world: World, lost: tuple[int, ...], times: RepairTimes, attempts: int
+        self, world: World, lost: tuple[WorkerId, ...], times: RepairTimes, attempts: int
     ) -> None:
         self.world = world
         self.lost = lost
@@ -117,7 +115,7 @@ class _Recovery:
         """Return the journal's fields; milliseconds count from the detection."""
         times = self.times
 
-        def since(moment: float) -> _Milliseconds:
+        def since(moment: float) -> float:
             return round((moment - times.detected) * 1000, 3)
 
         return {

@@ -75,7 +75,7 @@ class Replica(Protocol):
         """Update the state from the sum of the contributions of ``samples`` samples."""
 
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
-        """Write the sums of the metrics over validation samples into ``out`` (``shape.metrics``)."""
+        """Write the metrics' sums over validation samples into ``out`` (``shape.metrics`` long)."""
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return named metric values, ``loss`` among them, from sums over ``samples`` samples."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,8 +167,8 @@ class Saver:
         """Wait a little for what runs in the background."""
         flight = self._flight
         if flight is not None:
-            busy = [future for future in (flight.mine, flight.commit) if future is not None]
-            wait([future for future in busy if not future.done()], timeout_s)
+            futures: tuple[Future[Any] | None, ...] = (flight.mine, flight.commit)
+            wait([f for f in futures if f is not None and not f.done()], timeout_s)
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Return whether nothing is in flight and ``cursor`` is on the disk, or has nothing."""

@@ -47,7 +47,8 @@ def run_job(config: RunConfig) -> ExitCode:
         JobError: the job cannot begin; nothing was started.
     """
     setup = prepare_job(config)
-    base = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_memory_directory()))
+    prefix = f"holdfast-{os.getpid()}-"
+    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory()))
     try:
         supervisor = Supervisor(setup, base)
         try:

@@ -25,15 +25,17 @@ from holdfast.runtime.training_job import Request, TrainingJob, describe_job
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a training run came to; the same on every worker.
+    """What a training run came to; but for ``is_first`` the same on every worker.
 
     ``metrics`` and ``validation`` are those of the last epoch that ended since
     the job was launched; ``sha256`` is the digest of the whole final state
-    (weights, optimizer, cursor).
+    (weights, optimizer, cursor).  ``is_first`` is true on exactly one worker:
+    the one that should print, or write a file.
     """
 
     step: int
     sha256: str
+    is_first: bool
     metrics: dict[str, float] = field(default_factory=dict)
     validation: dict[str, float] = field(default_factory=dict)
 
@@ -67,6 +69,13 @@ class Trainer:
     ) -> None:
         self._model = model
         self._request = Request(data, validation, global_batch, epochs, save_every, keep)
+        self._replica: Replica | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """The replica that was trained; that of a Keras model has it as ``model``."""
+        assert self._replica is not None, "run() makes the replica"
+        return self._replica
 
     def run(self) -> Result:
         """Train to the end, through whatever dies on the way, and return the result.
@@ -74,7 +83,7 @@ class Trainer:
         Raises:
             JobError: the job cannot go on, or was asked to stop; one sentence says why.
         """
-        context = contexts.current()
+        context = contexts.claim()
         config = context.config
         is_deterministic = config.threads > 1
         numerics = Numerics.here(
@@ -84,7 +93,7 @@ class Trainer:
             microbatches=config.microbatches,
         )
         job = describe_job(self._request, config, numerics)
-        replica = _build_replica(self._model, job, context)
+        replica = self._replica = _build_replica(self._model, job, context)
         loop = TrainingLoop(context, replica, job)
         cursor = loop.run()
         return _conclude(context, job, loop, whole_state_of=(replica, cursor))
@@ -142,7 +151,13 @@ def _conclude(
         )
     progress = loop.progress
     sha256 = state_sha256(whole_state(replica, cursor))
-    result = Result(cursor.step, sha256, progress.metrics, progress.validation or {})
+    result = Result(
+        cursor.step,
+        sha256,
+        loop.is_first,
+        progress.metrics,
+        progress.validation or {},
+    )
     loop.records.note(
         "completed",
         step=cursor.step,

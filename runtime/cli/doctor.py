@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+
 from holdfast.runtime.config import usable_cores
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.exit_code import ExitCode

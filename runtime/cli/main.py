@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from holdfast.runtime.cli.doctor import doctor
 from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.table import Table
+
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.journal import read_journal
 from holdfast.runtime.report import (
@@ -18,8 +21,6 @@ from holdfast.runtime.report import (
 )
 from holdfast.runtime.run_directory import RunDirectory
 from holdfast.runtime.summary import summarize
-from rich.console import Console
-from rich.table import Table
 
 
 @click.command()

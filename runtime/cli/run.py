@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from holdfast.runtime.config import (
     DEFAULT_HEARTBEAT_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
