@@ -56,8 +56,11 @@ def _print(summary: Report, console: Console) -> None:
 
 
 def _facts(summary: Report) -> Table:
-    table = Table(title=f"run {summary.run_id}", show_header=False, title_justify="left")
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")  # a digest may be broken, but never cut short
     for name, text in (
+        ("run", summary.run_id or "-"),
         ("outcome", describe_outcome(summary)),
         ("steps", str(summary.steps)),
         ("samples", str(summary.samples)),
@@ -78,7 +81,7 @@ def _checkpoints(summary: Report) -> str:
 
 
 def _deaths(summary: Report) -> Table:
-    table = Table("failures", title_justify="left")
+    table = Table("failures")
     for failure in summary.failures:
         table.add_row(describe_failure(failure))
     return table

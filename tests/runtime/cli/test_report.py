@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.journal import Journal
+
+SHA256 = "0123456789abcdef" * 4
 
 
 @pytest.fixture
@@ -17,7 +20,7 @@ def run_dir(tmp_path: Path) -> Path:
     journal.record("failure", worker=1, cause="signal SIGKILL", step=1, phase="training")
     journal.record("recovery", generation=2, step=2, lost=[1], survivors=[0], next_step_ms=9.0)
     journal.record("relaunch", reason="all workers died", spent=1, workers=1)
-    journal.record("completed", step=2, epochs=1, sha256="ab", metrics={"loss": 0.25})
+    journal.record("completed", step=2, epochs=1, sha256=SHA256, metrics={"loss": 0.25})
     journal.record("job_ended", exit_code=0, reason="done")
     journal.close()
     return tmp_path
@@ -35,7 +38,7 @@ def test_json_holds_the_report(run_dir: Path, capsys: pytest.CaptureFixture[str]
     assert _report(str(run_dir), "--json") == ExitCode.DONE
 
     content = json.loads(capsys.readouterr().out)
-    assert content["final_sha256"] == "ab"
+    assert content["final_sha256"] == SHA256
     assert content["steps"] == 2
     assert content["failures"][0]["worker"] == 1
 
@@ -44,7 +47,7 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
     assert _report(str(run_dir)) == ExitCode.DONE
 
     text = capsys.readouterr().out
-    for fact in ("run r1", "exit 0: done", "loss=0.25", "signal SIGKILL", "9 ms", "from step"):
+    for fact in (SHA256, "r1", "exit 0: done", "loss=0.25", "signal SIGKILL", "9 ms", "from step"):
         assert fact in text
 
 
