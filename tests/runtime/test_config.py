@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from holdfast.runtime import config as config_file
 from holdfast.runtime.config import RunConfig, default_run_dir, read_config_file
 from holdfast.runtime.errors import UsageError

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime import fitness
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fitness import Fitness, assess, require_ulfm, try_out

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.journal import Journal, read_journal
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.launch import LaunchLine
 
 LINE = LaunchLine(

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.mpi_library import MpiLibrary, find_mpiexec, identify, parse_version
 

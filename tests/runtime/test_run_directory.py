@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.run_directory import RunDirectory, RunRecord

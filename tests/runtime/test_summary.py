@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from holdfast.runtime.journal import Record
 from holdfast.runtime.report import Failure, Rejected, Struck, to_json, to_text
 from holdfast.runtime.summary import summarize

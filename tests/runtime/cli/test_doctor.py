@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.exit_code import ExitCode

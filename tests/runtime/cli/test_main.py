@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.cli import main as main_file
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import RunDirectoryBusy

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.config import RunConfig
 from holdfast.runtime.exit_code import ExitCode
