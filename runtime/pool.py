@@ -32,6 +32,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NoReturn
 
 from holdfast.runtime.channel import Channel, Message
@@ -60,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.freeze()  # or the first collection in each worker would copy every page
     agent.send({"kind": "warm"})
     while (message := agent.receive()) is not None:
-        _serve(Birth.of(message, options.entry), agent, options.agent)
+        # all that were asked for by now are made together, for one middle process
+        requests = [message, *agent.drain()]
+        births = [Birth.of(request, options.entry) for request in requests]
+        _serve(births, agent, options.agent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,47 +157,54 @@ def _settle_threads() -> bool:
     return is_single_threaded(_THREADS_END_WITHIN_S)
 
 
-def _serve(birth: Birth, agent: Channel, agent_pid: int) -> None:
-    about = {"worker": birth.worker, "generation": birth.generation}
-    if not _settle_threads():
-        message = f"the pool has {thread_count()} threads"
-        agent.send({"kind": "fork_failed", "message": message, **about})
-        return
+def _serve(births: Sequence[Birth], agent: Channel, agent_pid: int) -> None:
+    pids: tuple[int, ...] = ()
     go_read, go_write = os.pipe()
-    pid = _fork_twice(birth, agent, agent_pid, (go_read, go_write))
+    if _settle_threads():
+        pids = _fork_twice(births, agent, agent_pid, (go_read, go_write))
     os.close(go_read)
-    for fd in birth.fds:
+    for fd in (fd for birth in births for fd in birth.fds):
         os.close(fd)
-    if pid is None:
-        agent.send({"kind": "fork_failed", "message": "no process could be made", **about})
-    else:
-        # told before begun: if this process dies in between, so does the worker
-        agent.send({"kind": "forked", "pid": pid, **about})
-        with contextlib.suppress(BrokenPipeError):
-            os.write(go_write, b"g")
+    # told before begun: if this process dies in between, so do the workers
+    for birth, pid in zip_longest(births, pids):
+        about = {"worker": birth.worker, "generation": birth.generation}
+        if pid is not None:
+            agent.send({"kind": "forked", "pid": pid, **about})
+        else:
+            message = f"the pool could not fork, it has {thread_count()} threads"
+            agent.send({"kind": "fork_failed", "message": message, **about})
+    with contextlib.suppress(BrokenPipeError):
+        os.write(go_write, b"g" * len(pids))
     os.close(go_write)
 
 
-def _fork_twice(birth: Birth, agent: Channel, agent_pid: int, go: tuple[int, int]) -> int | None:
-    """Return the number of a process that waits at ``go`` and is the agent's child."""
+def _fork_twice(
+    births: Sequence[Birth], agent: Channel, agent_pid: int, go: tuple[int, int]
+) -> tuple[int, ...]:
+    """Return processes that wait at ``go`` and are the agent's children.
+
+    They stand in the order of ``births``; they are fewer if the system has no more to give.
+    """
     pid_read, pid_write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     middle = os.fork()
     if middle == 0:
-        worker = _fork_or_end()
-        if worker != 0:
-            os.write(pid_write, str(worker).encode())
-            os._exit(0)
-        for fd in (pid_read, pid_write, go[1]):
-            os.close(fd)
-        agent.close()
-        _begin(birth, agent_pid, go[0])
+        for birth in births:
+            worker = _fork_or_end()
+            if worker == 0:
+                agent.close()
+                strangers = (fd for other in births if other is not birth for fd in other.fds)
+                for fd in (pid_read, pid_write, go[1], *strangers):
+                    os.close(fd)
+                _begin(birth, agent_pid, go[0])
+            os.write(pid_write, b"%d\n" % worker)
+        os._exit(0)
     os.close(pid_write)
+    with open(pid_read) as pids:
+        numbers = tuple(int(line) for line in pids)
     os.waitpid(middle, 0)
-    pid = os.read(pid_read, 32)
-    os.close(pid_read)
-    return int(pid) if pid else None
+    return numbers
 
 
 def _fork_or_end() -> int:
