@@ -65,7 +65,7 @@ class Relaunch:
     """
 
     reason: str
-    workers: int
+    workers: tuple[int, ...]
     restored_step: int | None = None
     since_failure_ms: float | None = None
 
@@ -193,7 +193,7 @@ def describe_relaunch(relaunch: Relaunch) -> str:
     """Return why the job was started again, from where, and how long that took."""
     start = "nothing" if relaunch.restored_step is None else f"step {relaunch.restored_step}"
     return (
-        f"{relaunch.workers} workers from {start}: {relaunch.reason}; "
+        f"{len(relaunch.workers)} workers from {start}: {relaunch.reason}; "
         f"next step after {describe_ms(relaunch.since_failure_ms)}"
     )
 

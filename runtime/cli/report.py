@@ -105,5 +105,5 @@ def _relaunches(summary: Report) -> Table:
     for relaunch in summary.relaunches:
         start = "-" if relaunch.restored_step is None else str(relaunch.restored_step)
         time = describe_ms(relaunch.since_failure_ms)
-        table.add_row(relaunch.reason, str(relaunch.workers), start, time)
+        table.add_row(relaunch.reason, " ".join(map(str, relaunch.workers)), start, time)
     return table

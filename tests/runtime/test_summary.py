@@ -150,7 +150,7 @@ def test_recovery_without_any_recorded_death_is_timed_from_its_detection(story: 
 def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Story) -> None:
     story.steps(1, 5).epoch(0, 4, samples=32)
     story.tell("failure", worker=0, cause="signal SIGKILL", step=5)
-    story.tell("relaunch", after=0.1, reason="all workers died", spent=1, workers=2)
+    story.tell("relaunch", after=0.1, reason="all workers died", spent=1, workers=[4, 5])
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
     story.tell("restored", after=0.2, step=3, seconds=0.01, generation=2)
     story.steps(4, 6, generation=2).epoch(0, 4, samples=32)
@@ -167,7 +167,7 @@ def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Story) -> None:
 def test_restore_alone_takes_the_run_back(story: Story) -> None:
     """The job may die again before it applies a step: what was lost is lost already."""
     story.steps(1, 5)
-    story.tell("relaunch", reason="all workers died", spent=1, workers=2)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
     story.tell("restored", step=3, seconds=0.01, generation=2)
 
@@ -185,7 +185,7 @@ def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: 
 
 def test_relaunch_from_nothing_counts_from_the_first_step(story: Story) -> None:
     story.steps(1, 3)
-    story.tell("relaunch", reason="all workers died", spent=1, workers=2)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
     story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
     story.steps(1, 2, generation=2)
 
@@ -200,7 +200,7 @@ def test_relaunch_is_timed_from_the_fault_that_ended_the_job(story: Story) -> No
     story.steps(1, 3)
     story.tell("fault", worker=1, step=4, site="vote", kind="kill", attempt=1)
     story.tell("failure", after=0.02, worker=1, cause="signal SIGKILL", step=3)
-    story.tell("relaunch", reason="all workers died", spent=1, workers=1)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[4])
     story.tell("launch", generation=2, workers=[0], relaunch=1)
     story.steps(1, 1, generation=2)
 
@@ -278,7 +278,7 @@ def test_text_tells_each_failure_and_what_came_of_it(story: Story) -> None:
     story.steps(1, 2)
     story.tell("failure", worker=1, cause="silent for 1.0 s", step=2, phase="training", fenced=True)
     story.tell("recovery", generation=2, step=3, lost=[1], survivors=[0], next_step_ms=12.4)
-    story.tell("relaunch", reason="all workers died", spent=1, workers=1)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[4])
 
     text = to_text(summarize(story.records))
 

@@ -19,7 +19,7 @@ def run_dir(tmp_path: Path) -> Path:
     journal.record("step", step=1, epoch=0, seconds=0.5, samples=8, generation=1)
     journal.record("failure", worker=1, cause="signal SIGKILL", step=1, phase="training")
     journal.record("recovery", generation=2, step=2, lost=[1], survivors=[0], next_step_ms=9.0)
-    journal.record("relaunch", reason="all workers died", spent=1, workers=1)
+    journal.record("relaunch", reason="all workers died", spent=1, workers=[2, 3])
     journal.record("completed", step=2, epochs=1, sha256=SHA256, metrics={"loss": 0.25})
     journal.record("job_ended", exit_code=0, reason="done")
     journal.close()
@@ -47,7 +47,16 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
     assert _report(str(run_dir)) == ExitCode.DONE
 
     text = capsys.readouterr().out
-    for fact in (SHA256, "r1", "exit 0: done", "loss=0.25", "signal SIGKILL", "9 ms", "from step"):
+    for fact in (
+        SHA256,
+        "r1",
+        "exit 0: done",
+        "loss=0.25",
+        "signal SIGKILL",
+        "9 ms",
+        "from step",
+        "2 3",
+    ):
         assert fact in text
 
 
