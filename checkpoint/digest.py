@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 import xxhash
+
 from holdfast.checkpoint.layout import specs_of
 from holdfast.checkpoint.tensor import Tensor, whole_bytes_of
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, StateUnsupported
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.manifest import Manifest, PieceEntry, TensorEntry

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5p, h5s, h5t
+
 from holdfast.checkpoint.dataset_path import dataset_paths
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header

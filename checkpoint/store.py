@@ -142,6 +142,9 @@ class CheckpointStore:
             is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
             if is_new or not self._is_anchored:
                 self._anchor(path, is_new=is_new)
+        if not self._disk.is_directory(self.directory):
+            error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
+            raise StorageFailed("use", self.directory, error)
         self._is_anchored = True
 
     def _anchor(self, path: Path, *, is_new: bool) -> None:

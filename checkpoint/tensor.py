@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from holdfast.checkpoint.errors import StateUnsupported
 
 Tensor = npt.NDArray[np.generic]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.header import Header

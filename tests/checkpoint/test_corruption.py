@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import restore, restore_newest

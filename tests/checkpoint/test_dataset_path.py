@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.checkpoint.dataset_path import dataset_paths
 from hypothesis import given
 from hypothesis import strategies as st
+
+from holdfast.checkpoint.dataset_path import dataset_paths
 
 names = st.sets(st.text("a./%\0é 2E5", max_size=8), max_size=12)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from holdfast.checkpoint.digest import Digest, digest_of, state_sha256
 from holdfast.checkpoint.tensor import Tensor
 

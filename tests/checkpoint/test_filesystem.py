@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from holdfast.checkpoint import filesystem as module
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem

@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from holdfast.checkpoint.errors import StateUnsupported
-from holdfast.checkpoint.layout import CUT_BYTES, ShardLayout, TensorSpec, specs_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+from holdfast.checkpoint.errors import StateUnsupported
+from holdfast.checkpoint.layout import CUT_BYTES, ShardLayout, TensorSpec, specs_of
 
 shapes = st.lists(st.integers(0, 40), max_size=4).map(tuple)
 dtypes = st.sampled_from(["float32", "float64", "bool", "float16", "bfloat16", "int64"])

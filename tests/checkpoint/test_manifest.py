@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, TensorSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from holdfast.checkpoint.names import (
     StagingName,
     is_removed,

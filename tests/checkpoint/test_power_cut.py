@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import restore_newest

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.names import removed_name
 from holdfast.checkpoint.reader import restore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.tensor import (
     DTYPES,

@@ -1,0 +1,186 @@
+"""Calls complete, or fail with one sentence and leave nothing half done."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.fake_filesystem import FakeFileSystem, Survival
+from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+
+ROOT = Path("/run")
+FILE = ROOT / "file"
+BUFFERS = [memoryview(b"head"), memoryview(b""), memoryview(b"tail")]
+
+
+def contents(files: FileSystem, path: Path) -> bytes:
+    disk = Disk(files)
+    with disk.reading(path) as file:
+        data = bytearray(file.size())
+        file.read_into(memoryview(data), 0)
+    return bytes(data)
+
+
+def test_file_is_durable_once_its_directory_is() -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+
+    disk.write_durably(FILE, BUFFERS)
+    disk.fsync_directory(ROOT)
+
+    assert contents(files.after_power_cut(Survival.NOTHING), FILE) == b"headtail"
+
+
+def test_many_buffers_go_in_batches(tmp_path: Path) -> None:
+    """More than IOV_MAX, some of them empty."""
+    buffers = [memoryview(bytes([i % 251]) * (i % 4)) for i in range(5000)]
+
+    Disk().write_durably(tmp_path / "file", buffers)
+
+    assert (tmp_path / "file").read_bytes() == b"".join(buffers)
+
+
+class OneByteFileSystem(LocalFileSystem):
+    """Moves a single byte by each call."""
+
+    def write(self, handle: int, buffers: list[memoryview], offset: int) -> int:  # type: ignore[override]
+        return super().write(handle, [buffers[0][:1]], offset)
+
+    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
+        return super().read(handle, buffer[:1], offset)
+
+
+def test_shortest_possible_writes_and_reads_complete(tmp_path: Path) -> None:
+    files = OneByteFileSystem()
+
+    Disk(files).write_durably(tmp_path / "file", BUFFERS)
+
+    assert contents(files, tmp_path / "file") == b"headtail"
+
+
+class FullFileSystem(FakeFileSystem):
+    """Takes no byte and reports no error."""
+
+    def write(self, handle: int, buffers: object, offset: int) -> int:
+        return 0
+
+
+def test_write_without_progress_fails_instead_of_spinning() -> None:
+    with pytest.raises(StorageFailed, match="takes no more bytes"):
+        Disk(FullFileSystem()).write_durably(FILE, BUFFERS)
+
+
+class InterruptedFileSystem(FakeFileSystem):
+    """Never completes a call."""
+
+    def mkdir(self, path: Path) -> None:
+        raise InterruptedError(errno.EINTR, "interrupted")
+
+
+def test_endless_interruptions_fail_instead_of_spinning() -> None:
+    with pytest.raises(StorageFailed, match="interrupted without end"):
+        Disk(InterruptedFileSystem()).make_directory(ROOT / "directory")
+
+
+@pytest.mark.parametrize("operation", ["allocate", "write", "fsync", "close"])
+def test_file_that_failed_is_removed_and_never_synced_again(operation: str) -> None:
+    probe = FakeFileSystem()
+    Disk(probe).write_durably(FILE, BUFFERS)
+    call = [text.split()[0] for text in probe.calls].index(operation)
+    files = FakeFileSystem()
+    files.fail_at(call, errno.EIO)
+
+    with pytest.raises(StorageFailed) as failure:
+        Disk(files).write_durably(FILE, BUFFERS)
+
+    later = [text.split()[0] for text in files.calls[call + 1 :]]
+    assert failure.value.errno == errno.EIO
+    assert later in (["close", "unlink"], ["unlink"])
+    assert files.list(ROOT) == ()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_missing_directory_sync_is_a_recorded_downgrade(number: int) -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, number)
+    files.fail_at(1, number)
+    disk = Disk(files)
+
+    disk.fsync_directory(ROOT)
+    disk.fsync_directory(ROOT)
+
+    assert len(disk.downgrades) == 1
+    assert "names in /run may be lost by a power cut" in disk.downgrades[0]
+
+
+def test_failing_directory_sync_is_an_error() -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, errno.EIO)
+    disk = Disk(files)
+
+    with pytest.raises(StorageFailed):
+        disk.fsync_directory(ROOT)
+
+    assert disk.downgrades == ()
+
+
+def test_parent_that_may_not_be_read_is_a_downgrade_of_the_parent_only() -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, errno.EACCES)
+    files.fail_at(1, errno.EACCES)
+    disk = Disk(files)
+
+    disk.fsync_parent(FILE)
+    with pytest.raises(StorageFailed):
+        disk.fsync_directory(ROOT)
+
+    assert len(disk.downgrades) == 1
+
+
+def test_missing_reservation_is_a_recorded_downgrade() -> None:
+    files = FakeFileSystem()
+    files.fail_at(1, errno.ENOTSUP)
+    disk = Disk(files)
+
+    disk.write_durably(FILE, BUFFERS)
+
+    assert contents(files, FILE) == b"headtail"
+    assert disk.downgrades == ("space cannot be reserved ahead: a full disk shows late",)
+
+
+def test_full_device_fails_before_anything_is_written() -> None:
+    files = FakeFileSystem()
+    files.fail_at(1, errno.ENOSPC)
+
+    with pytest.raises(StorageFailed, match=r"cannot allocate /run/file: .*\(ENOSPC\); free space"):
+        Disk(files).write_durably(FILE, BUFFERS)
+
+    assert not any(text.startswith("write") for text in files.calls)
+
+
+def test_existing_file_is_left_alone() -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+    disk.write_durably(FILE, [memoryview(b"first")])
+
+    with pytest.raises(StorageFailed, match="EEXIST"):
+        disk.write_durably(FILE, [memoryview(b"second")])
+
+    assert contents(files, FILE) == b"first"
+
+
+def test_reading_past_the_end_fails() -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+    disk.write_durably(FILE, [memoryview(b"short")])
+
+    with disk.reading(FILE) as file, pytest.raises(StorageFailed, match="the file ends early"):
+        file.read_into(memoryview(bytearray(6)), 0)
+
+
+def test_removing_what_is_gone_is_no_failure() -> None:
+    Disk(FakeFileSystem()).remove_tree(ROOT / "missing")

@@ -1,0 +1,94 @@
+"""A writer reports the digests of memory and copies none of it."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.digest import digest_of
+from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.errors import StateUnsupported
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.writer import ShardWriter
+
+HEADER = Header("run", 1, 30)
+STATE: dict[str, Tensor] = {
+    "a": np.arange(9000, dtype=np.float32).reshape(90, 100),
+    "b": np.arange(7, dtype=np.int64),
+    "empty": np.zeros((0, 2)),
+}
+
+
+def test_record_describes_the_file(tmp_path: Path) -> None:
+    layout = ShardLayout(specs_of(STATE), 2)
+    path = tmp_path / "shard"
+
+    record = ShardWriter(Disk(), layout, 0).write(path, STATE, HEADER)
+
+    data = path.read_bytes()
+    assert record.index == 0
+    assert record.size == len(data)
+    assert record.digest == digest_of(data)
+    for piece in record.pieces:
+        assert piece.digest == digest_of(data[piece.offset : piece.offset + piece.bytes])
+
+
+def test_piece_digests_are_those_of_the_arrays(tmp_path: Path) -> None:
+    layout = ShardLayout(specs_of(STATE), 1)
+
+    record = ShardWriter(Disk(), layout, 0).write(tmp_path / "shard", STATE, HEADER)
+
+    found = {piece.tensor: piece.digest for piece in record.pieces}
+    assert found == {name: digest_of(STATE[name].tobytes()) for name in ("a", "b")}
+
+
+def test_state_is_not_copied(tmp_path: Path) -> None:
+    state: dict[str, Tensor] = {f"t{i}": np.ones(500_000, np.float32) for i in range(10)}
+    layout = ShardLayout(specs_of(state), 1)
+    writer = ShardWriter(Disk(), layout, 0)
+    tracemalloc.start()
+
+    try:
+        writer.write(tmp_path / "shard", state, HEADER)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1_000_000 < layout.nbytes
+
+
+def test_awkward_memory_is_copied_for_the_rows_in_question_only(tmp_path: Path) -> None:
+    state: dict[str, Tensor] = {"t": np.ones((1000, 2000), np.float64)[:, ::2]}
+    layout = ShardLayout(specs_of(state), 8)
+    tracemalloc.start()
+
+    try:
+        ShardWriter(Disk(), layout, 3).write(tmp_path / "shard", state, HEADER)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < layout.nbytes / 4
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        STATE | {"more": np.zeros(1)},
+        STATE | {"b": np.zeros(8, np.int64)},
+        STATE | {"b": np.zeros(7)},
+    ],
+)
+def test_state_of_another_layout_is_refused(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    layout = ShardLayout(specs_of(STATE), 1)
+
+    with pytest.raises(StateUnsupported, match="make a layout of its specs"):
+        ShardWriter(Disk(), layout, 0).write(tmp_path / "shard", state, HEADER)
+
+    assert list(tmp_path.iterdir()) == []
