@@ -265,8 +265,11 @@ class TrainingLoop:
         return Wishes(save=Request.SAVE in requests, stop=Request.STOP in requests)
 
     def _visit(self, site: Site, step: int | None = None) -> None:
-        """Pass a fault site; by default while working on the next update."""
-        self._context.injector.visit(self._progress.cursor.step + 1 if step is None else step, site)
+        """Pass a fault site, by default of the update in hand or of the one being validated."""
+        if step is None:
+            work = self._job.curriculum.next_work(self._progress.cursor)
+            step = self._progress.cursor.step + (work is not Work.EVALUATE)
+        self._context.injector.visit(step, site)
 
 
 _ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {

@@ -24,6 +24,7 @@ class Narration:
         self._is_verbose = is_verbose
         self._errors: dict[int, str] = {}
         self._notices: set[str] = set()
+        self._has_completed = False
 
     def began(self, setup: JobSetup) -> None:
         """Say what is about to run."""
@@ -103,6 +104,10 @@ class Narration:
     def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:
         if report.get("kind") == "error":
             self._errors[worker] = f"{report['type']}: {report['message']}"
+        elif report.get("kind") == "complete" and not self._has_completed:
+            self._has_completed = True
+            fields = {name: value for name, value in report.items() if name != "kind"}
+            self._journal.record("completed", **fields)
         elif report.get("kind") == "notice" and report["text"] not in self._notices:
             self._notices.add(report["text"])
             self._say(report["text"])

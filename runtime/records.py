@@ -1,7 +1,9 @@
 """What the training loop writes into the journal: steps, epochs, worlds and recoveries.
 
 Everything here is known to all workers alike, so only rank 0 of the world
-writes it; when rank 0 dies, the next one goes on.
+writes it.  Rank 0 may die between a commit and its records: whoever is rank 0
+after it writes those of the last commit again, and readers take the last of
+equal records.
 """
 
 from __future__ import annotations
@@ -23,13 +25,23 @@ class LoopRecords:
         self._membership = membership
         self._began = time.monotonic()
         self._pending: _Recovery | None = None
+        self._latest: list[tuple[str, dict[str, object]]] = []
+        self._was_first = membership.is_first
 
     def transaction_began(self) -> None:
         """Start the clock of the transaction in hand; an attempt that fails does not count."""
         self._began = time.monotonic()
 
+    def committing(self) -> None:
+        """Begin the records of one commit."""
+        self._latest.clear()
+
     def joined(self, cursor: Cursor) -> None:
-        """Record the world that is about to train."""
+        """Record the world that is about to train, and what a dead rank 0 may have left out."""
+        was_first, self._was_first = self._was_first, self._membership.is_first
+        if self._was_first and not was_first:
+            for event, fields in self._latest:
+                self._context.journal.record(event, **fields)
         world = self._membership.world
         workers = list(world.workers)
         self._context.tell_agent(
@@ -49,7 +61,7 @@ class LoopRecords:
             recovery, self._pending = self._pending, None
             self._write("recovery", **recovery.fields(cursor.step, now))
         seconds = round(now - self._began, 6)
-        self._write("step", step=cursor.step, epoch=epoch, seconds=seconds, samples=samples)
+        self._keep("step", step=cursor.step, epoch=epoch, seconds=seconds, samples=samples)
 
     def ended_epoch(
         self,
@@ -64,7 +76,7 @@ class LoopRecords:
             "fingerprint": f"{cursor.ledger.fingerprint:016x}",
             "exact": True,
         }
-        self._write(
+        self._keep(
             "epoch",
             epoch=epoch,
             step=cursor.step,
@@ -91,6 +103,12 @@ class LoopRecords:
 
     def note(self, event: str, **fields: object) -> None:
         """Record something that all workers know."""
+        self._write(event, **fields)
+
+    def _keep(self, event: str, **fields: object) -> None:
+        """Write a record of the commit in hand, and remember it."""
+        generation = self._membership.world.generation
+        self._latest.append((event, {"generation": generation} | fields))
         self._write(event, **fields)
 
     def _write(self, event: str, **fields: object) -> None:

@@ -158,13 +158,14 @@ def _conclude(
         progress.metrics,
         progress.validation or {},
     )
-    loop.records.note(
-        "completed",
-        step=cursor.step,
-        epochs=job.curriculum.epochs,
-        sha256=sha256,
-        metrics=result.metrics,
-        validation=result.validation,
-    )
-    context.tell_agent({"kind": "complete", "step": cursor.step, "sha256": sha256})
+    fields = {
+        "step": cursor.step,
+        "sha256": sha256,
+        "epochs": job.curriculum.epochs,
+        "metrics": result.metrics,
+        "validation": result.validation,
+    }
+    if not context.config.supervised:  # else the supervisor records the first that says so
+        loop.records.note("completed", **fields)
+    context.tell_agent({"kind": "complete", **fields})
     return result

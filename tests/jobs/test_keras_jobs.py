@@ -1,0 +1,141 @@
+"""A Keras model with batch statistics, dropout, decay, schedule and metrics ends with the same bytes.
+
+Each test compares with one undisturbed worker: 3 epochs of 5 updates (the last
+one of each is short), a pass over validation data after each epoch.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.testing import JobRequest, JobRun, run_job, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(180)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "everything_keras.py"
+MICROBATCHES = 6
+OPTIONS = ("--threads", "1", "--heartbeat-timeout", "5")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobRun:
+    job = run_job(
+        SCRIPT,
+        run_dir=tmp_path_factory.mktemp("undisturbed") / "run",
+        workers=1,
+        microbatches=MICROBATCHES,
+        options=OPTIONS,
+        timeout_s=120,
+    )
+    assert job.exit_code == 0, job.stderr
+    return job
+
+
+def train(run_dir: Path, workers: int, faults: tuple[str, ...] = ()) -> JobRun:
+    job = run_job(
+        SCRIPT,
+        run_dir=run_dir,
+        workers=workers,
+        microbatches=MICROBATCHES,
+        faults=faults,
+        options=OPTIONS,
+        timeout_s=150,
+    )
+    assert job.exit_code == 0, job.stderr
+    return job
+
+
+def check_same(job: JobRun, undisturbed: JobRun) -> None:
+    """All that the run came to must be what it came to undisturbed."""
+    assert job.sha256 == undisturbed.sha256
+    assert [epoch.metrics for epoch in job.report.epochs] == [
+        epoch.metrics for epoch in undisturbed.report.epochs
+    ]
+    assert [epoch.validation for epoch in job.report.epochs] == [
+        epoch.validation for epoch in undisturbed.report.epochs
+    ]
+    assert all(epoch.exact for epoch in job.report.epochs)
+    assert job.leftovers == ()
+
+
+def test_the_undisturbed_run_counts_every_sample_and_every_metric(undisturbed: JobRun) -> None:
+    report = undisturbed.report
+
+    assert (report.steps, report.samples, len(report.epochs)) == (15, 930, 3)
+    assert all(epoch.exact for epoch in report.epochs)
+    assert set(report.epochs[-1].validation) == {"loss", "accuracy", "top3"}
+    assert report.epochs[-1].metrics["accuracy"] > report.epochs[0].metrics["accuracy"]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_any_number_of_workers_ends_with_the_same_bytes(
+    workers: int, undisturbed: JobRun, tmp_path: Path
+) -> None:
+    job = train(tmp_path / "run", workers)
+
+    check_same(job, undisturbed)
+
+
+def test_deaths_at_every_site_of_a_step_leave_the_same_bytes(
+    undisturbed: JobRun, tmp_path: Path
+) -> None:
+    """Five of six workers die, one at each site; the second dies while the first is mourned."""
+    faults = (
+        "kill worker=0 step=3 site=reduce",
+        "kill worker=1 step=3 site=repair",
+        "exit worker=2 step=6 site=vote",
+        "segfault worker=3 step=8 site=save",
+        "raise worker=4 step=11 site=apply",
+    )
+
+    job = train(tmp_path / "run", 6, faults)
+
+    check_same(job, undisturbed)
+    assert sorted(failure.worker for failure in job.report.failures) == [0, 1, 2, 3, 4]
+    assert job.report.relaunches == ()
+
+
+def test_a_stopped_worker_and_one_that_holds_the_gil_are_fenced(
+    undisturbed: JobRun, tmp_path: Path
+) -> None:
+    faults = ("stop worker=1 step=4 site=compute", "gil worker=0 step=9 site=compute")
+
+    job = train(tmp_path / "run", 3, faults)
+
+    check_same(job, undisturbed)
+    assert [(f.worker, f.fenced) for f in job.report.failures] == [(1, True), (0, True)]
+
+
+def test_a_job_of_which_nothing_is_left_goes_on_from_its_checkpoint(
+    undisturbed: JobRun, tmp_path: Path
+) -> None:
+    faults = tuple(f"kill worker={worker} step=10 site=compute" for worker in range(4))
+
+    job = train(tmp_path / "run", 4, faults)
+
+    check_same(job, undisturbed)
+    assert [relaunch.restored_step for relaunch in job.report.relaunches] == [8]
+
+
+def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
+    undisturbed: JobRun, tmp_path: Path
+) -> None:
+    for workers, step in ((2, 4), (8, 9)):
+        request = JobRequest(
+            SCRIPT,
+            run_dir=tmp_path / "run",
+            workers=workers,
+            microbatches=MICROBATCHES,
+            options=OPTIONS,
+        )
+        with start_job(request, timeout_s=150) as running:
+            running.wait_for("step", step=step)
+            running.signal(signal.SIGTERM)
+            assert running.wait().exit_code in (0, 75)
+
+    job = train(tmp_path / "run", 1)
+
+    check_same(job, undisturbed)
