@@ -120,7 +120,7 @@ class LocalFileSystem:
 
     def fsync_directory(self, path: Path) -> None:
         """Open the directory, call fsync(2) on it."""
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         finally:
