@@ -25,13 +25,14 @@ from holdfast.runtime.errors import JobError, RecoveryImpossible
 from holdfast.runtime.exchange import TreeExchange
 from holdfast.runtime.heartbeat import Phase, Request
 from holdfast.runtime.membership import Membership, RepairTimes
+from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
-from holdfast.runtime.replica import Replica
+from holdfast.runtime.replica import FloatVector, Replica
 from holdfast.runtime.restoring import restore_job
 from holdfast.runtime.saver import Saver
 from holdfast.runtime.training_job import TrainingJob
-from holdfast.runtime.transaction import Total, Transaction
+from holdfast.runtime.transaction import Transaction
 
 MAX_REPAIR_ATTEMPTS = 32
 """Repairs in a row without an applied update; each death spoils at most two."""
@@ -63,7 +64,7 @@ class TrainingLoop:
         self._repairs = 0
         self._detected = 0.0
         self._is_finite = True
-        self._total: Total | None = None
+        self._vector: FloatVector | None = None
         self._outcome: Outcome | None = None
 
     def run(self) -> Cursor:
@@ -114,6 +115,7 @@ class TrainingLoop:
     def _join(self) -> StepEvent:
         self._context.page.phase = Phase.RESTORING
         self._membership.join(NO_STATE)
+        check_peers(self._context, self._membership.communicator, self._job.numerics)
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:
@@ -148,7 +150,9 @@ class TrainingLoop:
         transaction = self._transaction
         roots = transaction.roots(self._assignment, self._membership.me)
         vector = self._exchange(transaction).total(roots, lambda: self._visit(Site.REDUCE))
-        self._total = transaction.split(vector)
+        # Only the vote says that it is whole: a collective that a death has cut short may
+        # report success (Open MPI's Allgatherv does, having received nothing).
+        self._vector = vector
         self._is_finite = self._exchange(transaction).is_finite(vector)
         return StepEvent.REDUCED
 
@@ -166,13 +170,14 @@ class TrainingLoop:
 
     def _apply(self) -> StepEvent:
         assert self._outcome is not None
-        assert self._total is not None
+        assert self._vector is not None
+        total = self._transaction.split(self._vector)
         self._visit(Site.APPLY)
         self._saver.hear(self._outcome)
         if not self._outcome.is_finite:
-            self._ending = self._progress.non_finite(self._total)
+            self._ending = self._progress.non_finite(total)
             return StepEvent.EXHAUSTED
-        self._progress.commit(self._transaction.work, self._total)
+        self._progress.commit(self._transaction.work, total)
         self._transaction_committed(self._outcome)
         return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.APPLIED
 
