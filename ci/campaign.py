@@ -1,0 +1,266 @@
+#!/usr/bin/env python
+"""Run many short jobs with random faults; every one must end with the bytes of an undisturbed run.
+
+Usage: ``ci/campaign.py [--seed S] [--runs N]``, in an environment that has holdfast and an MPI.
+
+Run number i has the seed S + i, and everything about it follows from that: how
+many workers, spares and microbatches, and which faults strike where.  So
+``ci/campaign.py --seed S --runs 1`` replays the run whose seed is S.  What must
+hold after each run is what ``complaints`` looks for.  Exits 1 if any run was bad.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.recovery.fault import Fault, FaultKind, Site
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.testing import JobRun, run_job
+
+SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "02_custom_replica.py"
+SAMPLES, GLOBAL_BATCH, EPOCHS, SAVE_EVERY = 173, 25, 3, 4
+STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
+TIMEOUT_S = 60.0
+
+_FENCED_KINDS = frozenset({FaultKind.STOP, FaultKind.GIL})
+_OURS = ("killed by the supervisor", "guard lost", "the agent ends")
+"""Deaths that follow from the loss of a whole launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run of the campaign."""
+
+    seed: int
+    workers: int
+    spares: int
+    microbatches: int
+    features: int
+    faults: tuple[Fault, ...]
+
+    @staticmethod
+    def of(seed: int) -> Case:
+        """Return the case that follows from ``seed``."""
+        choose = random.Random(seed)
+        workers = choose.randint(2, 6)
+        spares = choose.randint(0, 1)
+        return Case(
+            seed=seed,
+            workers=workers,
+            spares=spares,
+            microbatches=choose.randint(1, 9),
+            features=choose.choice((32, 2000)),  # one exchange is gathered, the other sliced
+            faults=_faults(choose, choose.randint(0, 4), last_worker=workers + spares + 1),
+        )
+
+    @property
+    def terms(self) -> tuple[int, int]:
+        """What the final bytes depend on."""
+        return (self.microbatches, self.features)
+
+    @property
+    def heartbeat_timeout_s(self) -> int:
+        """Short where somebody is going to stand still."""
+        return 1 if any(fault.kind in _FENCED_KINDS for fault in self.faults) else 10
+
+    def __str__(self) -> str:
+        faults = "; ".join(map(str, self.faults)) or "no fault"
+        return (
+            f"seed {self.seed}: {self.workers}+{self.spares} workers, "
+            f"M {self.microbatches}, {self.features} features; {faults}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a case went: its jobs (a second one where the first gave up) and what was wrong."""
+
+    case: Case
+    jobs: tuple[JobRun, ...]
+    complaints: tuple[str, ...]
+    seconds: float
+
+
+def main() -> int:
+    """Run the campaign and print its table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=200)
+    options = parser.parse_args()
+
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-campaign-") as name:
+        undisturbed = _Undisturbed(Path(name))
+        for seed in range(options.seed, options.seed + options.runs):
+            outcome = run_case(Case.of(seed), Path(name), undisturbed.sha256)
+            outcomes.append(outcome)
+            print(describe(outcome), flush=True)
+    print(table(outcomes))
+    bad = [outcome for outcome in outcomes if outcome.complaints]
+    for outcome in bad:
+        print(f"bad: replay with ci/campaign.py --seed {outcome.case.seed} --runs 1")
+    return 1 if bad else 0
+
+
+def run_case(case: Case, root: Path, expected: Callable[[Case], str]) -> Outcome:
+    """Run a case; a job whose budget is spent is run again without faults."""
+    began = time.monotonic()
+    jobs: list[JobRun] = []
+    try:
+        jobs.append(_run(case, root, list(map(str, case.faults))))
+        if jobs[0].exit_code == 70:
+            jobs.append(_run(case, root, []))
+    except TimeoutError as error:
+        return Outcome(case, tuple(jobs), (str(error),), time.monotonic() - began)
+    found = tuple(complaints(jobs, expected(case)))
+    return Outcome(case, tuple(jobs), found, time.monotonic() - began)
+
+
+def complaints(jobs: list[JobRun], expected: str) -> Iterator[str]:
+    """Yield a sentence for each thing that must hold and does not."""
+    first, last = jobs[0], jobs[-1]
+    for job in jobs:
+        yield from (f"left behind: {what}" for what in job.leftovers)
+        if "Traceback" in job.stderr and "InjectedFault" not in job.stderr:
+            yield f"a traceback of ours: {job.stderr}"
+    if first.exit_code == 70 and "budget" not in (first.report.reason or ""):
+        yield f"gave up, and not for its budget: {first.report.reason}"
+    if last.exit_code != 0:
+        yield f"exit code {last.exit_code}: {last.stderr}"
+        return
+    if last.sha256 != expected:
+        yield f"wrong bytes: {last.sha256} instead of {expected}"
+    if [epoch.epoch for epoch in last.report.epochs] != list(range(1, EPOCHS + 1)):
+        yield f"epochs {last.report.epochs}"
+    if not all(epoch.exact and epoch.samples == SAMPLES for epoch in last.report.epochs):
+        yield f"the ledger is not exact: {last.report.epochs}"
+    yield from _unexplained(last)
+
+
+def _unexplained(job: JobRun) -> Iterator[str]:
+    """Yield every death that no fault and no end of a launch accounts for."""
+    struck = {fault.worker for fault in job.report.faults}
+    for failure in job.report.failures:
+        if failure.worker not in struck and not failure.cause.startswith(_OURS):
+            yield f"worker {failure.worker} died for no reason: {failure.cause}"
+
+
+class _Undisturbed:
+    """The bytes of one worker to whom nothing happens, once for each kind of case."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[tuple[int, int], str] = {}
+
+    def sha256(self, case: Case) -> str:
+        """Return the digest that ``case`` must end with."""
+        if case.terms not in self._known:
+            alone = Case(0, 1, 0, case.microbatches, case.features, ())
+            job = _run(alone, self._root / "undisturbed", [])
+            if job.sha256 is None:
+                raise SystemExit(f"the undisturbed run of {case} failed: {job.stderr}")
+            self._known[case.terms] = job.sha256
+        return self._known[case.terms]
+
+
+def describe(outcome: Outcome) -> str:
+    """Return one line about a run, and more if it was bad."""
+    deaths = sum(len(job.report.failures) for job in outcome.jobs[-1:])
+    codes = "+".join(str(job.exit_code) for job in outcome.jobs)
+    head = f"{'BAD' if outcome.complaints else 'ok '} {outcome.seconds:5.1f} s exit {codes or '-'}"
+    lines = [f"{head} {deaths} deaths  {outcome.case}", *outcome.complaints]
+    if outcome.complaints:
+        lines += [job.stderr for job in outcome.jobs]
+    return "\n    ".join(lines)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return the campaign's figures."""
+    reports = [outcome.jobs[-1].report for outcome in outcomes if outcome.jobs]
+    struck = [fault for report in reports for fault in report.faults]
+    recoveries = [recovery for report in reports for recovery in report.recoveries]
+    times = [r.since_failure_ms for r in recoveries if r.since_failure_ms is not None]
+    codes = Counter(outcome.jobs[0].exit_code for outcome in outcomes if outcome.jobs)
+    seconds = [outcome.seconds for outcome in outcomes]
+    rows = {
+        "runs": len(outcomes),
+        "bad": sum(bool(outcome.complaints) for outcome in outcomes),
+        "exit codes": _counts(codes),
+        "faults planned": sum(len(outcome.case.faults) for outcome in outcomes),
+        "faults struck": len(struck),
+        "  by kind": _counts(Counter(fault.kind for fault in struck)),
+        "  by site": _counts(Counter(fault.site for fault in struck)),
+        "deaths": sum(len(report.failures) for report in reports),
+        "recovered in place": len(recoveries),
+        "  at the first attempt": sum(recovery.attempts == 1 for recovery in recoveries),
+        "  death to next step": _spread(times, "ms"),
+        "relaunches": sum(len(report.relaunches) for report in reports),
+        "seconds a run": _spread(seconds, "s"),
+    }
+    return "\n".join(f"{name:<24}{value}" for name, value in rows.items())
+
+
+def _faults(choose: random.Random, count: int, last_worker: int) -> tuple[Fault, ...]:
+    """Return up to ``count`` faults at different addresses."""
+    faults: dict[object, Fault] = {}
+    for _ in range(count):
+        site = choose.choice(list(Site))
+        step = choose.randint(1, STEPS)
+        if site is Site.SAVE:
+            step = choose.randrange(SAVE_EVERY, STEPS + 1, SAVE_EVERY)
+        elif faults and (site is Site.REPAIR or choose.random() < 0.3):
+            step = choose.choice(list(faults.values())).step  # at the time of another death
+        fault = Fault(
+            kind=choose.choice(list(FaultKind)),
+            worker=WorkerId(choose.randint(0, last_worker)),
+            step=step,
+            site=site,
+            attempt=choose.choice((1, 1, 1, 1, 2)),
+        )
+        faults[fault.address] = fault
+    return tuple(faults.values())
+
+
+def _run(case: Case, root: Path, faults: list[str]) -> JobRun:
+    return run_job(
+        SCRIPT,
+        run_dir=root / f"seed-{case.seed}-{case.microbatches}-{case.features}",
+        workers=case.workers,
+        microbatches=case.microbatches,
+        faults=faults,
+        options=[
+            *("--spares", str(case.spares), "--threads", "1"),
+            *("--heartbeat-timeout", str(case.heartbeat_timeout_s)),
+        ],
+        argv=[
+            *("--samples", str(SAMPLES), "--global-batch", str(GLOBAL_BATCH)),
+            *("--epochs", str(EPOCHS), "--save-every", str(SAVE_EVERY)),
+            *("--features", str(case.features)),
+        ],
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def _counts(counter: Counter[object] | Counter[str] | Counter[int]) -> str:
+    ordered = sorted(counter.items(), key=lambda item: str(item[0]))
+    return ", ".join(f"{name}: {count}" for name, count in ordered) or "-"
+
+
+def _spread(values: list[float], unit: str) -> str:
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    return f"median {middle:.1f}, least {min(values):.1f}, most {max(values):.1f} {unit}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""Whole jobs in tests: run one with faults, or stop it at a moment, and see what became of it.
+
+A training script that survives deaths is tested by killing its workers::
+
+    from holdfast.runtime.testing import run_job
+
+    def test_two_deaths_do_not_change_a_byte(tmp_path):
+        undisturbed = run_job("train.py", run_dir=tmp_path / "one", microbatches=4)
+        job = run_job(
+            "train.py",
+            run_dir=tmp_path / "four",
+            workers=4,
+            microbatches=4,
+            faults=["kill worker=0 step=3", "exit worker=2 step=7 site=reduce"],
+        )
+        assert job.exit_code == 0, job.stderr
+        assert [failure.worker for failure in job.report.failures] == [0, 2]
+        assert job.sha256 == undisturbed.sha256
+        assert job.leftovers == ()
+
+Everything is real: it is ``holdfast run`` in a process of its own, with mpiexec,
+agent and workers.  What a test does to a job while it runs is written with
+``start_job``::
+
+    with start_job(JobRequest("train.py", run_dir=tmp_path, workers=2)) as running:
+        running.wait_for("step", step=5)
+        running.signal(signal.SIGTERM)
+        job = running.wait()
+    assert job.exit_code == 75
+
+A job is known by a mark in the environment that all of its processes inherit,
+so that what it left behind is found wherever it went, and nothing of others is
+touched.  Needs Linux's ``/proc``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from holdfast.runtime.journal import Record, read_journal
+from holdfast.runtime.processes import wait_all_ended
+from holdfast.runtime.report import Report
+from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.summary import summarize
+
+DEFAULT_TIMEOUT_S = 60.0
+
+_MARK = "HOLDFAST_TEST_JOB"
+_MAIN = "from holdfast.runtime.cli.main import main; main()"
+_LOOK_S = 0.01
+_ENDS_WITHIN_S = 5.0
+"""How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One ``holdfast run``; what is left out has the defaults of the command line.
+
+    ``faults`` are addresses as in ``--inject``, ``argv`` the script's own
+    arguments, ``options`` further options of ``holdfast run``, and
+    ``environment`` is added to this process's own.
+    """
+
+    script: Path | str
+    run_dir: Path | str
+    workers: int = 1
+    microbatches: int | None = None
+    faults: Sequence[str] = ()
+    argv: Sequence[str] = ()
+    options: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        line = [sys.executable, "-c", _MAIN, "run"]
+        line += ["-n", str(self.workers), "--run-dir", str(self.run_dir)]
+        if self.microbatches is not None:
+            line += ["--microbatches", str(self.microbatches)]
+        for fault in self.faults:
+            line += ["--inject", str(fault)]
+        return [*line, *self.options, str(self.script), *self.argv]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What became of a job; ``journal`` and ``report`` also tell of earlier jobs of the run.
+
+    ``exit_code`` is negative for a supervisor that died of a signal.
+    ``leftovers`` names every process, shared memory and temporary file that the
+    job should have taken with it; they are gone now.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    journal: tuple[Record, ...]
+    report: Report
+    leftovers: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str | None:
+        """Digest of the run's final state, None while the run is not complete."""
+        return self.report.final_sha256
+
+    def events(self, name: str) -> list[Record]:
+        """Return the journal's records of one kind of event, in their order."""
+        return [record for record in self.journal if record["event"] == name]
+
+
+def run_job(  # noqa: PLR0913  (each is one plain wish of the test's)
+    script: Path | str,
+    *,
+    run_dir: Path | str,
+    workers: int = 1,
+    microbatches: int | None = None,
+    faults: Sequence[str] = (),
+    argv: Sequence[str] = (),
+    options: Sequence[str] = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> JobRun:
+    """Run a job to its end and return what became of it; see ``JobRequest`` for the arguments.
+
+    Raises:
+        TimeoutError: it did not end within ``timeout_s``; it was killed.
+    """
+    request = JobRequest(
+        script=script,
+        run_dir=run_dir,
+        workers=workers,
+        microbatches=microbatches,
+        faults=faults,
+        argv=argv,
+        options=options,
+    )
+    with start_job(request, timeout_s=timeout_s) as running:
+        return running.wait()
+
+
+def start_job(request: JobRequest, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> RunningJob:
+    """Start a job and return it at once; all waiting for it ends after ``timeout_s``."""
+    return RunningJob(request, timeout_s)
+
+
+class RunningJob:
+    """A job that was started; a context manager that leaves nothing of it behind."""
+
+    def __init__(self, request: JobRequest, timeout_s: float) -> None:
+        self._directory = RunDirectory(Path(request.run_dir))
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._token = secrets.token_hex(8)
+        self._scratch = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+        self._temporary = self._scratch / "tmp"
+        self._temporary.mkdir()
+        environment = {**os.environ, **request.environment}
+        environment |= {_MARK: self._token, "TMPDIR": str(self._temporary)}
+        # Files, not pipes: a process that is left behind would keep a pipe open.
+        with self._path("stdout").open("wb") as out, self._path("stderr").open("wb") as err:
+            self._process = subprocess.Popen(
+                request.command(),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process."""
+        return self._process.pid
+
+    @property
+    def journal(self) -> list[Record]:
+        """What the journal holds by now."""
+        try:
+            return read_journal(self._directory.journal_path)
+        except OSError:
+            return []
+
+    @property
+    def stderr(self) -> str:
+        """What the job has written to its stderr by now."""
+        return self._path("stderr").read_text(errors="replace")
+
+    def processes(self) -> dict[int, str]:
+        """Return the name of every living process of the job, as ``ps`` shows it, by its number.
+
+        Those of holdfast's own are ``holdfast-agent``, ``holdfast-pool`` and
+        ``holdfast-w3`` for worker 3.
+        """
+        return _processes_with(f"{_MARK}={self._token}")
+
+    def signal(self, number: int, name: str | None = None) -> None:
+        """Send a signal to the supervisor, or to every process of the job called ``name``.
+
+        Raises:
+            ProcessLookupError: there is none of that name.
+        """
+        if name is None:
+            self._process.send_signal(number)
+            return
+        pids = [pid for pid, found in self.processes().items() if found == name]
+        if not pids:
+            raise ProcessLookupError(f"no process {name!r} among {self.processes()}")
+        for pid in pids:
+            os.kill(pid, number)
+
+    def wait_for(self, event: str, **fields: object) -> Record:
+        """Wait until the journal holds a record of ``event`` with these fields; return it.
+
+        Raises:
+            TimeoutError: none came in time, or while the job lived.
+        """
+        while True:
+            has_ended = not self.processes()
+            for record in self.journal:
+                if record["event"] == event and fields.items() <= record.items():
+                    return record
+            if has_ended or time.monotonic() > self._deadline:
+                raise TimeoutError(f"no {event} {fields} in the journal; {self._story()}")
+            time.sleep(_LOOK_S)
+
+    def wait(self) -> JobRun:
+        """Wait for the job's end, whoever of it lives longest; return what became of it.
+
+        Raises:
+            TimeoutError: the supervisor did not end in time; it was killed.
+        """
+        try:
+            exit_code = self._process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            story = self._story()
+            self.close()
+            raise TimeoutError(f"the job did not end in {self._timeout_s} s; {story}") from None
+        # Without its supervisor a job goes on to its end.
+        grace_s = _ENDS_WITHIN_S if exit_code >= 0 else self._deadline - time.monotonic()
+        wait_all_ended(self.processes(), max(0.0, grace_s))
+        journal = self.journal
+        return JobRun(
+            exit_code=exit_code,
+            stdout=self._path("stdout").read_text(errors="replace"),
+            stderr=self.stderr,
+            journal=tuple(journal),
+            report=summarize(journal),
+            leftovers=self.leftovers(),
+        )
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Name what exists of the job outside its run directory at this moment."""
+        processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
+        return (*processes, *map(str, (*self._shared_memory(), *self._temporary.iterdir())))
+
+    def close(self) -> None:
+        """Kill what still runs of the job and remove what it left; twice is harmless."""
+        while alive := self.processes():
+            for pid in alive:
+                _kill_marked(pid, f"{_MARK}={self._token}")
+            wait_all_ended(alive, _ENDS_WITHIN_S)
+        self._process.wait()
+        for directory in (*self._shared_memory(), self._scratch):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def __enter__(self) -> RunningJob:
+        """Return the job."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave nothing behind."""
+        self.close()
+
+    def _shared_memory(self) -> list[Path]:
+        return sorted(Path("/dev/shm").glob(f"holdfast-{self.pid}-*"))
+
+    def _path(self, name: str) -> Path:
+        return self._scratch / name
+
+    def _story(self) -> str:
+        records = "\n".join(str(record) for record in self.journal[-5:])
+        return (
+            f"alive: {self.processes() or 'nothing'}; the end of its stderr:\n"
+            f"{self.stderr[-2000:]}\nthe end of its journal:\n{records}"
+        )
+
+
+def _processes_with(mark: str) -> dict[int, str]:
+    found = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and _has_mark(int(directory.name), mark):
+            with contextlib.suppress(OSError):
+                found[int(directory.name)] = (directory / "comm").read_text().strip()
+    return found
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    """Return whether a process was started with ``mark``; one that is a zombie has none."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # ended meanwhile, or somebody else's
+        return False
+    return mark.encode() in variables
+
+
+def _kill_marked(pid: int, mark: str) -> None:
+    """SIGKILL ``pid`` if it still is the process that bears ``mark``."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if _has_mark(pid, mark):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
