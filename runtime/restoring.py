@@ -9,7 +9,8 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.catch_up import load_state, whole_state
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
-from holdfast.runtime.numerics import Numerics, differences
+from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.numerics_check import check_resumed
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.training_job import TrainingJob
 
@@ -42,7 +43,8 @@ def restore_job(
         return fresh
     _check_model(context, replica, fresh, restored)
     _check_identity(context, job, restored)
-    _check_numerics(context, job, restored)
+    before = Numerics.from_json(dict(restored.manifest.numerics))
+    check_resumed(context, before, job.numerics)
     cursor = load_state(replica, restored.state)
     context.journal.record("restored", step=cursor.step, generation=context.config.generation)
     return cursor
@@ -68,19 +70,3 @@ def _check_identity(context: WorkerContext, job: TrainingJob, restored: Restored
                 f"the run in {context.run_dir} was begun with {name} {found.get(name)}, "
                 f"this job has {wanted}; ask for the same, or choose another --run-dir"
             )
-
-
-def _check_numerics(context: WorkerContext, job: TrainingJob, restored: Restored) -> None:
-    before = Numerics.from_json(dict(restored.manifest.numerics))
-    found = differences(before, job.numerics)
-    if not found:
-        return
-    sentence = "; ".join(found)
-    if context.config.strict:
-        raise UsageError(
-            f"the numerics of the run in {context.run_dir} have changed: {sentence}; "
-            "resume where they are the same, or without --strict"
-        )
-    context.journal.record("numerics_changed", differences=list(found))
-    text = f"the numerics of this run have changed, its bytes may differ: {sentence}"
-    context.tell_agent({"kind": "notice", "text": text})

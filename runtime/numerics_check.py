@@ -1,0 +1,44 @@
+"""What to do when numerics differ: say so, or refuse under ``--strict``."""
+
+from __future__ import annotations
+
+import json
+
+from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.numerics import Numerics, differences
+
+
+def check_peers(context: WorkerContext, communicator: Communicator, mine: Numerics) -> None:
+    """Compare the numerics of all workers of the world with those of rank 0.
+
+    Raises:
+        UsageError: they differ and the job is strict; raised on all workers alike.
+        WorldBroken: a member died.
+    """
+    cards = communicator.allgather_bytes(json.dumps(mine.to_json()).encode())
+    everyones = [Numerics.from_json(json.loads(card)) for card in cards]
+    for rank, theirs in enumerate(everyones):
+        subject = f"worker {context.config.workers[rank]} computes otherwise than worker 0"
+        _judge(context, subject, differences(everyones[0], theirs))
+
+
+def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> None:
+    """Compare the numerics of a checkpoint with this job's.
+
+    Raises:
+        UsageError: they differ and the job is strict.
+    """
+    subject = f"the numerics of the run in {context.run_dir} have changed"
+    _judge(context, subject, differences(before, now))
+
+
+def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None:
+    if not found:
+        return
+    sentence = f"{subject}: {'; '.join(found)}"
+    if context.config.strict:
+        raise UsageError(f"{sentence}; make them the same, or run without --strict")
+    context.journal.record("numerics_differ", differences=list(found))
+    context.tell_agent({"kind": "notice", "text": f"{sentence}: its bytes may differ"})
