@@ -50,7 +50,7 @@ class ArrayData:
 
     def read(self, ids: SampleIds) -> tuple[Array, Array]:
         """Return inputs and targets of these samples; views when the ids are consecutive."""
-        rows = _rows(ids)
+        rows = _rows(ids, len(self))
         return self._x[rows], self._y[rows]
 
 
@@ -67,11 +67,11 @@ def _check(name: str, array: Array) -> None:
         )
 
 
-def _rows(ids: SampleIds) -> slice | SampleIds:
+def _rows(ids: SampleIds, samples: int) -> slice | SampleIds:
     """Return a slice for consecutive ids, which NumPy reads without a copy."""
     if len(ids) == 0:
         return slice(0, 0)
     first, last = int(ids[0]), int(ids[-1])
-    if first >= 0 and last - first == len(ids) - 1 and bool((np.diff(ids) == 1).all()):
-        return slice(first, last + 1)
-    return ids
+    is_run = last - first == len(ids) - 1 and bool((np.diff(ids) == 1).all())
+    # A slice would silently be cut at the end of the data; ids that are too high must raise.
+    return slice(first, last + 1) if is_run and first >= 0 and last < samples else ids

@@ -249,14 +249,16 @@ class KerasReplica:
 
     def _note_roles(self, call: _Call, gradients: Sequence[Any]) -> None:
         """Learn from the first trace which variables take part; all others agree with it."""
+        known = {id(v) for v in self._trainable + self._state + self._seeds + call.metrics}
+        model_rules.check_strangers(len(call.scope.state_mapping.keys() - known))
         moving = tuple(filter(call.has_changed, self._trainable + self._state))
         for variable in moving:
             model_rules.check_state_change(variable)
         pairs = zip(self._trainable, gradients, strict=True)
         graded = tuple(v for v, gradient in pairs if gradient is not None)
         roles = _Roles(graded, moving, tuple(filter(call.has_changed, call.metrics)))
-        known = self._roles or roles
-        assert known.paths() == roles.paths(), "what a call changes depends on the batch's shape"
+        first = self._roles or roles
+        assert first.paths() == roles.paths(), "what a call changes depends on the batch's shape"
         self._roles = roles
 
     def _metric_sums(self, call: _Call, loss: Any) -> Any:

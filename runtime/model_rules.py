@@ -95,6 +95,16 @@ def check_state_change(variable: Any) -> None:
         )
 
 
+def check_strangers(count: int) -> None:
+    """Raise ProgramError if a call changes variables that do not belong to the model."""
+    if count:
+        raise ProgramError(
+            f"the model's call changes {count} variables that are not the model's own, such as the "
+            "state of Keras' global random generator: give each layer that draws random numbers a "
+            "keras.random.SeedGenerator of its own"
+        )
+
+
 def check_loss_value(shape: tuple[int, ...]) -> None:
     """Raise ProgramError unless the loss of a microbatch is one number."""
     if shape != ():

@@ -1,0 +1,49 @@
+"""Fixtures that build Keras replicas; the module beside this file can be imported by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from keras_harness import build, convolutional, copy_of
+
+
+@pytest.fixture(scope="session")
+def tf() -> SimpleNamespace:
+    """TensorFlow, Keras and the module under test, imported only when these tests run."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    tensorflow = pytest.importorskip("tensorflow")
+    import keras
+
+    from holdfast.runtime import keras_replica
+
+    keras_replica.set_numerics(1, 7, deterministic=False)
+    return SimpleNamespace(tensorflow=tensorflow, keras=keras, module=keras_replica)
+
+
+@pytest.fixture(scope="session")
+def workers(tf: SimpleNamespace) -> list[Any]:
+    """Replicas of three workers; not to be used without ``replicas``."""
+    return [build(tf, convolutional) for _ in range(3)]
+
+
+@pytest.fixture(scope="session")
+def initial(workers: list[Any]) -> dict[str, np.ndarray]:
+    """The state that a new worker begins with."""
+    return copy_of(workers[0].state())
+
+
+@pytest.fixture
+def replicas(workers: list[Any], initial: dict[str, np.ndarray]) -> list[Any]:
+    """Three workers' replicas in their initial state."""
+    for replica in workers:
+        replica.load(initial)
+    return workers

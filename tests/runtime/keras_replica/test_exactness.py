@@ -1,0 +1,127 @@
+"""Whoever computes what, the bytes are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_harness import (
+    BATCH,
+    IMAGES,
+    LABELS,
+    MICROBATCHES,
+    bytes_of,
+    contribution,
+    microbatch,
+    train,
+)
+
+from holdfast.runtime.aligned import aligned_vector
+from holdfast.runtime.replica import Microbatch, Replica
+
+pytestmark = pytest.mark.tensorflow
+
+
+def test_a_keras_replica_is_a_replica(replicas: list[Any]) -> None:
+    assert isinstance(replicas[0], Replica)
+
+
+def test_new_processes_begin_with_the_same_bytes(workers: list[Any]) -> None:
+    states = [bytes_of(replica.state()) for replica in workers]
+
+    assert states[0] == states[1] == states[2]
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(
+    "owners", [(0, 0, 0, 1, 1), (1, 1, 0, 0, 0), (0, 0, 1, 1, 2), (2, 0, 1, 0, 2)], ids=str
+)
+def test_bytes_do_not_depend_on_who_computes_what(
+    replicas: list[Any], initial: dict[str, np.ndarray], owners: Sequence[int], *, backwards: bool
+) -> None:
+    """Dropout, moving statistics, AdamW, schedule, clipping and metrics among them."""
+    undisturbed = train(replicas[:1], (0,) * MICROBATCHES, range(4))
+    expected = bytes_of(replicas[0].state())
+    replicas[0].load(initial)
+
+    totals = train(replicas[: max(owners) + 1], owners, range(4), backwards=backwards)
+
+    assert totals == undisturbed
+    for replica in replicas[: max(owners) + 1]:
+        assert bytes_of(replica.state()) == expected
+    assert expected != bytes_of(initial)
+
+
+def test_another_seed_draws_another_dropout(replicas: list[Any]) -> None:
+    x, y = IMAGES[:7], LABELS[:7]
+
+    one = contribution(replicas[0], Microbatch(x, y, 1))
+    again = contribution(replicas[0], Microbatch(x, y, 1))
+    other = contribution(replicas[0], Microbatch(x, y, 2))
+
+    assert one.tobytes() == again.tobytes()
+    assert one.tobytes() != other.tobytes()
+
+
+def test_a_contribution_overwrites_everything(replicas: list[Any]) -> None:
+    """Padding included: equal microbatches make equal vectors, whatever was there before."""
+    batch = microbatch(0, 0)
+
+    from_nan = contribution(replicas[0], batch, fill=np.nan)
+    from_one = contribution(replicas[0], batch, fill=1.0)
+
+    assert np.isfinite(from_nan).all()
+    assert from_nan.tobytes() == from_one.tobytes()
+
+
+def test_contributing_and_evaluating_change_nothing(replicas: list[Any]) -> None:
+    before = bytes_of(replicas[0].state())
+
+    contribution(replicas[0], microbatch(0, 0))
+    replicas[0].evaluate(microbatch(0, 1), np.empty(replicas[0].shape.metrics, np.float32))
+    replicas[0].prepare(microbatch(0, 4))
+    replicas[0].results(np.ones(replicas[0].shape.metrics), 6)
+
+    assert bytes_of(replicas[0].state()) == before
+
+
+def test_a_total_need_not_be_aligned_or_writable(replicas: list[Any]) -> None:
+    total = contribution(replicas[0], microbatch(0, 0))
+    odd = aligned_vector(total.size + 1)[1:]
+    odd[:] = total
+    odd.flags.writeable = False
+
+    replicas[0].apply(total, 7)
+    replicas[1].apply(odd, 7)
+
+    assert bytes_of(replicas[0].state()) == bytes_of(replicas[1].state())
+
+
+def test_the_total_is_left_alone(replicas: list[Any]) -> None:
+    total = contribution(replicas[0], microbatch(0, 0))
+    before = total.tobytes()
+
+    replicas[0].apply(total, 7)
+
+    assert total.tobytes() == before
+
+
+def test_metrics_are_those_of_keras(replicas: list[Any], tf: SimpleNamespace) -> None:
+    """Sums over microbatches give what Keras finds over all samples at once."""
+    train(replicas[:1], (0,) * MICROBATCHES, range(6))
+    sums = np.zeros(replicas[0].shape.metrics)
+    one = np.empty(replicas[0].shape.metrics, np.float32)
+    for m in range(MICROBATCHES):
+        replicas[0].evaluate(microbatch(0, m), one)
+        sums += one
+
+    results = replicas[0].results(sums, BATCH)
+
+    expected = replicas[0].model.evaluate(
+        IMAGES[:BATCH], LABELS[:BATCH], verbose=0, return_dict=True
+    )
+    assert results == pytest.approx(expected, rel=1e-5)
+    assert set(results) == {"loss", "accuracy", "auc"}

@@ -1,0 +1,164 @@
+"""Models that no replica could be exact of are refused before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from keras_harness import (
+    build,
+    dense,
+)
+
+from holdfast.runtime.errors import ProgramError
+
+pytestmark = pytest.mark.tensorflow
+
+
+def _refused(tf: SimpleNamespace, make: Callable[[SimpleNamespace], Any]) -> str:
+    with pytest.raises(ProgramError) as caught:
+        build(tf, make)
+    return str(caught.value)
+
+
+def _with_layer(tf: SimpleNamespace, call: Callable[[Any, Any], Any], **weight: Any) -> Any:
+    class Odd(tf.keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            if weight:
+                self.state = self.add_weight(**{"shape": (), "initializer": "zeros", **weight})
+            self.raw = tf.tensorflow.Variable(0.0)
+
+        def call(self, inputs: Any, training: Any = False) -> Any:  # noqa: FBT002
+            return call(self, inputs) if training else inputs
+
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Flatten(), Odd(), layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+def test_what_is_no_model_is_refused(tf: SimpleNamespace) -> None:
+    assert "but int was given" in _refused(tf, lambda _: 3)
+
+
+def test_a_model_that_is_not_compiled_is_refused(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)], name="plain")
+
+    assert "'plain' is not compiled" in _refused(tf, make)
+
+
+@pytest.mark.parametrize("reduction", ["sum", None])
+def test_a_loss_that_is_no_mean_is_refused(tf: SimpleNamespace, reduction: str | None) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        return dense(tf, loss=tf.keras.losses.MeanSquaredError(reduction=reduction))
+
+    assert "must be a mean over samples" in _refused(tf, make)
+
+
+def test_an_overridden_train_step_is_refused(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        class Custom(tf.keras.Sequential):
+            def train_step(self, data: Any) -> Any:
+                return {}
+
+        model = Custom([tf.keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    assert "Custom overrides train_step" in _refused(tf, make)
+
+
+def test_trainable_variables_of_another_type_are_refused(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        model = tf.keras.Sequential(
+            [tf.keras.layers.Flatten(), tf.keras.layers.Dense(1, dtype="float64")]
+        )
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    assert "dense/kernel' is float64" in _refused(tf, make)
+
+
+def test_a_model_without_trainable_variables_is_refused(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        model = dense(tf)
+        model.trainable = False
+        return model
+
+    assert "no trainable variable" in _refused(tf, make)
+
+
+def test_integer_state_that_changes_is_refused_by_name(tf: SimpleNamespace) -> None:
+    def call(layer: Any, inputs: Any) -> Any:
+        layer.state.assign(layer.state + 1)
+        return inputs
+
+    def make(tf: SimpleNamespace) -> Any:
+        return _with_layer(tf, call, dtype="int32", trainable=False, name="calls")
+
+    assert "odd/calls' of type int32" in _refused(tf, make)
+
+
+def test_assigning_a_trainable_variable_is_refused_by_name(tf: SimpleNamespace) -> None:
+    def call(layer: Any, inputs: Any) -> Any:
+        layer.state.assign(layer.state + 1)
+        return inputs * layer.state
+
+    def make(tf: SimpleNamespace) -> Any:
+        return _with_layer(tf, call, name="gain")
+
+    assert "assigns its trainable variable 'sequential/odd/gain'" in _refused(tf, make)
+
+
+def test_hidden_randomness_is_refused(tf: SimpleNamespace) -> None:
+    def call(layer: Any, inputs: Any) -> Any:
+        return inputs + tf.tensorflow.random.normal((36,))
+
+    assert "random operation RandomStandardNormal" in _refused(tf, lambda tf: _with_layer(tf, call))
+
+
+def test_randomness_without_a_generator_of_its_own_is_refused(tf: SimpleNamespace) -> None:
+    """Keras' global generator stands outside the model: its draws would repeat at every step."""
+
+    def call(layer: Any, inputs: Any) -> Any:
+        return inputs + tf.keras.random.normal((36,))
+
+    assert "not the model's own" in _refused(tf, lambda tf: _with_layer(tf, call))
+
+
+def test_a_raw_variable_that_changes_is_refused(tf: SimpleNamespace) -> None:
+    def call(layer: Any, inputs: Any) -> Any:
+        layer.raw.assign_add(1.0)
+        return inputs
+
+    assert "behind Keras" in _refused(tf, lambda tf: _with_layer(tf, call))
+
+
+def test_a_stateful_layer_is_refused(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        layers = tf.keras.layers
+        model = tf.keras.Sequential(
+            [layers.Reshape((6, 6)), layers.SimpleRNN(2, stateful=True, name="memory")]
+        )
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    assert "'memory' is stateful" in _refused(tf, make)
+
+
+def test_a_metric_that_is_no_sum_is_refused_by_name(tf: SimpleNamespace) -> None:
+    class Largest(tf.keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="largest")
+            self.value = self.add_variable((), "zeros", name="value")
+
+        def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
+            self.value.assign(tf.keras.ops.maximum(self.value, tf.keras.ops.max(prediction)))
+
+        def result(self) -> Any:
+            return self.value
+
+    assert "'largest/value' is not a sum" in _refused(tf, lambda tf: dense(tf, metrics=[Largest()]))

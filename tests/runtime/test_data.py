@@ -1,0 +1,95 @@
+"""Samples in arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.data import ArrayData, Data
+from holdfast.runtime.errors import ProgramError
+
+
+def _ids(*ids: int) -> np.ndarray:
+    return np.array(ids, dtype=np.int64)
+
+
+@pytest.fixture
+def data() -> ArrayData:
+    return ArrayData(np.arange(20).reshape(10, 2), np.arange(10) * 100)
+
+
+def test_array_data_is_data(data: ArrayData) -> None:
+    assert isinstance(data, Data)
+    assert len(data) == 10
+
+
+def test_samples_come_in_the_order_of_the_ids(data: ArrayData) -> None:
+    x, y = data.read(_ids(7, 2, 2))
+
+    assert x.tolist() == [[14, 15], [4, 5], [4, 5]]
+    assert y.tolist() == [700, 200, 200]
+
+
+@pytest.mark.parametrize("ids", [(3, 4, 5), (0,), tuple(range(10))])
+def test_consecutive_samples_are_views(ids: tuple[int, ...]) -> None:
+    inputs = np.arange(20).reshape(10, 2)
+    data = ArrayData(inputs, np.arange(10))
+
+    x, y = data.read(_ids(*ids))
+
+    assert np.shares_memory(x, inputs)
+    assert y.tolist() == list(ids)
+
+
+@pytest.mark.parametrize("ids", [(3, 5, 4, 6), (5, 4, 3), (3, 3, 5), (-1, 0)])
+def test_other_samples_are_copied_right(data: ArrayData, ids: tuple[int, ...]) -> None:
+    """First and last of some of these are as far apart as those of a run."""
+    _, y = data.read(_ids(*ids))
+
+    assert y.tolist() == [(i % 10) * 100 for i in ids]
+
+
+def test_no_samples_are_an_empty_batch(data: ArrayData) -> None:
+    x, y = data.read(_ids())
+
+    assert x.shape == (0, 2)
+    assert y.shape == (0,)
+
+
+def test_ids_beyond_the_data_are_refused(data: ArrayData) -> None:
+    with pytest.raises(IndexError, match="12"):
+        data.read(_ids(3, 12))
+    with pytest.raises(IndexError, match="10 is out of bounds"):
+        data.read(_ids(9, 10, 11))
+
+
+def test_lists_are_taken_as_arrays() -> None:
+    x, y = ArrayData([[1.0], [2.0]], [0, 1]).read(_ids(1))
+
+    assert x.tolist() == [[2.0]]
+    assert y.tolist() == [1]
+
+
+def test_different_lengths_are_refused_with_both_lengths() -> None:
+    with pytest.raises(ProgramError, match="x has 3 samples but y has 4"):
+        ArrayData(np.zeros((3, 2)), np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "name"),
+    [
+        (np.zeros((0, 2)), np.zeros(0), "x"),
+        (np.zeros((1, 2)), np.zeros(0), "y"),
+        (np.float32(1), np.zeros(1), "x"),
+    ],
+)
+def test_arrays_without_samples_are_refused(x: np.ndarray, y: np.ndarray, name: str) -> None:
+    with pytest.raises(ProgramError, match=f"{name} has the shape .* holds no samples"):
+        ArrayData(x, y)
+
+
+def test_samples_of_different_shapes_are_refused() -> None:
+    ragged = np.array([np.zeros(2), np.zeros(3)], dtype=object)
+
+    with pytest.raises(ProgramError, match="differ in shape or type"):
+        ArrayData(ragged, np.zeros(2))

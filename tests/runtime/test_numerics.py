@@ -1,0 +1,131 @@
+"""What a job's bits depend on, written down and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from holdfast.runtime.numerics import Numerics, cpu_flags, differences, instruction_set
+
+BEGAN = Numerics(
+    threads=1,
+    deterministic=True,
+    onednn=True,
+    instruction_set="AVX2",
+    python="3.11.7",
+    numpy="2.4.6",
+    tensorflow="2.21.0",
+    keras="3.15.1",
+    holdfast="0.1.0",
+    global_batch=256,
+    microbatches=4,
+)
+AVX512 = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq")
+
+
+def _here() -> Numerics:
+    return Numerics.here(threads=2, deterministic=False, global_batch=64, microbatches=8)
+
+
+def test_numerics_survive_json() -> None:
+    text = json.dumps(BEGAN.to_json())
+
+    assert Numerics.from_json(json.loads(text)) == BEGAN
+
+
+def test_equal_numerics_have_no_differences() -> None:
+    assert differences(BEGAN, dataclasses.replace(BEGAN)) == ()
+
+
+def test_every_field_is_compared() -> None:
+    fields = BEGAN.to_json()
+
+    for name, value in fields.items():
+        other = not value if isinstance(value, bool) else f"{value}9"
+        changed = dataclasses.replace(BEGAN, **{name: other})
+        (sentence,) = differences(BEGAN, changed)
+        assert sentence == f"{name.replace('_', ' ')} is {other}, but the job began with {value}"
+
+
+def test_a_missing_library_is_called_so() -> None:
+    (sentence,) = differences(BEGAN, dataclasses.replace(BEGAN, tensorflow=""))
+
+    assert sentence == "tensorflow is not installed, but the job began with 2.21.0"
+
+
+@pytest.mark.parametrize(
+    ("change", "odd"),
+    [
+        ({"threads": "1"}, "threads"),
+        ({"threads": True}, "threads"),
+        ({"deterministic": 1}, "deterministic"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_strange_fields_are_refused_by_name(change: dict[str, object], odd: str) -> None:
+    with pytest.raises(ValueError, match=odd):
+        Numerics.from_json(BEGAN.to_json() | change)
+
+
+def test_a_missing_field_is_refused_by_name() -> None:
+    fields = BEGAN.to_json()
+    del fields["keras"]
+
+    with pytest.raises(ValueError, match="keras"):
+        Numerics.from_json(fields)
+
+
+def test_versions_are_found_without_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+
+    numerics = _here()
+
+    assert numerics.numpy
+    assert "tensorflow" not in sys.modules
+    assert "keras" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("value", "is_on"), [("0", False), ("False", False), ("1", True), (None, True)]
+)
+def test_onednn_is_on_unless_switched_off(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, *, is_on: bool
+) -> None:
+    if value is None:
+        monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    else:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
+
+    assert _here().onednn is is_on
+
+
+@pytest.mark.parametrize(
+    ("limit", "flags", "expected"),
+    [
+        ("", AVX512, "AVX512_CORE"),
+        ("DEFAULT", AVX512, "AVX512_CORE"),
+        ("all", (*AVX512, "avx512_vnni"), "AVX512_CORE_VNNI"),
+        ("AVX2", AVX512, "AVX2"),
+        ("avx512_core_amx", ("sse4_1", "avx", "avx2"), "AVX2"),
+        ("AVX10_9", AVX512, "AVX10_9"),
+    ],
+)
+def test_instruction_set_is_the_best_within_the_limit(
+    limit: str, flags: tuple[str, ...], expected: str
+) -> None:
+    assert instruction_set({"ONEDNN_MAX_CPU_ISA": limit}, flags) == expected
+
+
+def test_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx avx2\n\nprocessor\t: 1\nflags\t: fpu\n")
+
+    assert cpu_flags(cpuinfo) == {"fpu", "avx", "avx2"}
+
+
+def test_unknown_processors_have_no_flags(tmp_path: Path) -> None:
+    assert cpu_flags(tmp_path / "missing") == frozenset()
