@@ -74,6 +74,7 @@ class Agent:
         self._reactor = Reactor()
         self._output = OutputForwarder(verbose=settings.verbose)
         self._supervisor = SupervisorLink()
+        self._parent = os.getppid()
         self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
         self._exit_code: ExitCode | None = None
         self._listener = listen(settings.directory / SOCKET_NAME)
@@ -86,8 +87,7 @@ class Agent:
             pool=settings.pool,
         )
         if settings.ready_fd is not None:
-            os.write(settings.ready_fd, b"ready\n")
-            os.close(settings.ready_fd)
+            self._say_ready(settings.ready_fd)
 
     def run(self) -> ExitCode:
         """Serve until told to end, or until nobody needs this agent; return the exit code."""
@@ -120,6 +120,13 @@ class Agent:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    def _say_ready(self, fd: int) -> None:
+        try:
+            os.write(fd, b"ready\n")
+        except BrokenPipeError:
+            self._end(ExitCode.DONE)  # who started this agent is gone already
+        os.close(fd)
+
     def _accept(self) -> None:
         channel = self._listener.accept()
         if channel is None:
@@ -137,10 +144,18 @@ class Agent:
             self._greet(channel)
         elif kind == "guard":
             self._reactor.forget(channel)
-            self._host.take_guard(channel, GuardHello.of(message))
+            self._take_guard(channel, message)
         else:
             self._reactor.forget(channel)
             channel.close()
+
+    def _take_guard(self, channel: Channel, message: Message) -> None:
+        try:
+            hello = GuardHello.of(message)
+        except (KeyError, TypeError, ValueError):
+            channel.close()
+            return
+        self._host.take_guard(channel, hello)
 
     def _greet(self, channel: Channel) -> None:
         self._reactor.prefer(channel)  # a launch is known before its guards arrive
@@ -161,24 +176,34 @@ class Agent:
         elif kind == "kill":
             self._host.kill_all("killed by the supervisor")
         elif kind == "request":
-            self._host.ask_all(Request[str(message["what"]).upper()])
+            self._ask(str(message.get("what")))
         elif kind == "shutdown":
             self._end(ExitCode.DONE)
+        else:
+            self._refuse(f"there is no order {kind!r}")
 
     def _begin(self, message: Message) -> None:
         try:
             launch = Launch.of(message)
         except (KeyError, TypeError, ValueError) as error:
-            reason = f"a launch message is incomplete: {type(error).__name__}: {error}"
-            self._supervisor.tell({"kind": "refused", "message": reason})
+            self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
         self._host.begin(launch)
+
+    def _ask(self, what: str) -> None:
+        if what in ("save", "stop"):
+            self._host.ask_all(Request[what.upper()])
+        else:
+            self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
+
+    def _refuse(self, why: str) -> None:
+        self._supervisor.tell({"kind": "refused", "message": why})
 
     def _end_if_not_needed(self, now: float) -> None:
         if self._host.has_lost_pool:
             self._end(ExitCode.RECOVERY_IMPOSSIBLE)
-        is_alone = self._supervisor.channel is None and now >= self._expects_supervisor_until
-        if is_alone and self._host.is_idle:
+        may_still_come = now < self._expects_supervisor_until and os.getppid() == self._parent
+        if self._supervisor.channel is None and not may_still_come and self._host.is_idle:
             self._end(ExitCode.DONE)
 
     def _end(self, exit_code: ExitCode) -> None:

@@ -1,7 +1,7 @@
 """Messages between the processes of a host: JSON objects over Unix stream sockets.
 
 One message is one line: a JSON object followed by a newline.  File descriptors
-travel beside a message (``SCM_RIGHTS``): on the wire its field ``"fds"`` holds
+travel beside a message (``SCM_RIGHTS``): on the wire its field ``"@fds"`` holds
 their number, and the receiver finds the descriptors themselves there.  Linux
 hands descriptors over no later than the first byte that they were sent with,
 so they are queued and given to messages in order.
@@ -25,6 +25,9 @@ from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 """A JSON object; its field ``kind`` says what it is."""
+
+FDS = "@fds"
+"""The field of a received message that holds the descriptors which came with it."""
 
 _CHUNK_BYTES = 1 << 16
 _MAX_FDS = 16
@@ -184,9 +187,11 @@ class Channel:
             raise ChannelError(f"a message is no JSON: {bytes(line[:80])!r}") from error
         if not isinstance(message, dict):
             raise ChannelError(f"a message is no JSON object: {bytes(line[:80])!r}")
-        if "fds" in message:
-            count = min(int(message["fds"]), len(self._fds))
-            message["fds"] = [self._fds.popleft() for _ in range(count)]
+        if FDS in message:
+            count = message[FDS]
+            if not isinstance(count, int) or not 0 <= count <= len(self._fds):
+                raise ChannelError(f"a message claims {count} of {len(self._fds)} descriptors")
+            message[FDS] = [self._fds.popleft() for _ in range(count)]
         return message
 
 
@@ -249,7 +254,7 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def _encode(message: Message, fds: Sequence[int]) -> bytes:
-    wire = {**message, "fds": len(fds)} if fds else message
+    wire = {**message, FDS: len(fds)} if fds else message
     return json.dumps(wire, separators=(",", ":")).encode() + b"\n"
 
 

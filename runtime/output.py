@@ -48,8 +48,9 @@ class _Stream:
         return self._dressed(complete)
 
     def last_line(self) -> bytes:
-        """Return the line that was left without an end, prefixed."""
-        return self._dressed(self.rest())
+        """Return what was kept back when the pipe has ended, prefixed."""
+        lines = self._dressed(self.rest())
+        return lines if self.noise is None else lines + self._prefixed(self.noise.rest())
 
     def rest(self) -> bytes:
         """Take the unfinished line, with an end given to it."""
@@ -60,6 +61,9 @@ class _Stream:
     def _dressed(self, complete: bytes) -> bytes:
         if self.noise is not None:
             complete = self.noise.without_noise(complete)
+        return self._prefixed(complete)
+
+    def _prefixed(self, complete: bytes) -> bytes:
         if not complete or not self.prefix:
             return complete
         return self.prefix + complete[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NoReturn
 
-from holdfast.runtime.channel import Channel, Message
+from holdfast.runtime.channel import FDS, Channel, Message
 from holdfast.runtime.processes import (
     die_with_parent,
     is_single_threaded,
@@ -83,7 +83,7 @@ class Birth:
     @staticmethod
     def of(message: Message, entry: str) -> Birth:
         """Return what a ``fork`` message asks for."""
-        control_fd, heartbeat_fd, stdout_fd, stderr_fd = message["fds"]
+        control_fd, heartbeat_fd, stdout_fd, stderr_fd = message[FDS]
         return Birth(
             worker=int(message["worker"]),
             generation=int(message["generation"]),

@@ -82,11 +82,17 @@ class AgentHarness:
         self.send("launch", generation=generation, workers=list(workers), config=config, **fields)
 
     def guard(
-        self, rank: int, *, generation: int = 1, **environment: str
+        self,
+        rank: int,
+        *,
+        generation: int = 1,
+        directory: Path | None = None,
+        **environment: str,
     ) -> subprocess.Popen[bytes]:
         """Start one guard as mpiexec would, without MPI."""
         base = {**os.environ, **self._guard_environment(generation), **environment}
-        return self._start(GUARD, {**base, "OMPI_COMM_WORLD_RANK": str(rank)})
+        base["OMPI_COMM_WORLD_RANK"] = str(rank)
+        return self._start(GUARD, base, directory)
 
     def mpiexec(self, ranks: int, *, generation: int = 1) -> subprocess.Popen[bytes]:
         """Start a real MPI job of guards."""
@@ -149,13 +155,14 @@ class AgentHarness:
         }
 
     def _start(
-        self, command: Sequence[str], environment: dict[str, str]
+        self, command: Sequence[str], environment: dict[str, str], directory: Path | None = None
     ) -> subprocess.Popen[bytes]:
         output = (self.directory / f"started-{len(self._started)}").open("wb")
         with output:
             process = subprocess.Popen(
                 command,
                 env=environment,
+                cwd=directory,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

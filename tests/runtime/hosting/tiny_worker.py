@@ -147,6 +147,13 @@ def print_much(tiny: Tiny) -> None:
     leave(tiny)
 
 
+def open_kinds() -> list[str]:
+    """Return what each open descriptor stands for."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    # the descriptor by which the directory was listed is closed by now
+    return sorted(os.readlink(link).partition(":")[0] for link in links if os.path.lexists(link))
+
+
 def tell_place(tiny: Tiny) -> None:
     sigint = signal.getsignal(signal.SIGINT)
     tiny.report(
@@ -158,7 +165,7 @@ def tell_place(tiny: Tiny) -> None:
         handlers=[n.name for n in signal.valid_signals() if callable(signal.getsignal(n))],
         leads_group=os.getpgrp() == os.getpid() == os.getsid(0),
         parent=os.getppid(),
-        fds=sorted(int(name) for name in os.listdir("/proc/self/fd")),
+        targets=open_kinds(),
         modules=[name for name in ("numpy", "mpi4py", "mpi4py.MPI") if name in sys.modules],
     )
     leave(tiny)

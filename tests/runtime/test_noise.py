@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.runtime.noise import NoiseFilter
+
+RULE = b"-" * 74 + b"\n"
+NBC = (
+    b"NBC_Progress: an error 75 was found during schedule 0x55a1e39c0200 at row-offset 0"
+    b" - aborting the schedule\n\n"
+)
+EPOLL = (
+    b"[warn] Epoll ADD(4) on fd 20 failed. Old events were 0; read change was 0 (none);"
+    b" write change was 1 (add); close change was 0 (none): Bad file descriptor\n"
+)
+ABORT = (
+    RULE
+    + b"MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n"
+    + b"  Proc: [[55154,1],3]\n  Errorcode: 3\n\n"
+    + b"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
+    + RULE
+)
+ONEDNN = b"I0000 00:00:1795281863.228147   10020 port.cc:153] oneDNN custom operations are on.\n"
+USERS = b"epoch 1\n\nNBC_Progress was mentioned here\n" + b"-" * 80 + b"\nloss 0.5\n"
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        NBC,
+        EPOLL,
+        EPOLL + b" \n",
+        ABORT,
+        ONEDNN,
+        b"Error in NBC_Start_round() (-1)\n",
+        b"[vm:21055] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 21]\n",
+    ],
+)
+def test_noise_is_hidden_and_the_users_lines_stay(noise: bytes) -> None:
+    shown = NoiseFilter().without_noise(USERS + noise + noise + USERS)
+
+    assert shown == USERS + USERS
+
+
+def test_noise_may_come_line_by_line() -> None:
+    noise = NoiseFilter()
+    lines = (USERS + ABORT + NBC + USERS).splitlines(keepends=True)
+
+    shown = b"".join(noise.without_noise(line) for line in lines)
+
+    assert shown + noise.rest() == USERS + USERS
+
+
+def test_rule_of_the_user_is_kept_back_for_one_line_only() -> None:
+    noise = NoiseFilter()
+
+    assert noise.without_noise(RULE) == b""
+    assert noise.without_noise(b"results\n") == RULE + b"results\n"
+    assert noise.without_noise(RULE) == b""
+    assert noise.without_noise(RULE) == RULE
+    assert noise.rest() == RULE
+    assert noise.rest() == b""
+
+
+def test_banner_without_end_does_not_hide_the_rest_of_a_job() -> None:
+    noise = NoiseFilter()
+    noise.without_noise(ABORT.removesuffix(RULE) + b"x\n" * 40)
+
+    assert noise.without_noise(USERS) == USERS
+
+
+def test_blank_lines_without_noise_before_them_are_shown() -> None:
+    assert NoiseFilter().without_noise(b"\n\n" + RULE + b"\n") == b"\n\n" + RULE + b"\n"
