@@ -23,6 +23,7 @@ class Narration:
         self._journal = journal
         self._is_verbose = is_verbose
         self._errors: dict[int, str] = {}
+        self._unsaid: list[str] = []
         self._notices: set[str] = set()
         self._has_completed = False
 
@@ -51,6 +52,7 @@ class Narration:
 
     def launching(self, command: Launch) -> None:
         """Say that a launch begins."""
+        self._say_unsaid()
         if command.relaunch:
             self._say(f"relaunching {len(command.workers)} workers ({command.reason})")
             self._journal.record(
@@ -94,7 +96,14 @@ class Narration:
         self._say(f"{name}: stopping at the next step with a checkpoint (again: at once)")
 
     def ended(self, end: End) -> None:
-        """Say how the job ended; a program's own traceback is shown once."""
+        """Say how the job ended; a program's own traceback is shown once.
+
+        Deaths by an error that turns out to be the whole job's are not worth a
+        line each.
+        """
+        is_everyones = all(end.reason in text for text in self._unsaid)
+        if not is_everyones:
+            self._say_unsaid()
         if end.traceback:
             sys.stderr.write(end.traceback)
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
@@ -104,6 +113,8 @@ class Narration:
     def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:
         if report.get("kind") == "error":
             self._errors[worker] = f"{report['type']}: {report['message']}"
+        elif report.get("kind") == "world":
+            self._say_unsaid()  # the others go on
         elif report.get("kind") == "complete" and not self._has_completed:
             self._has_completed = True
             fields = {name: value for name, value in report.items() if name != "kind"}
@@ -115,7 +126,11 @@ class Narration:
     def _died(self, message: Message) -> None:
         worker = message["worker"]
         cause = self._errors.get(worker, message["cause"])
-        self._say(f"worker {worker} died at step {message['step']} ({cause})")
+        text = f"worker {worker} died at step {message['step']} ({cause})"
+        if worker in self._errors:
+            self._unsaid.append(text)
+        else:
+            self._say(text)
         self._journal.record(
             "failure",
             worker=worker,
@@ -125,6 +140,11 @@ class Narration:
             fenced=message["fenced"],
             generation=message["generation"],
         )
+
+    def _say_unsaid(self) -> None:
+        for text in self._unsaid:
+            self._say(text)
+        self._unsaid.clear()
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"holdfast: {text}\n")

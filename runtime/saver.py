@@ -207,8 +207,10 @@ class Saver:
             numerics=self._job.numerics.to_json(),
         )
         flight.staging.commit(manifest)
-        for reason in prune(self._store, self._job.keep):
-            self._context.journal.record("prune_failed", reason=str(reason))
+        reasons = prune(self._store, self._job.keep)
+        reasons += self._store.clean_staging(flight.header.generation)
+        for reason in reasons:
+            self._context.journal.record("prune_failed", reason=reason)
         return manifest.nbytes
 
     def _committed(self, flight: _Flight) -> None:
