@@ -169,19 +169,17 @@ def check(manifest: Manifest) -> None:
         raise ManifestInvalid("shards are not numbered from 0")
     for tensor in manifest.tensors:
         _check_tiling(tensor, manifest.writers)
-    for shard in manifest.shards:
-        _check_apart(shard, pieces_of(manifest, shard.index))
+    for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
+        _check_apart(shard, pieces)
 
 
-def pieces_of(manifest: Manifest, shard: int) -> list[tuple[TensorEntry, PieceEntry]]:
-    """Return the pieces that lie in a shard, in the order of offsets."""
-    found = [
-        (tensor, piece)
-        for tensor in manifest.tensors
-        for piece in tensor.pieces
-        if piece.shard == shard
-    ]
-    return sorted(found, key=lambda pair: pair[1].offset)
+def pieces_by_shard(manifest: Manifest) -> list[list[tuple[TensorEntry, PieceEntry]]]:
+    """Return the pieces of each shard, in the order of offsets."""
+    found: list[list[tuple[TensorEntry, PieceEntry]]] = [[] for _ in manifest.shards]
+    for tensor in manifest.tensors:
+        for piece in tensor.pieces:
+            found[piece.shard].append((tensor, piece))
+    return [sorted(pieces, key=lambda pair: pair[1].offset) for pieces in found]
 
 
 def _check_tiling(tensor: TensorEntry, writers: int) -> None:

@@ -27,12 +27,8 @@ def prune(store: CheckpointStore, keep: int) -> tuple[str, ...]:
     reasons: list[str] = []
     try:
         _remove_hidden(store, reasons)
-        steps = prune_plan(store.steps(), keep)
-        _hide(store, steps, reasons)
-        if steps:
-            # A step may not lose files while a power cut could bring its name back.
-            store.disk.fsync_directory(store.directory)
-            _remove_hidden(store, reasons)
+        _hide(store, prune_plan(store.steps(), keep), reasons)
+        _remove_hidden(store, reasons)
     except StorageFailed as failure:
         reasons.append(str(failure))
     return tuple(dict.fromkeys(reasons))
@@ -49,7 +45,11 @@ def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> N
 
 
 def _remove_hidden(store: CheckpointStore, reasons: list[str]) -> None:
-    for name in filter(is_removed, store.names()):
+    """Remove what is hidden, once a power cut can no longer bring its old name back."""
+    hidden = [name for name in store.names() if is_removed(name)]
+    if hidden:
+        store.disk.fsync_directory(store.directory)
+    for name in hidden:
         try:
             store.disk.remove_tree(store.directory / name)
         except StorageFailed as failure:

@@ -12,7 +12,7 @@ HDF5 never interprets anything here.  Sizes are compared before the caller alloc
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,9 +24,16 @@ from holdfast.checkpoint.errors import (
     ManifestInvalid,
     StorageFailed,
 )
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, ShardEntry, TensorEntry, pieces_of
+from holdfast.checkpoint.manifest import (
+    Manifest,
+    PieceEntry,
+    ShardEntry,
+    TensorEntry,
+    pieces_by_shard,
+)
 from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
 
+Placed: TypeAlias = tuple[TensorEntry, PieceEntry]
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
 
 LARGEST_MANIFEST_BYTES = 256 * 2**20
@@ -66,19 +73,19 @@ class Scan:
 
         The contents of the buffers mean nothing if this raises.
         """
-        for shard in manifest.shards:
+        for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
             try:
                 with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
-                    self._read_shard(file, manifest, shard, target=target)
+                    self._read_shard(file, shard, pieces, target=target)
             except StorageFailed as error:
                 raise self._failed(error) from error
 
     def _read_shard(
-        self, file: ReadFile, manifest: Manifest, shard: ShardEntry, *, target: Target
+        self, file: ReadFile, shard: ShardEntry, pieces: Sequence[Placed], *, target: Target
     ) -> None:
         whole = Digest()
         position = 0
-        for tensor, piece in pieces_of(manifest, shard.index):
+        for tensor, piece in pieces:
             _pass_over(file, position, piece.offset, digests=(whole,))
             own, buffer = Digest(), target(tensor, piece)
             position = piece.offset + piece.bytes

@@ -34,7 +34,6 @@ from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, shard_name, st
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.tensor import Tensor
-from holdfast.checkpoint.writer import ShardWriter
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
@@ -185,6 +184,9 @@ class Staging:
         Safe in a background thread: the large calls release the GIL.
         """
         self._refuse_other_save(header.step, header.generation)
+        # Whoever only lists or restores checkpoints does without HDF5.
+        from holdfast.checkpoint.writer import ShardWriter
+
         # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
         self.open()
         path = self.path / shard_name(writer, layout.writers)

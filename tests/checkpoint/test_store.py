@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -291,3 +293,13 @@ def test_failed_save_in_one_process_leaves_no_staging() -> None:
     assert restored is not None
     assert (restored.manifest.step, rejections) == (10, ())
     assert store.names() == ("step-000000000010",)
+
+
+def test_listing_and_restoring_need_no_hdf5() -> None:
+    """The supervisor and the command line list steps, and may not load h5py."""
+    program = (
+        "import sys; import holdfast.checkpoint.reader, holdfast.checkpoint.retention; "
+        "sys.exit('h5py' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
