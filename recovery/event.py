@@ -26,8 +26,9 @@ class WorldFormed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted:
-    """A checkpoint is on the disk."""
+    """A worker tells that a checkpoint is on the disk."""
 
+    worker: WorkerId
     step: int
 
 
@@ -35,7 +36,8 @@ class CheckpointCommitted:
 class WorkerFailed:
     """A worker's script raised, or could not go on; the process ends next.
 
-    ``is_injected`` marks the exception of a fault plan: a death, not a mistake.
+    ``is_death`` marks what a relaunch can mend: the exception of a fault plan, or a
+    world that could not be repaired.  Everything else would happen again.
     """
 
     worker: WorkerId
@@ -43,7 +45,7 @@ class WorkerFailed:
     message: str
     traceback: str
     exit_code: int
-    is_injected: bool = False
+    is_death: bool = False
 
     @property
     def message_with_kind(self) -> str:

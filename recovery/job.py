@@ -8,8 +8,14 @@ and the user's wish to stop.
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER
 
-Invariant: a worker id is never used twice, and generations only grow, so
-nothing that an old launch left behind can be taken for the new one's.
+Invariant: a worker id is never used twice, and no launch uses a generation of
+another, so nothing that an old launch left behind can be taken for the new
+one's.  Reports of worlds can be lost together with those who sent them, so a
+launch of n workers is given n generations: each of its worlds but the first
+costs at least one worker.
+
+An event of an older launch changes nothing; one that the table does not list
+for the state of the job is refused.
 
 ``handle`` either returns the commands and has moved on, or raises and has not.
 """
@@ -74,6 +80,7 @@ class JobMachine:
         self._state = JobState.READY
         self._view = LaunchView.of((), terms.first_generation - 1)
         self._next_id = 0
+        self._next_generation = terms.first_generation
         self._relaunches = 0
         self._stop_code: int | None = None
 
@@ -88,7 +95,13 @@ class JobMachine:
         return self._view
 
     def start(self) -> Commands:
-        """Return the first launch."""
+        """Return the first launch.
+
+        Raises:
+            IllegalTransition: the job was started before; nothing changed.
+        """
+        if self._state is not JobState.READY:
+            raise IllegalTransition(f"a job that is {self._state.value} cannot be started")
         return self._launch(self._terms.workers, "the job begins")
 
     def handle(self, event: Event) -> Commands:
@@ -97,29 +110,36 @@ class JobMachine:
         Raises:
             IllegalTransition: the table does not list it for this state; nothing changed.
         """
+        if self._state in _ALIVE and not self._view.concerns(event):
+            return ()
         action = TRANSITIONS.get((self._state, type(event)))
         if action is None:
             raise IllegalTransition(f"a job that is {self._state.value} cannot see {event}")
         return action(self, event)
 
     def _note(self, event: Event) -> Commands:
+        """Keep it in the view of the launch."""
         assert isinstance(event, Sight)
         self._view = self._view.seeing(event)
         return ()
 
     def _join(self, event: Event) -> Commands:
+        """Keep it; when all have joined, the job is running."""
         self._note(event)
         if self._view.is_up:
             self._state = JobState.RUNNING
         return ()
 
     def _die_early(self, event: Event) -> Commands:
-        """End a launch in which MPI cannot come up any more."""
+        """Keep it; unless it left by agreement MPI cannot come up any more: kill, ending."""
         assert isinstance(event, WorkerExited)
         self._note(event)
+        if event.is_clean:
+            return ()
         return self._kill(f"worker {event.worker} died before MPI was up ({event.cause})")
 
     def _exit(self, event: Event) -> Commands:
+        """Keep it; after a death in a job whose worlds do not shrink: kill, ending."""
         assert isinstance(event, WorkerExited)
         self._note(event)
         if event.is_clean or self._terms.can_shrink:
@@ -127,7 +147,7 @@ class JobMachine:
         return self._kill(f"worker {event.worker} died ({event.cause}) and worlds do not shrink")
 
     def _ask_to_stop(self, event: Event) -> Commands:
-        """Stop gracefully the first time, and at once the second time."""
+        """Ask the workers to stop; the second time, or before MPI is up: kill, ending."""
         assert isinstance(event, StopAsked)
         if self._stop_code is not None or self._state is JobState.LAUNCHING:
             self._stop_code = event.exit_code
@@ -136,12 +156,13 @@ class JobMachine:
         return (AskToStop(),)
 
     def _keep_ending(self, event: Event) -> Commands:
+        """Remember it: no relaunch will follow."""
         assert isinstance(event, StopAsked)
         self._stop_code = event.exit_code
         return ()
 
     def _conclude(self, event: Event) -> Commands:
-        """Decide what follows a launch of which nothing is left."""
+        """Give the verdict: over, or the next launch if the budget allows it, else over."""
         assert isinstance(event, LaunchEnded)
         end = verdict(self._view, self._stop_code)
         if end is None:
@@ -165,7 +186,8 @@ class JobMachine:
 
     def _launch(self, count: int, reason: str) -> Commands:
         workers = tuple(WorkerId(self._next_id + index) for index in range(count))
-        generation = self._view.generation + 1
+        generation = max(self._next_generation, self._view.generation + 1)
+        self._next_generation = generation + count
         self._next_id += count
         self._view = LaunchView.of(workers, generation)
         self._state = JobState.LAUNCHING

@@ -14,36 +14,44 @@ def verdict(view: LaunchView, stop_code: int | None) -> End | None:
     What the workers said counts, never mpiexec's exit code.  The rules, in
     order of precedence:
 
-    1. all workers of the last world raised the same kind of error: it is the
+    1. workers completed the same step with different bytes: the result must not be used;
+    2. all workers of the last world raised the same kind of error: it is the
        program's, and would happen again;
-    2. a worker has completed: the final checkpoint is on the disk;
-    3. a worker has stopped as it was asked to;
-    4. all have left by agreement without training anything;
-    5. the job was told to stop and did not get to a checkpoint.
+    3. a worker has completed, and a worker has come to the end of the script; if
+       all died on the way there, the rest of the script is still to be done;
+    4. a worker has stopped as it was asked to;
+    5. all have left by agreement without training anything;
+    6. the job was told to stop and did not get to a checkpoint.
     """
+    for completion in view.completions:
+        digests = {c.sha256 for c in view.completions if c.step == completion.step}
+        if len(digests) > 1:
+            return _contradicted(completion.step, sorted(digests))
     failure = view.common_failure
     if failure is not None:
         return End(failure.exit_code, failure.message_with_kind, failure.traceback)
-    if view.completions:
-        return _completed(view)
+    end = _left(view)
+    if end is None and stop_code is not None:
+        return End(stop_code, "told to stop; the run resumes from its newest checkpoint")
+    return end
+
+
+def _left(view: LaunchView) -> End | None:
+    """Return how the job ended if its workers came to an end by themselves."""
+    if view.completions and view.has_left:
+        last = max(view.completions, key=lambda completion: completion.step)
+        return End(_DONE, f"completed step {last.step}, state sha256 {last.sha256}")
     if view.stops:
         step = view.stops[0].step
         return End(_STOPPED_EARLY, f"stopped at step {step} with a checkpoint; run again to go on")
     if view.is_all_clean:
         return End(_DONE, "the script ended without training")
-    if stop_code is not None:
-        return End(stop_code, "told to stop; the run resumes from its newest checkpoint")
     return None
 
 
-def _completed(view: LaunchView) -> End:
-    """Completed, if all who say so ended with the same bytes."""
-    digests = {completion.sha256 for completion in view.completions}
-    if len(digests) > 1:
-        return End(
-            _RECOVERY_IMPOSSIBLE,
-            f"the workers ended with {len(digests)} different states: {sorted(digests)}; "
-            "the memory or the arithmetic of one of them is wrong: do not use the result",
-        )
-    first = view.completions[0]
-    return End(_DONE, f"completed step {first.step}, state sha256 {first.sha256}")
+def _contradicted(step: int, digests: list[str]) -> End:
+    return End(
+        _RECOVERY_IMPOSSIBLE,
+        f"the workers completed step {step} with {len(digests)} different states: {digests}; "
+        "the memory or the arithmetic of one of them is wrong: do not use the result",
+    )

@@ -6,6 +6,7 @@
     ├── UsageError            2   the request makes no sense as it stands
     ├── ProgramError          1   the user's program is at fault
     ├── RecoveryImpossible   70   budget spent, or nothing valid to restore
+    │   └── WorldLost             not in place: a relaunch may
     ├── StoppedEarly         75   stopped with a checkpoint, run again
     │   └── StopRequested         because somebody asked for it
     └── RunDirectoryBusy     76   another job owns the run directory
@@ -40,6 +41,10 @@ class RecoveryImpossible(JobError):
     """The restart budget is spent, or nothing valid is left to restore."""
 
     exit_code = ExitCode.RECOVERY_IMPOSSIBLE
+
+
+class WorldLost(RecoveryImpossible):
+    """The world cannot be repaired in place; a relaunch goes on from the newest checkpoint."""
 
 
 class StoppedEarly(JobError):

@@ -17,7 +17,8 @@ from holdfast.recovery.event import (
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.channel import Message
 
-_INJECTED = "InjectedFault"
+_DEATHS = frozenset({"InjectedFault", "WorldLost"})
+"""Errors of a worker that are no mistake of its script's: a relaunch may mend them."""
 
 
 def event_of(message: Message) -> Event | None:
@@ -40,7 +41,7 @@ def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
         message=report["message"],
         traceback=report["traceback"],
         exit_code=int(report["exit_code"]),
-        is_injected=report["type"] == _INJECTED,
+        is_death=report["type"] in _DEATHS,
     )
 
 
@@ -52,7 +53,7 @@ def _formed(worker: WorkerId, report: Message) -> WorldFormed:
 _REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
     "joined": lambda worker, report: WorkerJoined(worker),
     "world": _formed,
-    "checkpoint": lambda worker, report: CheckpointCommitted(report["step"]),
+    "checkpoint": lambda worker, report: CheckpointCommitted(worker, report["step"]),
     "error": _failed,
     "complete": lambda worker, report: WorkerCompleted(worker, report["step"], report["sha256"]),
     "stopped": lambda worker, report: WorkerStopped(worker, report["step"]),

@@ -198,12 +198,8 @@ class Supervisor:
             self._alive.discard(WorkerId(message["worker"]))
         self._narration.heard(message)
         event = event_of(message)
-        if event is not None and self._is_current(message):
+        if event is not None:
             self._handle(event)
-
-    def _is_current(self, message: Message) -> bool:
-        """Return whether a message is about a worker of the newest launch."""
-        return message["worker"] in self._machine.view.workers
 
     def _on_agent_end(self) -> None:
         """Without its agent no worker lives: the kernel has killed them."""

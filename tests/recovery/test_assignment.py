@@ -3,10 +3,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from holdfast.recovery.assignment import Assignment, adopt, assign
-from holdfast.recovery.world import WorkerId, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holdfast.recovery.assignment import Assignment, adopt, assign
+from holdfast.recovery.world import WorkerId, World
 
 deterministic = settings(derandomize=True, deadline=None, database=None)
 

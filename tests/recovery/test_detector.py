@@ -3,10 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits, Verdict
-from holdfast.recovery.world import WorkerId
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits, Verdict
+from holdfast.recovery.world import WorkerId
 
 STARTING, TRAINING = 0, 4
 LIMITS = SilenceLimits(1.0, {STARTING: 60.0})

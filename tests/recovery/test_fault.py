@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.recovery.errors import FaultConflict, FaultSyntaxError
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
 from holdfast.recovery.world import WorkerId
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 deterministic = settings(derandomize=True, deadline=None, database=None)
 

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.recovery.errors import LedgerUnreadable
 from holdfast.recovery.ledger import (
     LANES,
@@ -13,8 +16,6 @@ from holdfast.recovery.ledger import (
 )
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.splitmix import WORD, splitmix64
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 deterministic = settings(derandomize=True, deadline=None, database=None)
 ids = st.lists(st.integers(0, 10**12), max_size=40)

@@ -4,10 +4,11 @@ import hashlib
 
 import numpy as np
 import pytest
-from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.recovery.splitmix import splitmix64
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holdfast.recovery.order import SampleOrder, SequentialOrder
+from holdfast.recovery.splitmix import splitmix64
 
 deterministic = settings(derandomize=True, deadline=None, database=None)
 seeds = st.integers(0, 2**64 - 1)

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.errors import LeafMissing
 from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes, plan_reduction
 from holdfast.recovery.world import WorkerId, World
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SIZE = 19
 deterministic = settings(derandomize=True, deadline=None, database=None)

@@ -5,6 +5,9 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.recovery.assignment import Assignment, assign
 from holdfast.recovery.reduction import (
     Node,
@@ -18,8 +21,6 @@ from holdfast.recovery.reduction import (
     slice_bounds,
 )
 from holdfast.recovery.world import WorkerId, World
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 Vector = npt.NDArray[np.float32]
 deterministic = settings(derandomize=True, deadline=None, database=None)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-from holdfast.recovery.splitmix import GOLDEN_GAMMA, WORD, chain, splitmix64, splitmix64_inplace
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holdfast.recovery.splitmix import GOLDEN_GAMMA, WORD, chain, splitmix64, splitmix64_inplace
 
 words = st.integers(0, WORD - 1)
 deterministic = settings(derandomize=True, deadline=None, database=None)

@@ -1,0 +1,534 @@
+from __future__ import annotations
+
+import copy
+from itertools import product
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
+from holdfast.recovery.errors import IllegalTransition
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    Event,
+    LaunchEnded,
+    StopAsked,
+    WorkerCompleted,
+    WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerStopped,
+    WorldFormed,
+)
+from holdfast.recovery.job import TRANSITIONS, JobMachine, JobState, JobTerms
+from holdfast.recovery.world import WorkerId
+
+Transcript: TypeAlias = list[tuple[Event, str]]
+"""Events, each with what the machine answers: see ``told``."""
+
+deterministic = settings(derandomize=True, deadline=None, database=None)
+
+ALL_EVENTS = (
+    *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
+    *(WorkerStopped, WorkerExited, LaunchEnded, StopAsked),
+)
+
+
+def joined(worker: int) -> Event:
+    return WorkerJoined(WorkerId(worker))
+
+
+def formed(generation: int, *workers: int) -> Event:
+    return WorldFormed(generation, tuple(map(WorkerId, workers)), 0)
+
+
+def saved(worker: int = 0) -> Event:
+    return CheckpointCommitted(WorkerId(worker), 10)
+
+
+def raised(worker: int, kind: str = "ValueError", *, is_death: bool = False) -> Event:
+    return WorkerFailed(WorkerId(worker), kind, "bad sample", "Traceback ...", 1, is_death)
+
+
+def completed(worker: int, sha256: str = "cafe", step: int = 20) -> Event:
+    return WorkerCompleted(WorkerId(worker), step, sha256)
+
+
+def stopped(worker: int) -> Event:
+    return WorkerStopped(WorkerId(worker), 7)
+
+
+def left(worker: int) -> Event:
+    return WorkerExited(WorkerId(worker), is_clean=True, cause="exit 0")
+
+
+def died(worker: int, cause: str = "signal SIGKILL") -> Event:
+    return WorkerExited(WorkerId(worker), is_clean=False, cause=cause)
+
+
+ENDED, STOP = LaunchEnded(), StopAsked(130)
+
+
+def told(commands: tuple[Command, ...]) -> str:
+    """Return the machine's answer in a few words."""
+    return " ".join(map(_word, commands))
+
+
+def _word(command: Command) -> str:
+    match command:
+        case Launch(generation, workers, _, _):
+            return f"launch {'+'.join(map(str, workers))} at g{generation}"
+        case KillLaunch():
+            return "kill"
+        case AskToStop():
+            return "ask"
+        case End(exit_code, _, _):
+            return f"end {exit_code}"
+
+
+def machine_of(workers: int = 3, restarts: int = 5, *, can_shrink: bool = True) -> JobMachine:
+    machine = JobMachine(JobTerms(workers, restarts, can_shrink))
+    machine.start()
+    return machine
+
+
+def quiet(*events: Event) -> Transcript:
+    return [(event, "") for event in events]
+
+
+def feed(machine: JobMachine, transcript: Transcript) -> None:
+    for number, (event, answer) in enumerate(transcript):
+        assert told(machine.handle(event)) == answer, (number, event)
+
+
+UP = quiet(joined(0), joined(1), joined(2), formed(1, 0, 1, 2))
+
+TRANSCRIPTS: dict[str, Transcript] = {
+    "nothing happens": [
+        *UP,
+        *quiet(completed(0), completed(1), completed(2), left(0), left(1), left(2)),
+        (ENDED, "end 0"),
+    ],
+    "one worker dies and the others finish": [
+        *UP,
+        *quiet(died(1), formed(2, 0, 2), completed(0), completed(2), left(2), left(0)),
+        (ENDED, "end 0"),
+    ],
+    "all die after a checkpoint, the last world is launched again": [
+        *UP,
+        *quiet(saved(), died(1), formed(2, 0, 2), died(0), died(2)),
+        (ENDED, "launch 3+4 at g4"),
+    ],
+    "a death before MPI is up ends the launch": [
+        *quiet(joined(0), joined(1)),
+        (died(2), "kill"),
+        *quiet(died(0), died(1)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "a worker that could not be started ends the launch": [
+        (died(0, "not started: no memory"), "kill"),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "a worker joins a launch that is being killed": [
+        (died(2), "kill"),
+        *quiet(joined(0), joined(1), died(0), died(1)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "mpiexec starts nobody": [
+        (LaunchEnded("mpiexec started no worker"), "launch 3+4+5 at g4"),
+    ],
+    "reports of the old launch come while the new one starts": [
+        (ENDED, "launch 3+4+5 at g4"),
+        *quiet(joined(0), died(1), formed(9, 0, 2), completed(0), left(0), saved(0), stopped(2)),
+        *quiet(joined(3), joined(4), joined(5), formed(4, 3, 4, 5)),
+        *quiet(joined(1), died(0), *map(died, (3, 4, 5))),
+        (ENDED, "launch 6+7+8 at g7"),
+    ],
+    "a world is reported after one of its members is gone": [
+        *UP,
+        *quiet(died(2), died(1), formed(2, 0, 1), formed(3, 0), completed(0), left(0)),
+        (ENDED, "end 0"),
+    ],
+    "an old world is reported after a new one": [
+        *UP,
+        *quiet(died(2), formed(3, 0), formed(2, 0, 1), saved(), died(0), died(1)),
+        (ENDED, "launch 3 at g4"),
+    ],
+    "stop while training": [
+        *UP,
+        (STOP, "ask"),
+        *quiet(stopped(0), stopped(1), stopped(2), left(0), left(1), left(2)),
+        (ENDED, "end 75"),
+    ],
+    "stop twice": [
+        *UP,
+        (STOP, "ask"),
+        (STOP, "kill"),
+        *quiet(died(0), died(1), died(2)),
+        (ENDED, "end 130"),
+    ],
+    "stop three times, the last one with another code": [
+        *UP,
+        (STOP, "ask"),
+        (STOP, "kill"),
+        (StopAsked(143), ""),
+        *quiet(died(0), died(1), died(2)),
+        (ENDED, "end 143"),
+    ],
+    "stop while launching": [
+        *quiet(joined(0)),
+        (STOP, "kill"),
+        *quiet(died(0), died(1), died(2)),
+        (ENDED, "end 130"),
+    ],
+    "stop before any worker started": [(STOP, "kill"), (ENDED, "end 130")],
+    "stop while a launch that failed is being killed": [
+        (died(0), "kill"),
+        (STOP, ""),
+        *quiet(died(1), died(2)),
+        (ENDED, "end 130"),
+    ],
+    "everyone dies after a stop was asked for": [
+        *UP,
+        (STOP, "ask"),
+        *quiet(died(0), died(1), died(2)),
+        (ENDED, "end 130"),
+    ],
+    "the job completes although it was asked to stop": [
+        *UP,
+        (STOP, "ask"),
+        *quiet(completed(0), completed(1), completed(2), left(0), left(1), left(2)),
+        (ENDED, "end 0"),
+    ],
+    "a worker dies after it completed": [
+        *UP,
+        *quiet(completed(0), completed(1), died(0), completed(2), left(1), left(2)),
+        (ENDED, "end 0"),
+    ],
+    "all die after they completed, so the script did not come to its end": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2)), saved(), *map(died, (0, 1, 2))),
+        (ENDED, "launch 3+4+5 at g4"),
+        *quiet(joined(3), joined(4), joined(5), formed(4, 3, 4, 5)),
+        *quiet(*map(completed, (3, 4, 5)), *map(left, (3, 4, 5))),
+        (ENDED, "end 0"),
+    ],
+    "killed by the user after it completed, before the script came to its end": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2))),
+        (STOP, "ask"),
+        (STOP, "kill"),
+        *quiet(*map(died, (0, 1, 2))),
+        (ENDED, "end 130"),
+    ],
+    "the script fails everywhere after it completed": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2)), *map(raised, (0, 1, 2)), *map(died, (0, 1, 2))),
+        (ENDED, "end 1"),
+    ],
+    "the script fails on one worker after it completed": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2)), raised(1), died(1), left(0), left(2)),
+        (ENDED, "end 0"),
+    ],
+    "workers complete with different bytes": [
+        *UP,
+        *quiet(completed(0), completed(1, "beef"), completed(2), *map(left, (0, 1, 2))),
+        (ENDED, "end 70"),
+    ],
+    "a script trains twice": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2)), completed(0, "beef", 40), completed(2, "beef", 40)),
+        *quiet(died(1), left(0), left(2)),
+        (ENDED, "end 0"),
+    ],
+    "a bad sample kills one owner after the other": [
+        *UP,
+        *quiet(raised(0), died(0), formed(2, 1, 2), raised(1), died(1), formed(3, 2)),
+        *quiet(raised(2), died(2)),
+        (ENDED, "end 1"),
+    ],
+    "errors of two kinds are no common mistake": [
+        *UP,
+        *quiet(raised(0), raised(1, "OSError"), raised(2), *map(died, (0, 1, 2))),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "one error and two deaths while training are no common mistake": [
+        *UP,
+        *quiet(raised(0), *map(died, (0, 1, 2))),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "the script fails at once on the first worker that is up": [
+        *quiet(joined(0), raised(0)),
+        (died(0, "exit 1"), "kill"),
+        *quiet(died(1), died(2)),
+        (ENDED, "end 1"),
+    ],
+    "the script fails at once, on two workers before the third is up": [
+        *quiet(joined(0), joined(1), raised(0), raised(1)),
+        (died(0, "exit 1"), "kill"),
+        *quiet(joined(2), raised(2), died(1, "exit 1"), died(2, "exit 1")),
+        (ENDED, "end 1"),
+    ],
+    "an injected exception everywhere is a death like any other": [
+        *UP,
+        *quiet(*(raised(w, "InjectedFault", is_death=True) for w in (0, 1, 2))),
+        *quiet(*map(died, (0, 1, 2))),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "an injected exception before anybody trained is a death too": [
+        *quiet(joined(0), raised(0, "InjectedFault", is_death=True)),
+        (died(0, "exit 1"), "kill"),
+        *quiet(died(1), died(2)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "a world that is lost everywhere is launched again": [
+        *UP,
+        *quiet(*(raised(w, "WorldLost", is_death=True) for w in (0, 1, 2))),
+        *quiet(*map(died, (0, 1, 2))),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "the script does not train": [
+        *quiet(joined(0), joined(1), joined(2), left(0), left(1), left(2)),
+        (ENDED, "end 0"),
+    ],
+    "a worker leaves before the news that all have joined": [
+        *quiet(joined(0), left(0), joined(1), joined(2), left(1), left(2)),
+        (ENDED, "end 0"),
+    ],
+}
+
+WITHOUT_SHRINKING: dict[str, Transcript] = {
+    "a death ends the launch": [
+        *UP,
+        *quiet(saved()),
+        (died(1), "kill"),
+        *quiet(died(0), died(2)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "a worker that leaves does not": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2)), *map(left, (0, 1, 2))),
+        (ENDED, "end 0"),
+    ],
+    "a death after completion ends the launch, and the next one the script": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2))),
+        (died(1), "kill"),
+        *quiet(died(0), died(2)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "a job that cannot begin is told so by the first rank alone": [
+        *quiet(joined(0), joined(1), joined(2), raised(0, "UsageError")),
+        (died(0, "exit 2"), "kill"),
+        *quiet(died(1), died(2)),
+        (ENDED, "end 1"),
+    ],
+}
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS.values(), ids=TRANSCRIPTS.keys())
+def test_transcript(transcript: Transcript) -> None:
+    feed(machine_of(), transcript)
+
+
+@pytest.mark.parametrize("transcript", WITHOUT_SHRINKING.values(), ids=WITHOUT_SHRINKING.keys())
+def test_transcript_of_a_job_whose_worlds_do_not_shrink(transcript: Transcript) -> None:
+    feed(machine_of(can_shrink=False), transcript)
+
+
+def test_start_launches_the_first_generation() -> None:
+    machine = JobMachine(JobTerms(2, 3, can_shrink=True, first_generation=8))
+
+    (launch,) = machine.start()
+
+    assert launch == Launch(8, (WorkerId(0), WorkerId(1)), 0, "the job begins")
+    assert machine.state is JobState.LAUNCHING
+
+
+def test_second_start_is_refused() -> None:
+    machine = machine_of()
+
+    with pytest.raises(IllegalTransition, match="cannot be started"):
+        machine.start()
+
+    assert machine.view.workers == (0, 1, 2)
+
+
+def test_budget_ends_the_job_with_a_cause_and_what_to_do() -> None:
+    machine = machine_of(restarts=2)
+    feed(machine, [*quiet(joined(0)), (died(0), "kill"), (ENDED, "launch 3+4+5 at g4")])
+
+    machine.handle(raised(3, "OSError", is_death=True))
+    machine.handle(died(3, "exit 1"))
+    (end,) = machine.handle(ENDED)
+
+    assert isinstance(end, End)
+    assert end.exit_code == 70
+    assert "budget of 2" in end.reason
+    assert "worker 3: OSError: bad sample" in end.reason
+    assert machine.state is JobState.OVER
+
+
+def test_relaunch_with_a_new_checkpoint_costs_one() -> None:
+    machine = machine_of(workers=1, restarts=2)
+
+    answers = []
+    for worker in range(3):
+        feed(machine, quiet(joined(worker), saved(worker), died(worker)))
+        answers.append(told(machine.handle(ENDED)))
+
+    assert answers == ["launch 1 at g2", "launch 2 at g3", "end 70"]
+
+
+def test_relaunch_tells_which_and_why() -> None:
+    machine = machine_of()
+    feed(machine, [*UP, *quiet(saved(), died(0), died(1), died(2, "fenced"))])
+
+    (launch,) = machine.handle(ENDED)
+
+    assert isinstance(launch, Launch)
+    assert launch.relaunch == 1
+    assert launch.reason == "worker 0: signal SIGKILL, worker 1: signal SIGKILL, worker 2: fenced"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [pair for pair in product(JobState, ALL_EVENTS) if pair not in TRANSITIONS],
+    ids=lambda value: getattr(value, "name", getattr(value, "__name__", None)),
+)
+def test_unlisted_event_is_refused_and_changes_nothing(state: JobState, kind: type[Event]) -> None:
+    machine = in_state(state)
+    before = copy.deepcopy(vars(machine))
+
+    with pytest.raises(IllegalTransition, match=state.value):
+        machine.handle(example_of(kind))
+
+    assert vars(machine) == before
+
+
+def in_state(state: JobState) -> JobMachine:
+    machine = JobMachine(JobTerms(1, 3, can_shrink=True))
+    ways: dict[JobState, list[Event]] = {
+        JobState.READY: [],
+        JobState.LAUNCHING: [],
+        JobState.RUNNING: [joined(0)],
+        JobState.ENDING: [died(0)],
+        JobState.OVER: [joined(0), completed(0), left(0), ENDED],
+    }
+    if state is not JobState.READY:
+        machine.start()
+    for event in ways[state]:
+        machine.handle(event)
+    assert machine.state is state
+    return machine
+
+
+def example_of(kind: type[Event]) -> Event:
+    examples = [joined(0), formed(1, 0), saved(), raised(0), completed(0), stopped(0), died(0)]
+    return next(event for event in (*examples, ENDED, STOP) if isinstance(event, kind))
+
+
+@pytest.mark.parametrize(
+    "state", [JobState.LAUNCHING, JobState.RUNNING, JobState.ENDING], ids=lambda state: state.name
+)
+def test_every_living_state_ends_with_its_launch(state: JobState) -> None:
+    machine = in_state(state)
+
+    machine.handle(STOP)
+    (end,) = machine.handle(ENDED)
+
+    assert isinstance(end, End)
+    assert machine.state is JobState.OVER
+
+
+# --- properties over random histories ---------------------------------------------------------
+
+_WORKERS = st.integers(0, 8)
+_EVENTS = st.one_of(
+    st.builds(joined, _WORKERS),
+    st.builds(lambda g, ws: formed(g, *sorted(ws)), st.integers(1, 12), st.sets(_WORKERS)),
+    st.builds(saved, _WORKERS),
+    st.builds(raised, _WORKERS, st.sampled_from(["ValueError", "OSError"]), is_death=st.booleans()),
+    st.builds(completed, _WORKERS, st.sampled_from(["cafe", "beef"])),
+    st.builds(stopped, _WORKERS),
+    st.builds(left, _WORKERS),
+    st.builds(died, _WORKERS),
+    st.just(ENDED),
+    st.just(STOP),
+)
+_TERMS = st.builds(JobTerms, st.integers(1, 4), st.integers(0, 4), st.booleans())
+
+
+@given(_TERMS, st.lists(_EVENTS, max_size=60))
+@settings(deterministic, max_examples=150)
+def test_no_history_uses_a_worker_or_a_generation_twice(
+    terms: JobTerms, events: list[Event]
+) -> None:
+    machine = JobMachine(terms)
+    commands = list(machine.start())
+    seen_generations: set[int] = set()
+    used: set[int] = set()
+
+    for event in events:
+        is_world = isinstance(event, WorldFormed)
+        if is_world and machine.state is not JobState.OVER and machine.view.concerns(event):
+            seen_generations.add(event.generation)
+        with_answer = _answer(machine, event)
+        for launch in (command for command in with_answer if isinstance(command, Launch)):
+            assert launch.generation > max(seen_generations, default=0)
+            assert machine.state is JobState.LAUNCHING
+        commands += with_answer
+
+    launches = [command for command in commands if isinstance(command, Launch)]
+    for launch in launches:
+        assert launch.workers
+        assert not used & set(launch.workers)
+        used |= set(launch.workers)
+    generations = [launch.generation for launch in launches]
+    assert generations == sorted(set(generations))
+    assert len(launches) <= terms.max_restarts + 1
+
+
+@given(_TERMS, st.lists(_EVENTS, max_size=60))
+@settings(deterministic, max_examples=150)
+def test_any_history_is_over_soon_after_a_stop(terms: JobTerms, events: list[Event]) -> None:
+    """After a stop nothing is launched, and the end of the launch is the end of the job."""
+    machine = JobMachine(terms)
+    machine.start()
+    for event in events:
+        _answer(machine, event)
+
+    if machine.state is not JobState.OVER:
+        assert not any(isinstance(c, Launch) for c in machine.handle(STOP))
+        (end,) = machine.handle(ENDED)
+        assert isinstance(end, End)
+
+    assert machine.state is JobState.OVER
+
+
+@given(_TERMS, st.lists(_EVENTS, max_size=60))
+@settings(deterministic, max_examples=100)
+def test_a_refused_event_leaves_no_trace_in_the_rest_of_the_history(
+    terms: JobTerms, events: list[Event]
+) -> None:
+    machine, purged = JobMachine(terms), JobMachine(terms)
+    assert machine.start() == purged.start()
+
+    for event in events:
+        try:
+            answer = machine.handle(event)
+        except IllegalTransition:
+            continue
+        assert purged.handle(event) == answer
+
+    assert machine.view == purged.view
+
+
+def _answer(machine: JobMachine, event: Event) -> tuple[Command, ...]:
+    try:
+        return machine.handle(event)
+    except IllegalTransition:
+        return ()
