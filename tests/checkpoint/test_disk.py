@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_many_buffers_go_in_batches(tmp_path: Path) -> None:
 class OneByteFileSystem(LocalFileSystem):
     """Moves a single byte by each call."""
 
-    def write(self, handle: int, buffers: list[memoryview], offset: int) -> int:  # type: ignore[override]
+    def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
         return super().write(handle, [buffers[0][:1]], offset)
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:

@@ -17,11 +17,12 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import Tensor
 
 
 @pytest.fixture
 def step_path(store: CheckpointStore) -> Path:
-    state = {"a": np.arange(5000, dtype=np.float32), "b": np.arange(3)}
+    state: dict[str, Tensor] = {"a": np.arange(5000, dtype=np.float32), "b": np.arange(3)}
     return save(store, state, header=Header("run", 1, 1), writers=2)
 
 
