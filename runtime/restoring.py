@@ -29,7 +29,7 @@ def restore_job(
     """
     store = CheckpointStore(context.run_dir)
     store.clean_staging(context.config.generation)
-    restored, rejections = restore_newest(store)
+    restored, rejections = restore_newest(store, run_id=context.config.run_id)
     for rejection in rejections:
         context.journal.record("rejected", step=rejection.step, reason=rejection.reason)
         text = f"checkpoint step {rejection.step} was skipped: {rejection.reason}"
