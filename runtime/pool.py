@@ -268,4 +268,10 @@ def _status_of(end: SystemExit) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    # neither a thread that an import has left nor the unloading of libraries may delay the end
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)

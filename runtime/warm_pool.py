@@ -118,8 +118,8 @@ class WarmPool:
         theirs.close()
         self._owner.on_pool_output(stdout[0], stderr[0])
         self._end = os.pidfd_open(self._process.pid)
-        self._reactor.watch_channel(self._channel, self._on_message, self._process.kill)
-        # a pool's last words come first, then its death
+        # a pool's last words come first, then its death; the end of its channel says nothing more
+        self._reactor.watch_channel(self._channel, self._on_message, lambda: None)
         self._reactor.watch(self._end, self._on_death, order=2)
         for request in self._pending.values():
             self._channel.post(request.message(), request.fds)
@@ -134,7 +134,7 @@ class WarmPool:
             self.is_warm = True
             self._importing = None
             self._early_deaths = 0
-            self._owner.on_pool_event({"kind": "warm"})
+            self._owner.on_pool_event({"kind": "warm", "pid": self._process.pid})
         elif kind == "forked":
             request = self._pending.pop((message["generation"], message["worker"]))
             self._owner.on_forked(request.generation, request.worker, int(message["pid"]))
@@ -167,6 +167,8 @@ class WarmPool:
             self._owner.on_pool_event(failed)
 
     def _stop_watching(self) -> None:
+        if self._channel.fileno() < 0:
+            return
         self._reactor.forget(self._channel)
         self._channel.close()
         self._reactor.forget(self._end)

@@ -7,9 +7,10 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from holdfast.runtime import guard as guard_module
@@ -25,7 +26,13 @@ BOUND_S = 30.0
 class AgentHarness:
     """One agent, its output in files, and everything that it has told so far."""
 
-    def __init__(self, directory: Path, entry: str, *options: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        entry: str = "tiny_worker:main",
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.directory = directory
         self.events: list[Message] = []
         self.heartbeat_timeout_s = 0.5
@@ -38,11 +45,11 @@ class AgentHarness:
             command += ["--heartbeat-timeout", str(self.heartbeat_timeout_s)]
         self.stdout = directory / "stdout"
         self.stderr = directory / "stderr"
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        here = str(Path(__file__).parent)
         with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command, *options],
-                env=environment,
+                env={**os.environ, "PYTHONPATH": here, **environment},
                 pass_fds=[ready_write],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -178,6 +185,21 @@ class AgentHarness:
         assert ready, f"no {awaited} within {BOUND_S} s; so far:\n{story}"
         self.events += self.channel.drain()
         assert not self.channel.is_closed, f"the agent closed, no {awaited}; so far:\n{story}"
+
+
+@contextmanager
+def agent_running(
+    directory: Path,
+    *options: str,
+    entry: str = "tiny_worker:main",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[AgentHarness]:
+    """Run an agent; end it and all that was started, whatever happens."""
+    harness = AgentHarness(directory, *options, entry=entry, environment=environment)
+    try:
+        yield harness
+    finally:
+        harness.close()
 
 
 def assert_ended(*pids: int) -> None:

@@ -10,12 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from agent_harness import AgentHarness
+from agent_harness import AgentHarness, agent_running
 
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[AgentHarness]:
     """An agent whose tiny workers need no MPI."""
-    harness = AgentHarness(tmp_path, "tiny_worker:main")
-    yield harness
-    harness.close()
+    with agent_running(tmp_path) as harness:
+        yield harness

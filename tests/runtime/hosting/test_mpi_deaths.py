@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentHarness, assert_ended
+from agent_harness import AgentHarness, agent_running, assert_ended
 
 pytestmark = pytest.mark.mpi
 
@@ -19,10 +19,10 @@ VICTIM = 1
 
 @pytest.fixture
 def mpi(tmp_path: Path) -> Iterator[AgentHarness]:
-    harness = AgentHarness(tmp_path, "mpi_worker:main", "--preload", "numpy,mpi4py")
-    harness.wait_for("warm")
-    yield harness
-    harness.close()
+    preload = ("--preload", "numpy,mpi4py")
+    with agent_running(tmp_path, *preload, entry="mpi_worker:main") as harness:
+        harness.wait_for("warm")
+        yield harness
     assert list(tmp_path.glob("launch-*/*")) == []
 
 

@@ -1,0 +1,3 @@
+"""A module whose import raises something that is no ImportError."""
+
+raise RuntimeError("no licence found")
