@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.channel import FDS, Channel, ChannelError, connect, listen, pair
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = pair()
+    yield left, right
+    left.close()
+    right.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[tuple[socket.socket, Channel]]:
+    """A peer that may say anything, and the channel that has to bear it."""
+    left, right = socket.socketpair()
+    channel = Channel(right)
+    yield left, channel
+    left.close()
+    channel.close()
+
+
+def _same_file(left: int, right: int) -> bool:
+    return os.path.sameopenfile(left, right)
+
+
+def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    messages = [{"kind": "a", "text": "line\nbreak ü \u2028"}, {"kind": "b", "n": [1, None]}]
+
+    for message in messages:
+        left.send(message)
+
+    assert [right.receive(), right.receive()] == messages
+
+
+def test_drain_returns_what_is_there_without_waiting(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    assert right.drain() == []
+
+    left.send({"n": 1})
+    left.send({"n": 2})
+
+    assert right.drain() == [{"n": 1}, {"n": 2}]
+    assert right.drain() == []
+    assert not right.is_closed
+
+
+def test_end_comes_after_the_last_message(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    left.send({"n": 1})
+    left.close()
+
+    assert right.receive() == {"n": 1}
+    assert right.receive() is None
+    assert right.is_closed
+    assert right.drain() == []
+
+
+def test_half_a_message_at_the_end_is_dropped(raw: tuple[socket.socket, Channel]) -> None:
+    peer, channel = raw
+    peer.sendall(b'{"n":1}\n{"n":')
+    peer.close()
+
+    assert channel.drain() == [{"n": 1}]
+    assert channel.is_closed
+
+
+def test_message_may_arrive_byte_by_byte(raw: tuple[socket.socket, Channel]) -> None:
+    peer, channel = raw
+    received = []
+
+    for byte in b'{"n":1}\n{"n":2}\n':
+        peer.sendall(bytes([byte]))
+        received += channel.drain()
+
+    assert received == [{"n": 1}, {"n": 2}]
+
+
+def test_descriptors_stay_with_their_messages(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    files = [os.memfd_create(f"file-{n}") for n in range(3)]
+    left.send({"n": 0})
+    left.send({"n": 1}, files[:1])
+    left.post({"n": 2})
+    left.post({"n": 3}, files[1:])
+
+    messages = right.drain()
+
+    assert [message["n"] for message in messages] == [0, 1, 2, 3]
+    assert FDS not in messages[0]
+    assert _same_file(messages[1][FDS][0], files[0])
+    assert [_same_file(a, b) for a, b in zip(messages[3][FDS], files[1:], strict=True)] == [
+        True
+    ] * 2
+    assert not any(
+        os.get_inheritable(fd) for message in (messages[1], messages[3]) for fd in message[FDS]
+    )
+    for fd in (*files, *messages[1][FDS], *messages[3][FDS]):
+        os.close(fd)
+
+
+def test_descriptors_that_nobody_claims_are_closed_with_the_channel(
+    raw: tuple[socket.socket, Channel],
+) -> None:
+    peer, channel = raw
+    read_end, write_end = os.pipe()
+    socket.send_fds(peer, [b"{}\n"], [write_end])
+    os.close(write_end)
+    assert channel.drain() == [{}]
+
+    channel.close()
+
+    assert os.read(read_end, 1) == b""
+    os.close(read_end)
+
+
+def test_post_waits_for_a_slow_peer_and_loses_nothing(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    text = "x" * 100_000
+    for n in range(20):
+        left.post({"n": n, "text": text})
+    assert left.wants_write
+
+    received: list[int] = []
+    while left.wants_write:
+        received += [message["n"] for message in right.drain()]
+        left.flush()
+    received += [message["n"] for message in right.drain()]
+
+    assert received == list(range(20))
+
+
+def test_peer_that_never_reads_is_given_up(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.channel._MAX_OUTBOX_BYTES", 1_000_000)
+    left, _ = ends
+
+    for _ in range(20):
+        left.post({"text": "x" * 100_000})
+
+    assert not left.wants_write
+    assert left.drain() == []
+    assert left.is_closed
+
+
+def test_what_a_dead_peer_has_said_can_still_be_read(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    right.send({"kind": "leaving"})
+    right.close()
+
+    left.post({"kind": "too late"})
+    left.post({"kind": "too late"})
+
+    assert left.drain() == [{"kind": "leaving"}]
+    assert left.is_closed
+
+
+def test_send_to_a_closed_peer_raises(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    right.close()
+
+    with pytest.raises(BrokenPipeError):
+        left.send({"n": 1})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"no json\n", b"[1]\n", b'"text"\n', b"\xff\n", b'{"@fds":1}\n', b'{"@fds":"x"}\n', b"\n"],
+)
+def test_line_that_is_no_message_is_refused(
+    raw: tuple[socket.socket, Channel], line: bytes
+) -> None:
+    peer, channel = raw
+    peer.sendall(line)
+
+    with pytest.raises(ChannelError, match="message"):
+        channel.drain()
+
+
+def test_line_without_end_is_refused(
+    raw: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.channel._MAX_LINE_BYTES", 1000)
+    peer, channel = raw
+    peer.sendall(b"x" * 2000)
+
+    with pytest.raises(ChannelError, match="longer than 1000 bytes"):
+        channel.drain()
+
+
+def test_channel_can_be_handed_on_by_its_descriptor(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+
+    heir = Channel.adopt(left.detach())
+    heir.send({"n": 1})
+
+    assert right.receive() == {"n": 1}
+    heir.close()
+
+
+@pytest.mark.parametrize("depth", [0, 30], ids=["short", "longer than a socket's name may be"])
+def test_listener_serves_several_and_leaves_nothing(tmp_path: Path, depth: int) -> None:
+    directory = tmp_path.joinpath(*["deep"] * depth)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "agent.sock"
+    listener = listen(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    callers = [connect(path), connect(path)]
+    answers = [listener.accept(), listener.accept()]
+    for number, answer in enumerate(answers):
+        assert answer is not None
+        answer.send({"n": number})
+
+    assert [caller.receive() for caller in callers] == [{"n": 0}, {"n": 1}]
+    for channel in (*callers, *answers):
+        assert channel is not None
+        channel.close()
+    listener.close()
+    assert list(directory.iterdir()) == []
+
+
+def test_other_users_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = listen(tmp_path / "agent.sock")
+    caller = connect(tmp_path / "agent.sock")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+
+    assert listener.accept() is None
+
+    assert caller.receive() is None
+    caller.close()
+    listener.close()
+
+
+def test_connecting_to_nobody_fails(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        connect(tmp_path / "nobody.sock")

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.runtime.heartbeat import HeartbeatPage, Phase, Pulse, Request, pulse_interval_s
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[HeartbeatPage, HeartbeatPage]]:
+    """One page as its agent and as its worker sees it."""
+    agent = HeartbeatPage.create()
+    worker = HeartbeatPage.attach(os.dup(agent.fd))
+    yield agent, worker
+    agent.close()
+    worker.close()
+
+
+def test_fresh_page_says_that_the_worker_starts(
+    sides: tuple[HeartbeatPage, HeartbeatPage],
+) -> None:
+    agent, _ = sides
+
+    assert (agent.counter, agent.phase, agent.step, agent.generation) == (0, Phase.STARTING, 0, 0)
+    assert agent.requests == Request.NONE
+
+
+def test_agent_sees_what_the_worker_writes(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    agent, worker = sides
+
+    worker.beat()
+    worker.beat()
+    worker.phase = Phase.REPAIRING
+    worker.step = 2**63 + 1
+    worker.generation = 3
+
+    assert (agent.counter, agent.phase, agent.step) == (2, Phase.REPAIRING, 2**63 + 1)
+    assert agent.generation == 3
+    assert agent.phase.label == "repairing"
+
+
+def test_page_outlives_its_worker(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    agent, worker = sides
+    worker.step = 7
+
+    worker.close()
+    worker.close()
+
+    assert agent.step == 7
+
+
+def test_request_is_pending_until_it_is_answered(
+    sides: tuple[HeartbeatPage, HeartbeatPage],
+) -> None:
+    agent, worker = sides
+    agent.ask(Request.SAVE)
+    agent.ask(Request.SAVE)
+    agent.ask(Request.STOP)
+    assert worker.requests == Request.SAVE | Request.STOP
+
+    worker.answer(Request.SAVE)
+    worker.answer(Request.SAVE)
+
+    assert worker.requests == Request.STOP
+    assert agent.requests == Request.STOP
+
+
+def test_request_can_be_made_again(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    agent, worker = sides
+    for _ in range(3):
+        agent.ask(Request.SAVE)
+        assert worker.requests == Request.SAVE
+        worker.answer(Request.SAVE)
+        assert worker.requests == Request.NONE
+
+
+def test_page_cannot_be_cut_under_its_reader(
+    sides: tuple[HeartbeatPage, HeartbeatPage],
+) -> None:
+    agent, worker = sides
+
+    with pytest.raises(PermissionError):
+        os.ftruncate(worker.fd, 0)
+
+    assert agent.counter == 0
+
+
+def test_pulse_counts_until_it_is_stopped(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    agent, worker = sides
+    pulse = Pulse(worker, 0.001)
+
+    pulse.start()
+    while agent.counter < 5:
+        os.sched_yield()
+    pulse.stop()
+
+    at_stop = agent.counter
+    worker.beat()
+    assert agent.counter == at_stop + 1
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "interval_s"), [(0.1, 0.02), (1.0, 0.1), (5.0, 0.5), (60.0, 0.5)]
+)
+def test_pulse_beats_ten_times_within_the_timeout(timeout_s: float, interval_s: float) -> None:
+    assert pulse_interval_s(timeout_s) == pytest.approx(interval_s)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
+from holdfast.runtime.worker_config import WorkerConfig
+
+CONFIG = WorkerConfig(
+    worker=WorkerId(0),
+    generation=0,
+    workers=(WorkerId(0),),
+    capacity=1,
+    run_id="run",
+    run_dir="/run",
+    microbatches=4,
+    seed=1,
+    threads=1,
+    heartbeat_timeout_s=1.0,
+    script="train.py",
+    argv=("--fast",),
+)
+
+
+def _launch_message(**changes: Any) -> dict[str, Any]:
+    config = json.loads(CONFIG.encode())
+    message = {"kind": "launch", "generation": 3, "workers": [4, 7], "config": config}
+    return {**message, **changes}
+
+
+def test_launch_tells_each_worker_who_it_is() -> None:
+    launch = Launch.of(_launch_message(env={"A": "1"}))
+
+    config = launch.config_of(WorkerId(7))
+
+    assert launch.environment == {"A": "1"}
+    assert config == dataclasses.replace(
+        CONFIG, worker=WorkerId(7), generation=3, workers=(WorkerId(4), WorkerId(7))
+    )
+    assert WorkerConfig.decode(config.encode()) == config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"generation": None}, {"workers": ["x"]}, {"config": {}}, {"config": {"threads": 1}}],
+)
+def test_incomplete_launch_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Launch.of(_launch_message(**changes))
+
+
+def test_guard_must_say_everything() -> None:
+    hello = {"rank": 1, "generation": 2, "pid": 3, "cwd": "/", "env": {"PMIX_RANK": "1"}}
+    assert GuardHello.of(hello) == GuardHello(1, 2, 3, "/", {"PMIX_RANK": "1"})
+
+    for name in hello:
+        with pytest.raises(KeyError):
+            GuardHello.of({key: value for key, value in hello.items() if key != name})
+
+
+def test_worker_that_is_killed_before_it_exists_is_condemned() -> None:
+    hosted = HostedWorker(WorkerId(4), Launch.of(_launch_message()))
+    assert not hosted.is_condemned
+
+    hosted.kill("killed by the supervisor")
+    hosted.kill("another reason")
+
+    assert hosted.is_condemned
+    assert not hosted.is_running
+    event = hosted.exit_event(-9, "killed by the supervisor")
+    assert (event["worker"], event["generation"], event["phase"]) == (4, 3, "starting")
+    hosted.close()
+    hosted.close()

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import select
+
+import pytest
+
+from holdfast.runtime.output import OutputForwarder
+
+BOUND_S = 30.0
+NOISE = b"Error in NBC_Start_round() (-1)\n"
+
+
+class Terminal:
+    """Where the output goes: a pipe, so that it can be slow or gone."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+
+    def rest(self) -> bytes:
+        """Return everything up to the end, after all writers are gone."""
+        os.close(self.write_fd)
+        with open(self.read_fd, "rb") as stream:
+            return stream.read()
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+def test_lines_are_prefixed(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "[w3] ", terminal.write_fd)
+
+    os.write(write_end, b"one\n\ntwo\nno end")
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"[w3] one\n[w3] \n[w3] two\n[w3] no end\n"
+
+
+def test_line_is_forwarded_when_it_is_complete(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+
+    for byte in b"step 1\nste":
+        os.write(write_end, bytes([byte]))
+
+    assert os.read(terminal.read_fd, 100) == b"step 1\n"
+    assert select.select([terminal.read_fd], [], [], 0)[0] == []
+    os.close(write_end)
+    output.close(BOUND_S)
+    assert terminal.rest() == b"ste\n"
+
+
+def test_lines_of_several_workers_are_never_mixed(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    writers = []
+    for worker in range(3):
+        read_end, write_end = os.pipe()
+        output.forward(read_end, f"[w{worker}] ", terminal.write_fd)
+        writers.append(write_end)
+
+    halves = (b"first half, ", b"second half\n")
+    for _ in range(50):
+        for half in halves:
+            for write_end in writers:
+                os.write(write_end, half)
+    for write_end in writers:
+        os.close(write_end)
+    output.close(BOUND_S)
+
+    lines = terminal.rest().splitlines()
+    assert len(lines) == 150
+    assert set(lines) == {b"[w%d] first half, second half" % worker for worker in range(3)}
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [(False, b"loss 1\n"), (True, NOISE + b"loss 1\n")])
+def test_noise_is_shown_only_when_asked_for(
+    terminal: Terminal, *, verbose: bool, shown: bytes
+) -> None:
+    output = OutputForwarder(verbose=verbose)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+
+    os.write(write_end, NOISE + b"loss 1\n")
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == shown
+
+
+def test_rule_at_the_very_end_is_not_lost(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "[w0] ", terminal.write_fd)
+
+    os.write(write_end, b"-" * 74)
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"[w0] " + b"-" * 74 + b"\n"
+
+
+def test_endless_line_is_cut_rather_than_kept(
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.output._LONGEST_LINE_BYTES", 1000)
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+
+    os.write(write_end, b"x" * 1500)
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"x" * 1500 + b"\n"
+
+
+def test_long_lines_arrive_whole(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "> ", terminal.write_fd)
+    line = b"y" * 10_000 + b"\n"
+
+    os.write(write_end, b"short\n" + line + b"short\n")
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"> short\n> " + line + b"> short\n"
+
+
+def test_worker_can_go_on_when_nobody_reads_its_output(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+    os.close(terminal.read_fd)
+
+    for _ in range(100):
+        os.write(write_end, b"z" * 8191 + b"\n")
+
+    os.close(write_end)
+    output.close(BOUND_S)
+    os.close(terminal.write_fd)
+
+
+def test_pipe_that_never_ends_does_not_hold_up_the_end(terminal: Terminal) -> None:
+    """A helper that a worker has started may keep its pipe open."""
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+    os.write(write_end, b"complete\nno end")
+    assert os.read(terminal.read_fd, 100) == b"complete\n"
+
+    output.close(0.0)
+
+    assert terminal.rest() == b"no end\n"
+    os.close(write_end)

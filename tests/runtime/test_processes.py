@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.runtime import processes
+from holdfast.runtime.processes import (
+    describe_status,
+    die_with_parent,
+    is_alive,
+    is_single_threaded,
+    kill_group,
+    kill_tree,
+    name_process,
+    thread_count,
+    usable_cores,
+    wait_all_ended,
+)
+
+BOUND_S = 30.0
+FAMILY = """
+import subprocess, sys
+child = (
+    "import subprocess; p = subprocess.Popen(['sleep', '600']);"
+    "print(p.pid, flush=True); p.wait()"
+)
+p = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+print(p.pid, flush=True)
+p.wait()
+"""
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_usable_cores_respects_affinity_and_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    grants = [(None, cores), (0.5, 1), (1.0, 1), (1000.0, cores)]
+
+    for granted, expected in grants:
+        monkeypatch.setattr(processes, "_granted_cores", lambda granted=granted: granted)
+        assert usable_cores() == expected
+
+
+def test_tree_is_killed_even_in_other_sessions() -> None:
+    root = subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True)
+    assert root.stdout is not None
+    descendants = [int(root.stdout.readline()), int(root.stdout.readline())]
+
+    kill_tree(root.pid)
+
+    assert root.wait() == -signal.SIGKILL
+    assert wait_all_ended(descendants, BOUND_S) == ()
+    root.stdout.close()
+
+
+def test_killing_a_tree_that_is_gone_is_harmless(sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.kill()
+    sleeper.wait()
+
+    kill_tree(sleeper.pid)
+
+
+def test_group_is_killed_with_its_leader(sleeper: subprocess.Popen[bytes]) -> None:
+    kill_group(sleeper.pid)
+
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_child_that_has_no_group_yet_is_killed_alone() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+
+    kill_group(process.pid)
+
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_waiting_names_who_has_not_ended(sleeper: subprocess.Popen[bytes]) -> None:
+    ended = subprocess.Popen(["true"])
+
+    assert wait_all_ended([ended.pid], BOUND_S) == ()
+    assert wait_all_ended([ended.pid, sleeper.pid], 0.0) == (sleeper.pid,)
+    assert wait_all_ended([], 0.0) == ()
+    ended.wait()
+    assert wait_all_ended([ended.pid], 0.0) == ()
+
+
+def test_zombie_is_not_alive(sleeper: subprocess.Popen[bytes]) -> None:
+    assert is_alive(sleeper.pid)
+
+    sleeper.kill()
+    wait_all_ended([sleeper.pid], BOUND_S)
+
+    assert not is_alive(sleeper.pid)
+    sleeper.wait()
+    assert not is_alive(sleeper.pid)
+
+
+def test_process_with_another_parent_ends_at_once() -> None:
+    child = os.fork()
+    if child == 0:
+        die_with_parent(os.getpid())
+        os._exit(0)
+
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+def test_process_of_this_parent_lives_on() -> None:
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        die_with_parent(parent)
+        os._exit(0)
+
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_threads_are_counted() -> None:
+    before = thread_count()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+
+    assert thread_count() == before + 1
+    assert not is_single_threaded(0.0)
+    ended.set()
+    thread.join()
+
+
+def test_name_is_what_ps_shows() -> None:
+    child = os.fork()
+    if child == 0:
+        name_process("holdfast-w12345678")
+        with open("/proc/self/comm") as name:
+            os._exit(0 if name.read() == "holdfast-w12345\n" else 1)
+
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, "exit 0"),
+        (3, "exit 3"),
+        (-9, "signal SIGKILL"),
+        (-11, "signal SIGSEGV"),
+        (-99, "signal 99"),
+    ],
+)
+def test_status_is_described(status: int, text: str) -> None:
+    assert describe_status(status) == text

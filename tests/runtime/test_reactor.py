@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.runtime.channel import Channel, Message, pair
+from holdfast.runtime.reactor import Reactor
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = pair()
+    yield left, right
+    left.close()
+    right.close()
+
+
+@pytest.fixture
+def pipes() -> Iterator[list[tuple[int, int]]]:
+    pipes = [os.pipe() for _ in range(3)]
+    yield pipes
+    for fd in (fd for ends in pipes for fd in ends):
+        os.close(fd)
+
+
+def test_handlers_are_called_in_their_order(reactor: Reactor, pipes: list[tuple[int, int]]) -> None:
+    called: list[int] = []
+    for number, order in enumerate((2, 0, 1)):
+        reactor.watch(pipes[number][0], lambda order=order: called.append(order), order=order)
+        os.write(pipes[number][1], b"x")
+
+    reactor.run_once(0.0)
+
+    assert called == [0, 1, 2]
+
+
+def test_preferred_source_is_handled_first(reactor: Reactor, pipes: list[tuple[int, int]]) -> None:
+    called: list[int] = []
+    for number in range(3):
+        reactor.watch(pipes[number][0], lambda number=number: called.append(number))
+        os.write(pipes[number][1], b"x")
+
+    reactor.prefer(pipes[2][0])
+    reactor.run_once(0.0)
+
+    assert called == [2, 0, 1]
+
+
+def test_forgotten_source_is_not_called_even_if_it_was_ready(
+    reactor: Reactor, pipes: list[tuple[int, int]]
+) -> None:
+    called: list[str] = []
+
+    def first() -> None:
+        called.append("first")
+        reactor.forget(pipes[1][0])
+        reactor.forget(pipes[1][0])
+
+    reactor.watch(pipes[0][0], first, order=0)
+    reactor.watch(pipes[1][0], lambda: called.append("second"))
+    for pipe in pipes:
+        os.write(pipe[1], b"x")
+
+    reactor.run_once(0.0)
+
+    assert called == ["first"]
+
+
+def test_messages_come_one_by_one_and_the_end_once(
+    reactor: Reactor, ends: tuple[Channel, Channel]
+) -> None:
+    left, right = ends
+    heard: list[Message | str] = []
+    reactor.watch_channel(right, heard.append, lambda: heard.append("end"))
+    left.send({"n": 1})
+    left.send({"n": 2})
+    left.close()
+
+    for _ in range(3):
+        reactor.run_once(0.0)
+
+    assert heard == [{"n": 1}, {"n": 2}, "end"]
+
+
+def test_peer_that_breaks_the_protocol_is_at_its_end(
+    reactor: Reactor, ends: tuple[Channel, Channel]
+) -> None:
+    left, right = ends
+    heard: list[Message | str] = []
+    reactor.watch_channel(right, heard.append, lambda: heard.append("end"))
+    os.write(left.fileno(), b"nonsense\n")
+
+    reactor.run_once(0.0)
+
+    assert heard == ["end"]
+
+
+def test_channel_that_was_forgotten_by_its_own_message_has_no_end(
+    reactor: Reactor, ends: tuple[Channel, Channel]
+) -> None:
+    left, right = ends
+    heard: list[Message | str] = []
+
+    def hear(message: Message) -> None:
+        heard.append(message)
+        reactor.forget(right)
+
+    reactor.watch_channel(right, hear, lambda: heard.append("end"))
+    left.send({"n": 1})
+    left.close()
+
+    reactor.run_once(0.0)
+
+    assert heard == [{"n": 1}]
+
+
+def test_what_was_posted_leaves_while_the_loop_runs(
+    reactor: Reactor, ends: tuple[Channel, Channel]
+) -> None:
+    left, right = ends
+    heard: list[int] = []
+    reactor.watch_channel(left, lambda _: None, lambda: None)
+    reactor.watch_channel(right, lambda message: heard.append(message["n"]), lambda: None)
+    for n in range(10):
+        left.post({"n": n, "text": "x" * 100_000})
+
+    while len(heard) < 10:
+        reactor.run_once(1.0)
+
+    assert heard == list(range(10))
+    assert not left.wants_write
