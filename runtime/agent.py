@@ -4,7 +4,8 @@ It listens at ``agent.sock`` in its directory for one supervisor and any number
 of guards.  It outlives MPI jobs and even the supervisor: losing the supervisor
 stops nothing, since workers and guards need only the agent.  When the agent
 itself dies the kernel kills its workers (``PR_SET_PDEATHSIG``) and the guards
-see their connections close.
+see their connections close.  An agent whose supervisor is lost removes its
+directory at the end, since nobody else is left to do so.
 
 It imports no MPI, TensorFlow, NumPy or HDF5; its pool does.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import time
@@ -37,6 +39,7 @@ DEFAULT_ENTRY = "holdfast.runtime.worker:main"
 _FIRST_SUPERVISOR_WITHIN_S = 60.0
 _IDLE_LOOK_S = 1.0
 _OUTPUT_ENDS_WITHIN_S = 2.0
+_REMOVED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class AgentSettings:
     pool: PoolSettings
     verbose: bool = False
     ready_fd: int | None = None
+    is_directory_private: bool = False
 
 
 @dataclass(slots=True)
@@ -109,6 +113,11 @@ class Agent:
         self._supervisor.detach()
         self._reactor.close()
         self._output.close(_OUTPUT_ENDS_WITHIN_S)
+
+    @property
+    def has_supervisor(self) -> bool:
+        """Whether somebody is there who cleans up."""
+        return self._supervisor.channel is not None
 
     def end_on_signals(self) -> None:
         """Let SIGTERM and SIGHUP end the agent; the terminal's Ctrl-C is the supervisor's."""
@@ -217,10 +226,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     adopt_orphans()
     agent = Agent(settings)
     agent.end_on_signals()
+    is_last = settings.is_directory_private
     try:
-        return agent.run()
+        exit_code = agent.run()
+        is_last = is_last and not agent.has_supervisor
+        return exit_code
     finally:
         agent.close()
+        if is_last:
+            _remove(settings.directory)
+
+
+def _remove(directory: Path) -> None:
+    """Remove the directory in which an mpiexec may be cleaning up at the same time."""
+    deadline = time.monotonic() + _REMOVED_WITHIN_S
+    while directory.exists() and time.monotonic() < deadline:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _parse(argv: Sequence[str] | None) -> AgentSettings:
@@ -230,6 +251,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
     parser.add_argument("--preload", default="", metavar="MODULE,...")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--private", action="store_true", help="the directory goes with the job")
     parser.add_argument("--ready-fd", type=int, help="gets a line as soon as the socket listens")
     options = parser.parse_args(argv)
     preload = tuple(name for name in options.preload.split(",") if name)
@@ -239,6 +261,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
         pool=PoolSettings(preload, options.entry),
         verbose=options.verbose,
         ready_fd=options.ready_fd,
+        is_directory_private=options.private,
     )
 
 

@@ -21,7 +21,10 @@ _END_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AgentTerms:
-    """What an agent is started with; ``lease`` is a descriptor that it keeps open."""
+    """What an agent is started with; ``lease`` is a descriptor that it keeps open.
+
+    Whoever lives longer, supervisor or agent, removes the private ``directory``.
+    """
 
     directory: Path
     heartbeat_timeout_s: float
@@ -34,7 +37,7 @@ class AgentTerms:
         return [
             sys.executable,
             *("-m", "holdfast.runtime.agent"),
-            *("--directory", str(self.directory)),
+            *("--directory", str(self.directory), "--private"),
             *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
             *("--preload", ",".join(self.preload)),
             *(["--verbose"] if self.verbose else []),

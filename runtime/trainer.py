@@ -165,7 +165,7 @@ def _conclude(
         "metrics": result.metrics,
         "validation": result.validation,
     }
-    if not context.config.supervised:  # else the supervisor records the first that says so
-        loop.records.note("completed", **fields)
+    # The supervisor records it too: rank 0 may die before it does, and it may be dead itself.
+    loop.records.note("completed", **fields)
     context.tell_agent({"kind": "complete", **fields})
     return result
