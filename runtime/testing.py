@@ -225,7 +225,7 @@ class RunningJob:
             TimeoutError: none came in time, or while the job lived.
         """
         while True:
-            has_ended = not self.processes()
+            has_ended = self._process.poll() is not None and not self.processes()
             for record in self.journal:
                 if record["event"] == event and fields.items() <= record.items():
                     return record

@@ -1,0 +1,187 @@
+"""Workers die in every way at every site, and the bytes are those of the undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import Undisturbed
+from workload import EVEN, SLICED, UNEVEN, Workload, assert_struck, assert_whole, request_of
+
+from holdfast.runtime.testing import JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+SHORT_SILENCE = ("--heartbeat-timeout", "1")
+BEFORE_FIRST_SAVE = "step=3 site=compute", "step=3 site=repair", "step=4 site=vote"
+AROUND_FIRST_SAVE = "step=3 site=reduce", "step=4 site=apply", "step=5 site=save"
+
+
+def _train(
+    workload: Workload,
+    run_dir: Path,
+    faults: Sequence[str],
+    workers: int = 4,
+    options: Sequence[str] = (),
+) -> JobRun:
+    request = request_of(workload, run_dir, workers=workers, faults=faults, options=options)
+    with start_job(request) as running:
+        return running.wait()
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("addresses", [BEFORE_FIRST_SAVE, AROUND_FIRST_SAVE], ids=["early", "save"])
+def test_each_worker_is_killed_at_each_site(
+    tmp_path: Path, undisturbed: Undisturbed, addresses: Sequence[str], first: int
+) -> None:
+    """Three victims a job; over the four jobs of a kind each worker dies at each address."""
+    faults = [
+        f"kill worker={(first + index) % 4} {address}" for index, address in enumerate(addresses)
+    ]
+
+    job = _train(UNEVEN, tmp_path, faults)
+
+    assert_whole(job, UNEVEN, undisturbed(UNEVEN))
+    assert_struck(job, faults)
+    assert job.report.relaunches == ()
+
+
+@pytest.mark.parametrize("kind", ["exit", "raise", "segfault"])
+def test_every_kind_of_death_is_one_to_the_survivors(
+    tmp_path: Path, undisturbed: Undisturbed, kind: str
+) -> None:
+    faults = [f"{kind} worker={index} {address}" for index, address in enumerate(AROUND_FIRST_SAVE)]
+
+    job = _train(EVEN, tmp_path, faults)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert_struck(job, faults)
+    assert job.report.relaunches == ()
+
+
+@pytest.mark.parametrize("kind", ["stop", "gil"])
+@pytest.mark.parametrize("addresses", [BEFORE_FIRST_SAVE, AROUND_FIRST_SAVE], ids=["early", "save"])
+def test_workers_that_stand_still_are_fenced(
+    tmp_path: Path, undisturbed: Undisturbed, addresses: Sequence[str], kind: str
+) -> None:
+    faults = [f"{kind} worker={index} {address}" for index, address in enumerate(addresses)]
+
+    job = _train(EVEN, tmp_path, faults, options=SHORT_SILENCE)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert_struck(job, faults)
+    assert all(failure.fenced for failure in job.report.failures)
+    assert job.report.relaunches == ()
+
+
+def test_deaths_while_slices_are_in_the_air(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    faults = [
+        "kill worker=0 step=3 site=reduce",
+        "exit worker=3 step=3 site=reduce attempt=2",
+        "segfault worker=2 step=6 site=reduce",
+    ]
+
+    job = _train(SLICED, tmp_path, faults)
+
+    assert_whole(job, SLICED, undisturbed(SLICED))
+    assert_struck(job, faults)
+
+
+def test_a_death_while_validation_sums_are_gathered_damages_nobody(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Open MPI's Allgatherv tells the survivors of success then, and has received nothing."""
+    faults = [f"kill worker={worker} step={step} attempt=2" for worker, step in ((5, 7), (4, 14))]
+
+    job = _train(SLICED, tmp_path, faults, workers=6)
+
+    assert_whole(job, SLICED, undisturbed(SLICED))
+    assert_struck(job, faults)
+
+
+def test_two_workers_die_at_once(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    faults = ["kill worker=1 step=6", "kill worker=2 step=6"]
+
+    job = _train(UNEVEN, tmp_path, faults)
+
+    assert_whole(job, UNEVEN, undisturbed(UNEVEN))
+    assert_struck(job, faults)
+    assert job.report.recoveries[-1].survivors == (0, 3)
+
+
+def test_others_die_during_repair(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    faults = [
+        "kill worker=1 step=6 site=vote",
+        "kill worker=2 step=6 site=repair",
+        "raise worker=0 step=6 site=repair",
+    ]
+
+    job = _train(UNEVEN, tmp_path, faults)
+
+    assert_whole(job, UNEVEN, undisturbed(UNEVEN))
+    assert_struck(job, faults)
+    assert job.report.recoveries[-1].survivors == (3,)
+
+
+def test_workers_die_during_the_final_checkpoint(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    faults = [f"kill worker=0 step={EVEN.steps} site=save", f"exit worker=2 step={EVEN.steps}"]
+
+    job = _train(EVEN, tmp_path, faults)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert_struck(job, faults)
+    assert job.report.checkpoints[-1].step == EVEN.steps
+
+
+def test_all_workers_die_and_the_job_is_relaunched_from_its_checkpoint(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The first step of another epoch cannot be reached before the checkpoint is committed."""
+    faults = [f"kill worker={worker} step=200" for worker in range(3)]
+    workload = Workload(microbatches=7, samples=173, global_batch=25, epochs=40)
+
+    job = _train(workload, tmp_path, faults, workers=3)
+
+    assert_whole(job, workload, undisturbed(workload))
+    assert_struck(job, faults)
+    assert len(job.report.relaunches) == 1
+    assert (job.report.relaunches[0].restored_step or 0) > 0
+
+
+def test_all_workers_die_before_any_checkpoint_and_the_job_begins_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    faults = ["kill worker=0 step=1", "exit worker=1 step=1"]
+
+    job = _train(EVEN, tmp_path, faults, workers=2)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert_struck(job, faults)
+    assert job.report.relaunches[0].restored_step is None
+
+
+def test_without_shrinking_every_death_is_a_relaunch(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    job = _train(
+        EVEN, tmp_path, ["kill worker=1 step=9 site=reduce"], workers=3, options=["--no-shrink"]
+    )
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert len(job.report.relaunches) == 1
+    assert job.report.recoveries == ()
+
+
+def test_a_spent_budget_ends_the_job_and_the_next_one_resumes(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    faults = ["kill worker=0 step=7", "kill worker=1 step=7"]
+
+    first = _train(EVEN, tmp_path, faults, workers=2, options=["--max-restarts", "0"])
+    second = _train(EVEN, tmp_path, [], workers=3)
+
+    assert first.exit_code == 70
+    assert "the restart budget of 0 is spent" in first.stderr
+    assert first.leftovers == ()
+    assert_whole(second, EVEN, undisturbed(EVEN))

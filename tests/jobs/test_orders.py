@@ -1,0 +1,137 @@
+"""Signals to the processes of a job: the user's, the scheduler's, and those that kill."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Undisturbed
+from workload import EVEN, LONG, assert_whole, request_of
+
+from holdfast.runtime.testing import JobRun, RunningJob, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[RunningJob]:
+    """A job on 3 workers that has a checkpoint and most of its way before it."""
+    with start_job(request_of(LONG, tmp_path / "run", workers=3)) as job:
+        job.wait_for("checkpoint")
+        yield job
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, JobRun]:
+    """The directory of a run that SIGTERM has stopped, and the job that was stopped."""
+    run_dir = tmp_path_factory.mktemp("stopped")
+    with start_job(request_of(LONG, run_dir, workers=4)) as job:
+        job.wait_for("step", step=5)
+        job.signal(signal.SIGTERM)
+        return run_dir, job.wait()
+
+
+def test_sigterm_stops_with_a_checkpoint(stopped: tuple[Path, JobRun]) -> None:
+    _, job = stopped
+
+    assert job.exit_code == 75, job.stderr
+    assert job.report.checkpoints[-1].step == job.events("stopped")[0]["step"] < LONG.steps
+    assert job.leftovers == ()
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_a_stopped_run_resumes_on_any_number_of_workers(
+    tmp_path: Path, undisturbed: Undisturbed, stopped: tuple[Path, JobRun], workers: int
+) -> None:
+    run_dir = shutil.copytree(stopped[0], tmp_path / "run")
+
+    with start_job(request_of(LONG, run_dir, workers=workers)) as job:
+        resumed = job.wait()
+
+    assert_whole(resumed, LONG, undisturbed(LONG))
+    assert resumed.events("restored")[0]["step"] == stopped[1].report.checkpoints[-1].step
+
+
+def test_sigint_twice_ends_at_once(running: RunningJob) -> None:
+    running.signal(signal.SIGINT)
+    running.signal(signal.SIGINT)
+
+    job = running.wait()
+
+    # the first may have stopped the job before the second came
+    assert job.exit_code in (130, 75), job.stderr
+    assert job.leftovers == ()
+
+
+def test_the_end_of_the_supervisor_stops_nothing(
+    running: RunningJob, undisturbed: Undisturbed
+) -> None:
+    running.signal(signal.SIGKILL)
+
+    job = running.wait()
+
+    assert job.exit_code == -signal.SIGKILL
+    assert job.sha256 == undisturbed(LONG)
+    assert all(epoch.exact for epoch in job.report.epochs)
+    assert job.leftovers == ()
+
+
+def test_workers_that_die_without_a_supervisor_leave_nothing_behind(
+    running: RunningJob, undisturbed: Undisturbed
+) -> None:
+    running.signal(signal.SIGKILL)
+    for worker in range(3):
+        running.signal(signal.SIGKILL, f"holdfast-w{worker}")
+
+    job = running.wait()
+
+    assert job.sha256 is None
+    assert job.leftovers == ()
+
+
+def test_the_end_of_the_agent_is_a_relaunch(running: RunningJob, undisturbed: Undisturbed) -> None:
+    running.signal(signal.SIGKILL, "holdfast-agent")
+
+    job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert len(job.report.relaunches) == 1
+    assert (job.report.relaunches[0].restored_step or 0) > 0
+
+
+def test_the_end_of_mpiexec_is_a_relaunch(running: RunningJob, undisturbed: Undisturbed) -> None:
+    launcher = next(
+        name for name in running.processes().values() if name in ("mpiexec", "prterun", "mpirun")
+    )
+    running.signal(signal.SIGKILL, launcher)
+
+    job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert len(job.report.relaunches) == 1
+
+
+def test_the_end_of_the_pool_disturbs_nobody(running: RunningJob, undisturbed: Undisturbed) -> None:
+    running.signal(signal.SIGKILL, "holdfast-pool")
+
+    job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert job.report.relaunches == ()
+
+
+def test_a_complete_run_says_so_when_run_again(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    request = request_of(EVEN, tmp_path, workers=2)
+    with start_job(request) as job:
+        job.wait()
+
+    with start_job(request) as job:
+        again = job.wait()
+
+    assert_whole(again, EVEN, undisturbed(EVEN))
+    assert "complete" in again.stderr
+    assert again.report.jobs == 2
+    assert max(step["now"] for step in again.events("step")) < again.events("job_started")[1]["now"]

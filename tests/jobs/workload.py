@@ -1,0 +1,91 @@
+"""What the jobs of these tests train, and what must hold at the end of every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.recovery.fault import parse_fault
+from holdfast.runtime.testing import JobRequest, JobRun
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "02_custom_replica.py"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything that the final bytes depend on."""
+
+    microbatches: int
+    samples: int
+    global_batch: int
+    epochs: int
+    save_every: int = 5
+    features: int = 32
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * -(-self.samples // self.global_batch)
+
+    @property
+    def argv(self) -> list[str]:
+        return [
+            *("--samples", str(self.samples), "--global-batch", str(self.global_batch)),
+            *("--epochs", str(self.epochs), "--save-every", str(self.save_every)),
+            *("--features", str(self.features)),
+        ]
+
+
+EVEN = Workload(microbatches=4, samples=160, global_batch=40, epochs=4)
+UNEVEN = Workload(microbatches=7, samples=173, global_batch=25, epochs=3)
+"""Nothing divides anything: 7 microbatches, batches of 25, a last one of 23, 3 or 4 to a part."""
+SLICED = Workload(microbatches=7, samples=173, global_batch=25, epochs=3, features=2000)
+"""Long enough vectors for the exchange in slices."""
+LONG = Workload(microbatches=7, samples=173, global_batch=25, epochs=60)
+"""Takes seconds, so that something can be done to a job in the middle of it."""
+
+
+def request_of(
+    workload: Workload,
+    run_dir: Path,
+    *,
+    workers: int,
+    faults: Sequence[str] = (),
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> JobRequest:
+    """Return the job that trains ``workload`` in ``run_dir``."""
+    return JobRequest(
+        script=SCRIPT,
+        run_dir=run_dir,
+        workers=workers,
+        microbatches=workload.microbatches,
+        faults=faults,
+        argv=workload.argv,
+        options=["--threads", "1", *options],
+        environment=environment or {},
+    )
+
+
+def assert_whole(job: JobRun, workload: Workload, sha256: str) -> None:
+    """The run is complete, with these bytes and every sample once, and nothing is left."""
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 == sha256, job.stderr
+    assert job.report.steps == workload.steps
+    assert [epoch.epoch for epoch in job.report.epochs] == list(range(1, workload.epochs + 1))
+    assert all(epoch.exact for epoch in job.report.epochs)
+    assert {epoch.samples for epoch in job.report.epochs} == {workload.samples}
+    assert job.leftovers == ()
+
+
+def assert_struck(job: JobRun, faults: Sequence[str]) -> None:
+    """Every planned fault struck, and nobody died of anything else."""
+    planned = {str(parse_fault(fault)) for fault in faults}
+    struck = {
+        f"{fault.kind} worker={fault.worker} step={fault.step} site={fault.site}"
+        f" attempt={fault.attempt}"
+        for fault in job.report.faults
+    }
+    assert struck == planned, job.stderr
+    victims = sorted(parse_fault(fault).worker for fault in faults)
+    assert sorted(failure.worker for failure in job.report.failures) == victims, job.stderr
