@@ -226,12 +226,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     adopt_orphans()
     agent = Agent(settings)
     agent.end_on_signals()
-    is_last = settings.is_directory_private
     try:
-        exit_code = agent.run()
-        is_last = is_last and not agent.has_supervisor
-        return exit_code
+        return agent.run()
     finally:
+        is_last = settings.is_directory_private and not agent.has_supervisor
         agent.close()
         if is_last:
             _remove(settings.directory)

@@ -196,13 +196,22 @@ class Channel:
 
 
 class Listener:
-    """A Unix socket that accepts connections of the same user only."""
+    """A Unix socket that accepts connections of the same user only.
+
+    One that a killed process has left at its path is replaced; one that
+    somebody listens at is not, and raises ``OSError`` (``EADDRINUSE``).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _remove_stale(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _short_path(path) as name:
-            self._socket.bind(name)
+        try:
+            with _short_path(path) as name:
+                self._socket.bind(name)
+        except OSError:
+            self._socket.close()
+            raise
         path.chmod(0o600)
         self._socket.listen(1024)
 
@@ -228,7 +237,7 @@ class Listener:
 
 
 def listen(path: Path) -> Listener:
-    """Listen at ``path``, which must not exist; its directory should be private (0700)."""
+    """Listen at ``path``, where nobody else does; its directory should be private (0700)."""
     return Listener(path)
 
 
@@ -251,6 +260,15 @@ def pair() -> tuple[Channel, Channel]:
     """Return the two ends of a new connection."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return Channel(left), Channel(right)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket at which nobody listens any more."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            connect(path).close()
+        except ConnectionRefusedError:
+            path.unlink()
 
 
 def _encode(message: Message, fds: Sequence[int]) -> bytes:

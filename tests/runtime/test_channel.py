@@ -230,6 +230,28 @@ def test_listener_serves_several_and_leaves_nothing(tmp_path: Path, depth: int) 
     assert list(directory.iterdir()) == []
 
 
+def test_socket_that_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+
+    listener = listen(path)
+
+    connect(path).close()
+    listener.close()
+
+
+def test_socket_in_use_is_left_alone(tmp_path: Path) -> None:
+    first = listen(tmp_path / "agent.sock")
+
+    with pytest.raises(OSError, match="in use"):
+        listen(tmp_path / "agent.sock")
+
+    connect(tmp_path / "agent.sock").close()
+    first.close()
+
+
 def test_other_users_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = listen(tmp_path / "agent.sock")
     caller = connect(tmp_path / "agent.sock")
