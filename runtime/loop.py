@@ -26,6 +26,7 @@ from holdfast.runtime.exchange import TreeExchange
 from holdfast.runtime.heartbeat import Phase, Request
 from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.numerics_check import check_peers
+from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.replica import FloatVector, Replica
@@ -54,6 +55,7 @@ class TrainingLoop:
         )
         self._records = LoopRecords(context, self._membership)
         self._progress = Progress(replica, job, self._records)
+        self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job, self._records)
         self._transactions: dict[Work, Transaction] = job.transactions(replica)
         self._exchanges: dict[Work, TreeExchange] = {}
@@ -238,6 +240,7 @@ class TrainingLoop:
     def _transaction_committed(self, agreed: Outcome) -> None:
         """Do what follows every commit: tell the agent, save if due, stop if asked to."""
         self._forget_leaves()
+        self._preparation.prepare_next()
         self._repairs = 0
         cursor, page = self._progress.cursor, self._context.page
         page.phase = Phase.TRAINING

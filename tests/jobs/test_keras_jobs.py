@@ -87,8 +87,8 @@ def test_deaths_at_every_site_of_a_step_leave_the_same_bytes(
         "kill worker=0 step=3 site=reduce",
         "kill worker=1 step=3 site=repair",
         "exit worker=2 step=6 site=vote",
-        "segfault worker=3 step=8 site=save",
-        "raise worker=4 step=11 site=apply",
+        "raise worker=3 step=11 site=apply",
+        "segfault worker=4 step=15 site=save",  # the final one, which is never skipped
     )
 
     job = train(tmp_path / "run", 6, faults)
