@@ -147,5 +147,6 @@ class Narration:
         self._unsaid.clear()
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"holdfast: {text}\n")
+        one_line = " ".join(text.split())  # an error of the program may have several
+        sys.stderr.write(f"holdfast: {one_line}\n")
         sys.stderr.flush()

@@ -72,7 +72,7 @@ def _run_script(config: WorkerConfig) -> dict[str, object] | None:
     except JobError as error:
         return _error_report(error, "")
     except ImportError as error:
-        return _import_report(error)
+        return _import_report(error, script)
     except BaseException as error:  # the script may raise anything at all
         return _error_report(error, _users_traceback(error, script))
     return None
@@ -85,10 +85,10 @@ def _exit_report(error: SystemExit) -> dict[str, object] | None:
     return _report("SystemExit", message, "", ExitCode.PROGRAM_FAILED)
 
 
-def _import_report(error: ImportError) -> dict[str, object]:
-    """Say in one sentence that TensorFlow is missing; everything else is the script's."""
-    if (error.name or "").partition(".")[0] not in _TENSORFLOW:
-        return _error_report(error, "".join(traceback.format_exception(error)))
+def _import_report(error: ImportError, script: str) -> dict[str, object]:
+    """Say in one sentence that TensorFlow is missing or broken; everything else is the script's."""
+    if _TENSORFLOW.isdisjoint(_modules_of(error)):
+        return _error_report(error, _users_traceback(error, script))
     return _error_report(
         UsageError(
             f"TensorFlow cannot be imported: {error}; install it with "
@@ -96,6 +96,16 @@ def _import_report(error: ImportError) -> dict[str, object]:
         ),
         "",
     )
+
+
+def _modules_of(error: ImportError) -> set[str]:
+    """Return the top-level names of what was imported and of all that was importing it."""
+    names = {error.name or ""}
+    frame = error.__traceback__
+    while frame is not None:
+        names.add(str(frame.tb_frame.f_globals.get("__name__")))
+        frame = frame.tb_next
+    return {name.partition(".")[0] for name in names}
 
 
 def _error_report(error: BaseException, trace: str) -> dict[str, object]:
@@ -114,11 +124,11 @@ def _report(kind: str, message: str, trace: str, code: ExitCode) -> dict[str, ob
 
 
 def _users_traceback(error: BaseException, script: str) -> str:
-    """Return the traceback from the script's own first frame on."""
+    """Return the traceback from the script's own first frame on; none if it cannot be parsed."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != script:
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+    return "".join(traceback.format_exception(type(error), error, frame))
 
 
 def _exit(failure: dict[str, object]) -> NoReturn:
