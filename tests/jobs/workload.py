@@ -41,7 +41,7 @@ UNEVEN = Workload(microbatches=7, samples=173, global_batch=25, epochs=3)
 """Nothing divides anything: 7 microbatches, batches of 25, a last one of 23, 3 or 4 to a part."""
 SLICED = Workload(microbatches=7, samples=173, global_batch=25, epochs=3, features=2000)
 """Long enough vectors for the exchange in slices."""
-LONG = Workload(microbatches=7, samples=173, global_batch=25, epochs=60)
+LONG = Workload(microbatches=7, samples=173, global_batch=25, epochs=30)
 """Takes seconds, so that something can be done to a job in the middle of it."""
 
 
@@ -89,3 +89,13 @@ def assert_struck(job: JobRun, faults: Sequence[str]) -> None:
     assert struck == planned, job.stderr
     victims = sorted(parse_fault(fault).worker for fault in faults)
     assert sorted(failure.worker for failure in job.report.failures) == victims, job.stderr
+
+
+def assert_refused(job: JobRun, exit_code: int, *words: str) -> None:
+    """One line says what is wrong, with these words; no traceback, nothing left behind."""
+    errors = [line for line in job.stderr.splitlines() if "error: " in line.lower()]
+    assert job.exit_code == exit_code, job.stderr
+    assert len(errors) == 1, job.stderr
+    assert [word for word in words if word not in errors[0]] == []
+    assert "Traceback" not in job.stderr
+    assert job.leftovers == ()

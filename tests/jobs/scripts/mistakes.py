@@ -1,0 +1,72 @@
+"""A script that makes the mistake that it is told to make."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from holdfast.runtime import ArrayData, Trainer
+from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
+
+
+class Mean:
+    """Learns the mean of the inputs; a sample of -1 makes its loss infinite."""
+
+    shape = ContributionShape(gradient=1, metrics=1)
+
+    def __init__(self) -> None:
+        self._mean = np.zeros(1, np.float32)
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        out[:1] = (self._mean - batch.x).sum()
+        self.evaluate(batch, out[1:])
+
+    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
+        out[0] = np.inf if -1 in batch.x else np.square(self._mean - batch.x).sum()
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        self._mean -= 0.1 * total[:1] / samples
+
+    def results(self, sums: np.ndarray, samples: int) -> dict[str, float]:
+        return {"loss": float(sums[0]) / samples}
+
+    def state(self) -> Tensors:
+        return {"mean": self._mean}
+
+    def load(self, state: Tensors) -> None:
+        self._mean[...] = state["mean"]
+
+
+def train(samples: int = 20, targets: int | None = None, bad: int | None = None) -> None:
+    x = np.ones((samples, 1), np.float32)
+    if bad is not None:
+        x[bad] = -1
+    y = np.zeros(samples if targets is None else targets, np.float32)
+    Trainer(Mean, ArrayData(x, y), global_batch=5, epochs=2, save_every=1).run()
+
+
+def main(mistake: str) -> None:
+    if mistake == "no samples":
+        train(samples=0)
+    elif mistake == "other length":
+        train(targets=13)
+    elif mistake == "not finite":
+        train(bad=7)
+    elif mistake == "no model":
+        Trainer("model", ArrayData(np.ones(5), np.ones(5)), global_batch=5, epochs=1).run()
+    elif mistake == "no batch":
+        Trainer(Mean, ArrayData(np.ones(5), np.ones(5)), global_batch=0, epochs=1).run()
+    elif mistake == "raise":
+        raise ValueError("this script has\na mistake")
+    elif mistake == "raise late":
+        train()
+        raise ValueError("this script has\na mistake")
+    elif mistake == "exit":
+        sys.exit(3)
+    else:
+        train()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,265 @@
+"""Whatever is wrong with a request: one line that says what and what to do, and nothing left.
+
+Here the mistake is in the command line, the run directory or the MPI; mistakes in the
+script are in ``test_bad_scripts``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from conftest import Undisturbed
+from workload import EVEN, SCRIPT, SLICED, Workload, assert_refused, assert_whole, request_of
+
+from holdfast.runtime.mpi_library import find_mpiexec
+from holdfast.runtime.testing import JobRequest, JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+
+
+def _run(request: JobRequest) -> JobRun:
+    with start_job(request) as running:
+        return running.wait()
+
+
+def _run_with(run_dir: Path, *options: str, environment: dict[str, str] | None = None) -> JobRun:
+    return _run(request_of(EVEN, run_dir, workers=2, options=options, environment=environment))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "small", place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def _fake_mpiexec(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def mpiexec_without_ulfm(tmp_path: Path) -> Path:
+    """The real one, which is never told to survive a failure."""
+    script = (
+        "for word; do\n"
+        '  [[ $word == --with-ft ]] && skip=1 || { [[ $skip ]] || kept+=("$word"); skip=; }\n'
+        "done\n"
+        f'exec {find_mpiexec()} "${{kept[@]}}"'
+    )
+    return _fake_mpiexec(tmp_path / "mpiexec", script)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-n", "0"], ["-n", "at least 1", "0"]),
+        (["-n", "-2"], ["-n", "at least 1", "-2"]),
+        (["--microbatches", "0"], ["--microbatches", "at least 1", "0"]),
+        (["--spares", "-1"], ["--spares", "at least 0", "-1"]),
+        (["--heartbeat-timeout", "0"], ["--heartbeat-timeout", "positive", "0"]),
+        (["--inject", "zap worker=0 step=1"], ["zap", "kill, stop, exit"]),
+        (["--inject", "kill worker=0"], ["kill worker=0", "step must be given"]),
+        (["--inject", "kill worker=0 step=1 site=lunch"], ["lunch", "compute, reduce"]),
+        (["--inject", "kill worker=0 step=0"], ["step", "from 1", "'0'"]),
+        (["--mpiexec", "/nonexistent/mpiexec"], ["/nonexistent/mpiexec", "--mpiexec"]),
+        (["--no-such-option"], ["--no-such-option"]),
+    ],
+)
+def test_wrong_options_are_refused(
+    tmp_path: Path, options: Sequence[str], words: Sequence[str]
+) -> None:
+    job = _run_with(tmp_path / "run", *options)
+
+    assert_refused(job, 2, *words)
+    assert len(job.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
+    job = _run(JobRequest(script=tmp_path / "train.py", run_dir=tmp_path / "run"))
+
+    assert_refused(job, 2, str(tmp_path / "train.py"), "does not exist")
+
+
+def test_a_script_that_is_a_directory(tmp_path: Path) -> None:
+    job = _run(JobRequest(script=tmp_path, run_dir=tmp_path / "run"))
+
+    assert_refused(job, 2, str(tmp_path), "not a readable file")
+
+
+def test_an_mpiexec_in_the_environment_that_does_not_exist(tmp_path: Path) -> None:
+    job = _run_with(tmp_path, environment={"HOLDFAST_MPIEXEC": "/nonexistent/mpiexec"})
+
+    assert_refused(job, 2, "/nonexistent/mpiexec", "HOLDFAST_MPIEXEC")
+
+
+def test_an_open_mpi_that_is_too_old(tmp_path: Path) -> None:
+    old = _fake_mpiexec(tmp_path / "mpiexec", "echo 'mpiexec (OpenRTE) 4.1.5'")
+
+    job = _run_with(tmp_path / "run", "--mpiexec", str(old))
+
+    assert_refused(job, 2, "4.1.5", str(old), "5.0 or newer", "pip install")
+
+
+def test_another_mpi(tmp_path: Path) -> None:
+    other = _fake_mpiexec(tmp_path / "mpiexec", "echo 'HYDRA build details:'")
+
+    job = _run_with(tmp_path / "run", "--mpiexec", str(other))
+
+    assert_refused(job, 2, "is not Open MPI", str(other), "pip install")
+
+
+def test_an_mpi_that_does_not_survive_a_death(tmp_path: Path, mpiexec_without_ulfm: Path) -> None:
+    job = _run_with(
+        tmp_path / "run",
+        *("--mpiexec", str(mpiexec_without_ulfm)),
+        environment={"XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )
+
+    assert_refused(job, 2, "ULFM", str(mpiexec_without_ulfm), "--no-shrink")
+
+
+def test_without_ulfm_every_death_is_a_relaunch(tmp_path: Path, mpiexec_without_ulfm: Path) -> None:
+    options = ["--no-shrink", "--mpiexec", str(mpiexec_without_ulfm)]
+    request = request_of(
+        EVEN, tmp_path / "run", workers=2, options=options, faults=["exit worker=1 step=9"]
+    )
+
+    job = _run(request)
+
+    assert job.exit_code == 0, job.stderr
+    assert len(job.report.relaunches) == 1
+    assert job.leftovers == ()
+
+
+def test_a_file_in_place_of_the_run_directory(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.write_text("not a directory")
+
+    job = _run_with(run_dir)
+
+    assert_refused(job, 2, str(run_dir), "--run-dir")
+    assert run_dir.read_text() == "not a directory"
+
+
+def test_a_run_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    job = _run_with(Path("/proc/holdfast"))
+
+    assert_refused(job, 2, "/proc/holdfast", "--run-dir")
+
+
+@needs_root
+def test_a_run_directory_on_a_read_only_file_system(small: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+
+    job = _run_with(small)
+
+    assert_refused(job, 2, str(small), "Read-only file system", "--run-dir")
+
+
+@needs_root
+def test_a_full_run_directory(small: Path) -> None:
+    with pytest.raises(OSError, match="No space"):
+        (small / "ballast").write_bytes(bytes(1 << 20))
+
+    job = _run_with(small)
+
+    assert_refused(job, 2, str(small), "No space left on device", "--run-dir")
+
+
+@needs_root
+def test_a_run_directory_that_fills_up_keeps_what_is_there(
+    small: Path, undisturbed: object
+) -> None:
+    """A checkpoint has 160 KB: the file system takes two of them, and three are to be kept."""
+    request = request_of(SLICED, small / "run", workers=2)
+
+    full = _run(request)
+    subprocess.run(["mount", "-o", "remount,size=16m", small], check=True)
+    resumed = _run(request)
+
+    assert full.exit_code == 75, full.stderr
+    assert "No space left on device" in full.stderr
+    assert "make room" in full.stderr.splitlines()[-1]
+    assert full.leftovers == ()
+    assert resumed.events("restored")[-1]["step"] >= 5
+    assert resumed.exit_code == 0, resumed.stderr
+    assert resumed.sha256 == undisturbed(SLICED)
+
+
+def test_the_run_of_another_model(tmp_path: Path) -> None:
+    narrow = Workload(microbatches=4, samples=160, global_batch=40, epochs=4, features=16)
+    assert _run(request_of(EVEN, tmp_path, workers=1)).exit_code == 0
+
+    job = _run(request_of(narrow, tmp_path, workers=2))
+
+    assert_refused(job, 2, str(tmp_path), "weights", "velocity", "--run-dir", "--fresh")
+
+
+def test_the_run_of_another_data_set(tmp_path: Path) -> None:
+    larger = Workload(microbatches=4, samples=200, global_batch=40, epochs=4)
+    assert _run(request_of(EVEN, tmp_path, workers=1)).exit_code == 0
+
+    job = _run(request_of(larger, tmp_path, workers=2))
+
+    assert_refused(job, 2, "samples 160", "200")
+
+
+def test_other_microbatches_than_the_run_has(tmp_path: Path) -> None:
+    request = request_of(EVEN, tmp_path, workers=1)
+    assert _run(request).exit_code == 0
+
+    job = _run_with(tmp_path, "--microbatches", "5")
+
+    assert_refused(job, 2, "--microbatches 4", "5")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 99}', b"\xff\x00"])
+def test_an_unreadable_record_of_the_run(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "RUN.json").write_bytes(content)
+
+    job = _run_with(tmp_path)
+
+    assert_refused(job, 2, str(tmp_path / "RUN.json"), "--fresh")
+    assert (tmp_path / "RUN.json").read_bytes() == content
+
+
+def test_checkpoints_none_of_which_is_valid(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    request = request_of(EVEN, tmp_path, workers=2)
+    assert _run(request).exit_code == 0
+    for manifest in tmp_path.glob("checkpoints/step-*/MANIFEST.json"):
+        manifest.write_text("{}")
+
+    job = _run(request)
+    fresh = _run(request_of(EVEN, tmp_path, workers=2, options=["--fresh"]))
+
+    assert_refused(job, 70, "none of the", str(tmp_path), "--fresh")
+    assert_whole(fresh, EVEN, undisturbed(EVEN))
+
+
+def test_a_second_job_on_the_same_run_directory(tmp_path: Path) -> None:
+    endless = Workload(microbatches=2, samples=160, global_batch=40, epochs=100_000)
+    with start_job(request_of(endless, tmp_path, workers=1)) as first:
+        first.wait_for("step", step=2)
+
+        second = _run(request_of(endless, tmp_path, workers=1))
+
+        assert_refused(second, 76, str(tmp_path), f"pid {first.pid}", "--run-dir")
+        assert "holdfast-w0" in first.processes().values()
+
+
+def test_a_script_elsewhere_is_found_by_its_relative_path(tmp_path: Path) -> None:
+    job = _run(JobRequest(script=os.path.relpath(SCRIPT), run_dir=tmp_path, argv=["--epochs", "1"]))
+
+    assert job.exit_code == 0, job.stderr

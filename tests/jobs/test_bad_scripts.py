@@ -1,0 +1,115 @@
+"""Mistakes in a script end the job at once, with the script's own traceback, once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from workload import assert_refused
+
+from holdfast.runtime.testing import JobRequest, JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+MISTAKES = Path(__file__).parent / "scripts" / "mistakes.py"
+
+
+def _run(
+    run_dir: Path, *argv: str, script: Path = MISTAKES, environment: dict[str, str] | None = None
+) -> JobRun:
+    request = JobRequest(
+        script=script, run_dir=run_dir, workers=3, argv=argv, environment=environment or {}
+    )
+    with start_job(request) as running:
+        return running.wait()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("no samples", ["x has the shape (0, 1)", "at least one sample"]),
+        ("other length", ["x has 20 samples", "y has 13"]),
+        ("no model", ["str", "Keras", "Replica"]),
+        ("no batch", ["global_batch", "at least 1", "0"]),
+        ("exit", ["exit code 3"]),
+    ],
+)
+def test_a_mistake_that_one_sentence_explains(
+    tmp_path: Path, mistake: str, words: list[str]
+) -> None:
+    job = _run(tmp_path, mistake)
+
+    assert_refused(job, 1, *words)
+    assert job.report.relaunches == ()
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_applied(tmp_path: Path) -> None:
+    job = _run(tmp_path, "not finite")
+
+    assert_refused(job, 1, "not finite", "step", "loss inf")
+    assert job.report.relaunches == ()
+    assert job.report.steps < 4  # the bad sample is one of the 20 of the first epoch
+    assert [saved.step for saved in job.report.checkpoints[-1:]] == [job.report.steps]
+
+
+@pytest.mark.parametrize("mistake", ["raise", "raise late"])
+def test_an_exception_everywhere_is_shown_once(tmp_path: Path, mistake: str) -> None:
+    job = _run(tmp_path, mistake)
+
+    assert job.exit_code == 1, job.stderr
+    assert job.stderr.count("Traceback") == 1
+    assert job.stderr.count('raise ValueError("this script has') == 1
+    assert job.stderr.endswith("holdfast: error: ValueError: this script has a mistake\n")
+    assert "holdfast/runtime" not in job.stderr
+    assert job.report.relaunches == ()
+    assert job.leftovers == ()
+
+
+def test_a_syntax_error_is_shown_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('begins')\ndef train(:\n")
+
+    job = _run(tmp_path / "run", script=script)
+
+    assert job.exit_code == 1, job.stderr
+    assert job.stderr.count("def train(:") == 1
+    assert "SyntaxError" in job.stderr.splitlines()[-1]
+    assert "holdfast/runtime" not in job.stderr
+    assert "runpy" not in job.stderr
+    assert job.report.relaunches == ()
+    assert job.leftovers == ()
+
+
+@pytest.mark.parametrize(
+    ("module", "content"),
+    [
+        ("tensorflow", "raise ImportError('libcudart.so.99 is missing')"),
+        ("tensorflow", "import no_such_module"),
+        ("keras", "import tensorflow"),
+    ],
+)
+def test_a_tensorflow_that_cannot_be_imported(tmp_path: Path, module: str, content: str) -> None:
+    broken = "raise ImportError('libcudart.so.99 is missing')"
+    for package, body in {"tensorflow": broken, "keras": broken, module: content}.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(body)
+    script = tmp_path / "train.py"
+    script.write_text(f"import {module}\n")
+    search_path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+    job = _run(tmp_path / "run", script=script, environment={"PYTHONPATH": search_path})
+
+    assert_refused(job, 2, "TensorFlow cannot be imported", "holdfast[cpu]", "holdfast doctor")
+    assert job.report.relaunches == ()
+
+
+def test_a_script_that_trains_nothing_is_no_mistake(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('nothing to do')\n")
+
+    job = _run(tmp_path / "run", script=script)
+
+    assert job.exit_code == 0, job.stderr
+    assert "without training" in job.stderr
+    assert job.leftovers == ()
