@@ -15,6 +15,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fitness import assess, require_ulfm
 from holdfast.runtime.journal import Journal, last_generation
 from holdfast.runtime.mpi_library import find_mpiexec, identify
+from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.preload import useful_preload
 from holdfast.runtime.run_directory import FORMAT, Lease, RunDirectory, RunRecord
 
@@ -98,6 +99,7 @@ def _record(config: RunConfig, directory: RunDirectory) -> RunRecord:
         microbatches=config.new_microbatches,
         seed=config.new_seed,
         threads=config.new_threads,
+        numerics=Numerics.here(threads=config.new_threads).to_json(),
     )
     directory.create_record(record)
     return record
@@ -114,9 +116,16 @@ def _resumed(config: RunConfig, record: RunRecord) -> RunRecord:
                 f"the run in {config.run_dir} was begun with {option} {fixed}, not {wanted}; "
                 f"leave {option} out, or choose another --run-dir"
             )
-    if config.threads is None:
-        return record
-    return dataclasses.replace(record, threads=config.threads)
+    threads = record.threads if config.threads is None else config.threads
+    now = Numerics.here(threads=threads).to_json()
+    if config.strict and record.numerics != now:
+        changed = [name for name in now if record.numerics.get(name) != now[name]]
+        found = ", ".join(f"{n} was {record.numerics.get(n)}, is {now[n]}" for n in changed)
+        raise UsageError(
+            f"the numerics of the run in {config.run_dir} have changed: {found}; "
+            "make them the same, or run without --strict"
+        )
+    return dataclasses.replace(record, threads=threads)
 
 
 def _environment(threads: int) -> dict[str, str]:

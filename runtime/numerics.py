@@ -46,7 +46,9 @@ _INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 class Numerics:
     """One job's numerics; two workers with equal numerics compute equal bits.
 
-    ``tensorflow`` and ``keras`` are empty where they are not installed.
+    The shape of a microbatch counts too, but belongs to what identifies a job:
+    a run cannot be resumed with another one at all.  ``tensorflow`` and
+    ``keras`` are empty where they are not installed.
     """
 
     threads: int
@@ -58,23 +60,21 @@ class Numerics:
     tensorflow: str
     keras: str
     holdfast: str
-    global_batch: int
-    microbatches: int
 
     @staticmethod
-    def here(
-        *, threads: int, deterministic: bool, global_batch: int, microbatches: int
-    ) -> Numerics:
-        """Return the numerics of a worker of this process's host and environment."""
+    def here(*, threads: int) -> Numerics:
+        """Return the numerics of a worker of this process's host and environment.
+
+        Op determinism is needed, and paid for, only where several threads share an
+        operation.
+        """
         versions = {library: _version(names) for library, names in _LIBRARIES.items()}
         return Numerics(
             threads=threads,
-            deterministic=deterministic,
+            deterministic=threads > 1,
             onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower() not in ("0", "false"),
             instruction_set=instruction_set(os.environ, cpu_flags()),
             python=platform.python_version(),
-            global_batch=global_batch,
-            microbatches=microbatches,
             **versions,
         )
 

@@ -43,8 +43,7 @@ def restore_job(
         return fresh
     _check_model(context, replica, fresh, restored)
     _check_identity(context, job, restored)
-    before = Numerics.from_json(dict(restored.manifest.numerics))
-    check_resumed(context, before, job.numerics)
+    check_resumed(context, _numerics_of(restored), job.numerics)
     cursor = load_state(replica, restored.state)
     context.journal.record("restored", step=cursor.step, generation=context.config.generation)
     return cursor
@@ -70,3 +69,10 @@ def _check_identity(context: WorkerContext, job: TrainingJob, restored: Restored
                 f"the run in {context.run_dir} was begun with {name} {found.get(name)}, "
                 f"this job has {wanted}; ask for the same, or choose another --run-dir"
             )
+
+
+def _numerics_of(restored: Restored) -> Numerics:
+    try:
+        return Numerics.from_json(dict(restored.manifest.numerics))
+    except ValueError as error:
+        raise UsageError(f"checkpoint step {restored.manifest.step}: {error}") from error

@@ -39,7 +39,8 @@ FORMAT = 1
 class RunRecord:
     """What is fixed for the whole life of a run, as ``RUN.json`` holds it.
 
-    ``created`` is in seconds since 1970; ``threads`` are those of one worker.
+    ``created`` is in seconds since 1970; ``threads`` are those of one worker;
+    ``numerics`` is what the bits depend on, as the launching host saw it.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class RunRecord:
     microbatches: int
     seed: int
     threads: int
+    numerics: dict[str, object] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def new_id() -> str:
@@ -86,6 +88,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "microbatches": int,
     "seed": int,
     "threads": int,
+    "numerics": dict,
 }
 
 

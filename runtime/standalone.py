@@ -29,6 +29,7 @@ from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.journal import last_generation
 from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.worker_config import WorkerConfig
 
@@ -112,13 +113,15 @@ def _terms(directory: RunDirectory, size: int) -> dict[str, object]:
     directory.prepare()
     record = directory.load_record()
     if record is None:
+        threads = _whole_number("HOLDFAST_THREADS", 1)
         record = RunRecord(
             run_id=RunRecord.new_id(),
             format=FORMAT,
             created=time.time(),
             microbatches=_whole_number("HOLDFAST_MICROBATCHES", size),
             seed=_whole_number("HOLDFAST_SEED", 0),
-            threads=_whole_number("HOLDFAST_THREADS", 1),
+            threads=threads,
+            numerics=Numerics.here(threads=threads).to_json(),
         )
         directory.create_record(record)
     generation = last_generation(directory.journal_path) + 1

@@ -85,13 +85,7 @@ class Trainer:
         """
         context = contexts.claim()
         config = context.config
-        is_deterministic = config.threads > 1
-        numerics = Numerics.here(
-            threads=config.threads,
-            deterministic=is_deterministic,
-            global_batch=self._request.global_batch,
-            microbatches=config.microbatches,
-        )
+        numerics = Numerics.here(threads=config.threads)
         job = describe_job(self._request, config, numerics)
         replica = self._replica = _build_replica(self._model, job, context)
         loop = TrainingLoop(context, replica, job)

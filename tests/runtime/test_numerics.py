@@ -20,14 +20,12 @@ BEGAN = Numerics(
     tensorflow="2.21.0",
     keras="3.15.1",
     holdfast="0.1.0",
-    global_batch=256,
-    microbatches=4,
 )
 AVX512 = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 
 def _here() -> Numerics:
-    return Numerics.here(threads=2, deterministic=False, global_batch=64, microbatches=8)
+    return Numerics.here(threads=2)
 
 
 def test_numerics_survive_json() -> None:
