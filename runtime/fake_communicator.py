@@ -1,0 +1,349 @@
+"""A message-passing library in one process, for tests: ranks are threads, deaths are exact.
+
+It keeps the communicator's contract as badly as MPI is allowed to.  What a
+library may do one way or another is drawn from a seeded generator: whether a
+message that has arrived can still be read after its sender's death or after a
+revoke, and whether a send waits for its receiver.  Collectives are made of
+single messages, so a member that dies within one leaves some peers served and
+others not, which is where protocols go wrong.
+
+What MPI leaves undefined is an error here: members that call different
+agreements (an ``agree`` that meets a ``shrink``), a buffer that changes while
+it is in flight, a message of another size or type than its receive.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from holdfast.runtime.communicator import Array, Bounds, WorldBroken
+from holdfast.runtime.turns import Killed, Turns
+
+_Result = TypeVar("_Result")
+_Wire: TypeAlias = tuple[int, int, object]
+"""Sender, receiver and tag: messages on one wire arrive in the order of their posting."""
+
+
+@dataclass(slots=True)
+class _Message:
+    """What was sent, and the buffer that must not change meanwhile."""
+
+    buffer: Array
+    content: Array
+    needs_receiver: bool
+    was_taken: bool = False
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """One agreement: everyone calls it, and what comes out is the same for all."""
+
+    kind: str
+    votes: dict[int, int] = field(default_factory=dict)
+    dead: frozenset[int] | None = None
+    """Members that were gone when it was decided; None before that."""
+    successor: _Group | None = None
+
+    @property
+    def flags(self) -> int:
+        """The bitwise and of all votes."""
+        return functools.reduce(operator.and_, self.votes.values())
+
+
+@dataclass(slots=True)
+class _Group:
+    """What the members of one communicator share."""
+
+    members: tuple[int, ...]
+    is_revoked: bool = False
+    informed: set[int] = field(default_factory=set)
+    """Members to whom the revoke has come: no exchange of theirs succeeds any more."""
+    wires: dict[_Wire, list[_Message]] = field(default_factory=dict)
+    received: Counter[_Wire] = field(default_factory=Counter)
+    meetings: list[_Meeting] = field(default_factory=list)
+    attended: Counter[int] = field(default_factory=Counter)
+
+
+class FakeFlight:
+    """Messages of one exchange, each waited for by itself."""
+
+    def __init__(self, communicator: FakeCommunicator) -> None:
+        self._communicator = communicator
+        self._endings: list[Callable[[], None] | None] = []
+        self._broken: WorldBroken | None = None
+
+    def __enter__(self) -> FakeFlight:
+        """Begin with nothing in the air."""
+        return self
+
+    def send(self, array: Array, peer: int, tag: object) -> None:
+        """Post ``array`` for ``peer``."""
+        message = self._guarded(lambda: self._communicator.post(array, peer, tag))
+        self._endings.append(lambda: self._communicator.end_send(message, peer))
+
+    def receive(self, array: Array, peer: int, tag: object) -> int:
+        """Post a receive into ``array`` and return its ticket."""
+        assert array.flags.c_contiguous, "MPI receives into contiguous memory"
+        place = self._communicator.place_of_next(peer, tag)
+
+        def end() -> None:
+            content = self._communicator.take(peer, tag, place)
+            assert (content.size, content.dtype) == (array.size, array.dtype), "another message"
+            array[...] = content.reshape(array.shape)
+
+        self._endings.append(end)
+        return len(self._endings) - 1
+
+    def wait(self, ticket: int) -> None:
+        """Wait for one receive; raise ``WorldBroken`` at the first error of the flight."""
+        self._end(ticket)
+        if self._broken is not None:
+            raise self._broken
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for every message to its own end, then tell whether all went well."""
+        if isinstance(error, Killed):
+            return
+        if error is not None and self._broken is None:
+            self._communicator.revoke()
+        for ticket in range(len(self._endings)):
+            self._end(ticket)
+        if error is None and self._broken is not None:
+            raise self._broken
+
+    def _end(self, ticket: int) -> None:
+        end, self._endings[ticket] = self._endings[ticket], None
+        if end is None:
+            return
+        try:
+            self._guarded(end)
+        except WorldBroken as error:
+            self._broken = self._broken or error
+
+    def _guarded(self, call: Callable[[], _Result]) -> _Result:
+        """Call; the first failure revokes, as in the real communicator."""
+        try:
+            return call()
+        except WorldBroken as error:
+            if self._broken is None:
+                self._broken = error
+                self._communicator.revoke()
+            raise
+
+
+class FakeCommunicator:
+    """One member's communicator; made by ``run_world`` and by ``shrink``."""
+
+    def __init__(self, turns: Turns[object], group: _Group, member: int) -> None:
+        self._turns = turns
+        self._group = group
+        self._member = member
+
+    @property
+    def rank(self) -> int:
+        """Index of this member in the group."""
+        return self._group.members.index(self._member)
+
+    @property
+    def size(self) -> int:
+        """Number of members, dead ones included."""
+        return len(self._group.members)
+
+    @property
+    def turns(self) -> Turns[object]:
+        """The threads behind the ranks, to kill one."""
+        return self._turns
+
+    def die(self) -> None:
+        """Kill this member; does not return."""
+        self._turns.kill(self._member)
+        self._turns.pause()
+
+    def flight(self) -> FakeFlight:
+        """Return a new set of messages between the ranks."""
+        return FakeFlight(self)
+
+    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
+        """Fill ``everyones`` with what each rank holds in ``mine``; counts in elements."""
+        assert mine.size == counts[self.rank], "this rank holds another number of elements"
+        pieces = self._collect(mine, "allgather")
+        assert [piece.size for piece in pieces] == list(counts), "ranks counted differently"
+        everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
+
+    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
+        """Complete ``vector`` in place from the slices that the ranks hold."""
+        start, stop = bounds[self.rank]
+        pieces = self._collect(vector[start:stop], "allgather_slices")
+        for (start, stop), piece in zip(bounds, pieces, strict=True):
+            vector[start:stop] = piece
+
+    def allgather_bytes(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all ranks, in rank order."""
+        pieces = self._collect(np.frombuffer(payload, np.uint8), "allgather_bytes")
+        return [piece.tobytes() for piece in pieces]
+
+    def broadcast(self, array: Array, source: int) -> None:
+        """Make ``array`` on every rank what it is on rank ``source``."""
+        flat = array.reshape(-1).view(np.uint8)
+        with self.flight() as flight:
+            if self.rank == source:
+                for peer in self._peers():
+                    flight.send(flat, peer, "broadcast")
+            else:
+                flight.receive(flat, source, "broadcast")
+
+    def agree(self, flags: int) -> int:
+        """Return the bitwise and of all ranks' flags; raise on all survivors alike."""
+        meeting = self._meet("agree", flags)
+        if meeting.dead:
+            raise WorldBroken(f"members {sorted(meeting.dead)} are dead")
+        return meeting.flags
+
+    def revoke(self) -> None:
+        """Make every pending and future exchange of this world fail, on all ranks."""
+        self._turns.pause()
+        self._group.is_revoked = True
+        self._group.informed.add(self._member)
+
+    def shrink(self) -> FakeCommunicator:
+        """Return a communicator of the survivors, in the order of their old ranks."""
+        meeting = self._meet("shrink", 1)
+        if meeting.successor is None:
+            assert meeting.dead is not None
+            survivors = (m for m in self._group.members if m not in meeting.dead)
+            meeting.successor = _Group(tuple(survivors))
+        return FakeCommunicator(self._turns, meeting.successor, self._member)
+
+    def leave(self) -> None:
+        """Return when every survivor has called this."""
+        self._meet("leave", 1)
+
+    # What a flight is made of.
+
+    def post(self, array: Array, peer: int, tag: object) -> _Message:
+        """Put a message on its wire."""
+        assert array.flags.c_contiguous, "MPI sends contiguous memory"
+        self._turns.pause()
+        if self._group.is_revoked and self._hears_of_trouble():
+            raise WorldBroken("the world was revoked")
+        message = _Message(array, array.copy(), needs_receiver=self._turns.coin())
+        wire = (self._member, self._group.members[peer], tag)
+        self._group.wires.setdefault(wire, []).append(message)
+        return message
+
+    def end_send(self, message: _Message, peer: int) -> None:
+        """Wait until a message needs its buffer no more."""
+        if message.needs_receiver:
+            self._turns.wait_until(
+                lambda: message.was_taken or self._is_lost(peer), f"rank {peer} to receive"
+            )
+            if not message.was_taken:
+                raise WorldBroken(f"rank {peer} is dead, or the world was revoked")
+        assert message.buffer.tobytes() == message.content.tobytes(), "changed in flight"
+
+    def place_of_next(self, peer: int, tag: object) -> int:
+        """Return which message of its wire the next receive is for."""
+        wire = (self._group.members[peer], self._member, tag)
+        self._group.received[wire] += 1
+        return self._group.received[wire] - 1
+
+    def take(self, peer: int, tag: object, place: int) -> Array:
+        """Wait for a message and return its content."""
+        wire = (self._group.members[peer], self._member, tag)
+
+        def has_arrived() -> bool:
+            return len(self._group.wires.get(wire, ())) > place
+
+        self._turns.wait_until(
+            lambda: has_arrived() or self._is_lost(peer), f"{tag} from rank {peer}"
+        )
+        if not has_arrived() or (self._is_lost(peer) and self._hears_of_trouble()):
+            raise WorldBroken(f"rank {peer} is dead, or the world was revoked")
+        message = self._group.wires[wire][place]
+        message.was_taken = True
+        return message.content
+
+    def _is_lost(self, peer: int) -> bool:
+        return self._group.is_revoked or self._turns.is_gone(self._group.members[peer])
+
+    def _hears_of_trouble(self) -> bool:
+        """Return whether news of a revoke or a death get here before the message does."""
+        if self._turns.coin() and self._group.is_revoked:
+            self._group.informed.add(self._member)
+        return self._member in self._group.informed or self._turns.coin()
+
+    def _peers(self) -> list[int]:
+        return [peer for peer in range(self.size) if peer != self.rank]
+
+    def _collect(self, mine: Array, tag: str) -> list[Array]:
+        """Return what every rank brought, in rank order."""
+        pieces = [mine] * self.size
+        with self.flight() as flight:
+            for peer in self._peers():
+                flight.send(mine, peer, tag)
+            for peer in self._peers():
+                place = self.place_of_next(peer, tag)
+                pieces[peer] = flight._guarded(functools.partial(self.take, peer, tag, place))
+        return pieces
+
+    def _meet(self, kind: str, flags: int) -> _Meeting:
+        """Take part in the group's next agreement; return it decided."""
+        turns = self._turns
+        turns.pause()
+        group, number = self._group, self._group.attended[self._member]
+        group.attended[self._member] += 1
+        if number == len(group.meetings):
+            group.meetings.append(_Meeting(kind))
+        meeting = group.meetings[number]
+        assert meeting.kind == kind, f"rank {self.rank} calls {kind}, another {meeting.kind}"
+        meeting.votes[self._member] = flags
+
+        def is_complete() -> bool:
+            return meeting.dead is not None or all(
+                member in meeting.votes or turns.is_gone(member) for member in group.members
+            )
+
+        turns.wait_until(is_complete, f"everyone to {kind}")
+        if meeting.dead is None:
+            gone = [m for m in group.members if turns.is_gone(m)]
+            # who has voted and died since may or may not be missed
+            meeting.dead = frozenset(m for m in gone if m not in meeting.votes or turns.coin())
+        turns.pause()
+        return meeting
+
+
+def run_world(
+    size: int,
+    program: Callable[[FakeCommunicator], _Result],
+    *,
+    seed: int = 0,
+    deaths: Mapping[int, int] | None = None,
+) -> list[_Result | None]:
+    """Run ``program`` on every rank of a world; return the results, None for the dead.
+
+    ``deaths`` names ranks that die, with the moment at which they do: each call
+    of the communicator is one or several moments, counted from 1.
+
+    Raises:
+        Deadlock: everyone waits for somebody.
+        BaseException: the first error that a program ended with.
+    """
+    turns: Turns[object] = Turns(size, seed=seed, deaths=deaths)
+    group = _Group(tuple(range(size)))
+    programs = [
+        functools.partial(program, FakeCommunicator(turns, group, member)) for member in range(size)
+    ]
+    return turns.run(programs)  # type: ignore[return-value]

@@ -1,0 +1,234 @@
+"""One contract, three communicators: the fake, the local one, and real MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scenarios
+
+from holdfast.runtime.communicator import Communicator, WorldBroken
+from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.launch import LaunchLine
+from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.mpi_library import find_mpiexec
+from holdfast.runtime.turns import Deadlock
+
+Scenario = Callable[[Communicator], Communicator]
+MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]
+
+SEEDS = range(10)
+MPI_TIMEOUT_S = 100
+
+
+def named(scenario: object) -> str:
+    return getattr(scenario, "__name__", str(scenario))
+
+
+# --- the local one ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", scenarios.PLAIN, ids=named)
+def test_local_communicator(scenario: Scenario) -> None:
+    world = LocalCommunicator()
+
+    assert scenario(world) is world
+    world.leave()
+
+
+def test_local_communicator_shrinks_to_itself() -> None:
+    world = LocalCommunicator()
+    world.revoke()
+
+    assert world.shrink() is world
+
+
+def test_local_flight_refuses_messages() -> None:
+    with LocalCommunicator().flight() as flight:
+        with pytest.raises(AssertionError):
+            flight.send(np.zeros(1), 1, 0)
+        with pytest.raises(AssertionError):
+            flight.receive(np.zeros(1), 1, 0)
+        with pytest.raises(AssertionError):
+            flight.wait(0)
+
+
+# --- the fake -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("scenario", scenarios.PLAIN, ids=named)
+def test_fake_communicator(scenario: Scenario, size: int) -> None:
+    for seed in SEEDS:
+        run_world(size, lambda world: scenario(world).leave(), seed=seed)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("scenario", scenarios.REVOKING, ids=named)
+def test_fake_communicator_that_is_revoked(scenario: Scenario, size: int) -> None:
+    for seed in SEEDS:
+        run_world(size, lambda world: scenario(world).leave(), seed=seed)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("scenario", scenarios.MORTAL, ids=named)
+def test_fake_communicator_of_which_one_dies(scenario: MortalScenario, size: int) -> None:
+    def program(world: FakeCommunicator) -> bool:
+        scenario(world, world.die)
+        world.leave()
+        return True
+
+    for seed in SEEDS:
+        alive = run_world(size, program, seed=seed)
+
+        assert alive == [None if rank == scenarios.VICTIM else True for rank in range(size)]
+
+
+def test_fake_death_at_any_moment_is_survived_by_the_next_world() -> None:
+    """Wherever a member dies in an exchange, a vote and the shrinking: the rest comes through."""
+
+    def program(world: FakeCommunicator) -> int:
+        with contextlib.suppress(WorldBroken):
+            world.allgather_bytes(b"x" * world.rank)
+        with contextlib.suppress(WorldBroken):
+            world.agree(1)
+        world.revoke()
+        survivors = world.shrink()
+        world.leave()
+        return survivors.size
+
+    for moment in range(1, 30):
+        sizes = run_world(3, program, seed=moment, deaths={1: moment})
+
+        assert sizes[0] == sizes[2]
+        assert sizes[0] in (2, 3)
+
+
+def test_fake_tells_who_waits_for_whom_in_a_deadlock() -> None:
+    def program(world: FakeCommunicator) -> None:
+        with world.flight() as flight:
+            flight.receive(np.zeros(1, np.float32), 1 - world.rank, 4)
+
+    with pytest.raises(Deadlock, match="0 waits for 4 from rank 1; 1 waits for 4 from rank 0"):
+        run_world(2, program)
+
+
+def test_fake_refuses_agreements_of_different_kinds() -> None:
+    def program(world: FakeCommunicator) -> None:
+        if world.rank:
+            world.agree(1)
+        else:
+            world.shrink()
+
+    with pytest.raises(AssertionError, match="another"):
+        run_world(2, program)
+
+
+def test_fake_refuses_a_buffer_that_changes_in_flight() -> None:
+    def program(world: FakeCommunicator) -> None:
+        vector = np.zeros(3, np.float32)
+        with world.flight() as flight:
+            flight.receive(np.zeros(3, np.float32), 1 - world.rank, 1)
+            flight.send(vector, 1 - world.rank, 1)
+            vector += 1
+
+    with pytest.raises(AssertionError, match="in flight"):
+        run_world(2, program)
+
+
+def test_fake_counts_an_error_as_a_death_and_raises_it() -> None:
+    broken = []
+
+    def program(world: FakeCommunicator) -> None:
+        if world.rank == 1:
+            raise KeyError("a mistake")
+        try:
+            world.allgather_bytes(b"")
+        except WorldBroken:
+            broken.append(world.rank)
+
+    with pytest.raises(KeyError, match="a mistake"):
+        run_world(3, program)
+    assert sorted(broken) == [0, 2]
+
+
+def test_one_seed_is_one_history() -> None:
+    def history(seed: int) -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+
+        def program(world: FakeCommunicator) -> None:
+            for number in range(5):
+                seen.append((world.rank, number))
+                world.allgather_bytes(bytes([number]))
+            world.leave()
+
+        run_world(4, program, seed=seed)
+        return seen
+
+    assert history(1) == history(1)
+    assert history(1) != history(2)
+
+
+# --- real MPI -----------------------------------------------------------------------------------
+
+
+def play_on_mpi(directory: Path, ranks: int, *names: str) -> list[list[str]]:
+    """Run scenarios under mpiexec and return what each rank wrote."""
+    line = LaunchLine(
+        mpiexec=find_mpiexec(),
+        ranks=ranks,
+        directory=directory,
+        guard=(sys.executable, str(Path(__file__).parent / "mpi_rank.py"), str(directory), *names),
+        as_root=os.geteuid() == 0,
+    )
+    with (directory / "output").open("wb") as output:
+        process = subprocess.Popen(
+            line.command(),
+            env=line.environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        process.wait(MPI_TIMEOUT_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    files = [directory / f"rank-{rank}" for rank in range(ranks)]
+    assert all(file.exists() for file in files), (directory / "output").read_text()
+    return [file.read_text().splitlines() for file in files]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_mpi_communicator(tmp_path: Path, ranks: int) -> None:
+    revoking = scenarios.REVOKING if ranks > 1 else []
+    names = [named(scenario) for scenario in (*scenarios.PLAIN, *revoking, *scenarios.PLAIN)]
+
+    told = play_on_mpi(tmp_path, ranks, *names)
+
+    assert told == [[*(f"{name} ok" for name in names), "left"]] * ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("scenario", scenarios.MORTAL, ids=named)
+def test_mpi_communicator_of_which_one_dies(
+    tmp_path: Path, scenario: MortalScenario, ranks: int
+) -> None:
+    plain = [named(scenario) for scenario in scenarios.PLAIN]
+
+    told = play_on_mpi(tmp_path, ranks, named(scenario), *plain)
+
+    survived = [f"{named(scenario)} ok", *(f"{name} ok" for name in plain), "left"]
+    assert told.pop(scenarios.VICTIM) == []
+    assert told == [survived] * (ranks - 1)
