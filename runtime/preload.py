@@ -16,12 +16,12 @@ def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:
     """Return the modules to import in warm processes.
 
     Of ``wanted``, those that the script names in an import; a script that
-    cannot be parsed gets all of them, and its error is its own.
+    cannot be parsed will import none.
     """
     try:
         imported = set(_imports(ast.parse(script.read_bytes())))
     except (SyntaxError, ValueError, OSError):
-        return (*_ALWAYS, *wanted)
+        return _ALWAYS
     needed = {name for module in imported for name in _BRINGS_ALONG.get(module, (module,))}
     return (*_ALWAYS, *(module for module in wanted if module in needed))
 

@@ -66,6 +66,17 @@ def test_an_exception_everywhere_is_shown_once(tmp_path: Path, mistake: str) -> 
     assert job.leftovers == ()
 
 
+def test_a_sample_that_kills_whoever_takes_it_is_the_scripts_mistake(tmp_path: Path) -> None:
+    job = _run(tmp_path, "bad sample")
+
+    assert job.exit_code == 1, job.stderr
+    assert job.stderr.count("Traceback") == 1
+    assert job.stderr.endswith("holdfast: error: ValueError: this sample is bad\n")
+    assert sorted(failure.worker for failure in job.report.failures) == [0, 1, 2]
+    assert job.report.relaunches == ()
+    assert job.leftovers == ()
+
+
 def test_a_syntax_error_is_shown_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('begins')\ndef train(:\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Undisturbed
-from workload import EVEN, LONG, assert_whole, request_of
+from workload import EVEN, LONG, Workload, assert_whole, request_of
 
 from holdfast.runtime.testing import JobRun, RunningJob, start_job
 
@@ -53,6 +53,20 @@ def test_a_stopped_run_resumes_on_any_number_of_workers(
 
     assert_whole(resumed, LONG, undisturbed(LONG))
     assert resumed.events("restored")[0]["step"] == stopped[1].report.checkpoints[-1].step
+
+
+def test_sigusr2_saves_and_goes_on(tmp_path: Path) -> None:
+    unsaved = Workload(
+        microbatches=2, samples=160, global_batch=40, epochs=100_000, save_every=10**9
+    )
+    with start_job(request_of(unsaved, tmp_path, workers=2)) as job:
+        job.wait_for("step", step=5)
+        job.signal(signal.SIGUSR2)
+
+        saved = job.wait_for("checkpoint")
+        job.wait_for("step", step=saved["step"] + 1)
+
+    assert saved["step"] < unsaved.steps
 
 
 def test_sigint_twice_ends_at_once(running: RunningJob) -> None:

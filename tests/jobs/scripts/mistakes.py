@@ -11,7 +11,7 @@ from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch,
 
 
 class Mean:
-    """Learns the mean of the inputs; a sample of -1 makes its loss infinite."""
+    """Learns the mean of the inputs; -1 makes its loss infinite, and it cannot take -2."""
 
     shape = ContributionShape(gradient=1, metrics=1)
 
@@ -19,6 +19,8 @@ class Mean:
         self._mean = np.zeros(1, np.float32)
 
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        if -2 in batch.x:
+            raise ValueError("this sample is bad")
         out[:1] = (self._mean - batch.x).sum()
         self.evaluate(batch, out[1:])
 
@@ -38,10 +40,9 @@ class Mean:
         self._mean[...] = state["mean"]
 
 
-def train(samples: int = 20, targets: int | None = None, bad: int | None = None) -> None:
+def train(samples: int = 20, targets: int | None = None, seventh: float = 1.0) -> None:
     x = np.ones((samples, 1), np.float32)
-    if bad is not None:
-        x[bad] = -1
+    x[7:8] = seventh
     y = np.zeros(samples if targets is None else targets, np.float32)
     Trainer(Mean, ArrayData(x, y), global_batch=5, epochs=2, save_every=1).run()
 
@@ -52,7 +53,9 @@ def main(mistake: str) -> None:
     elif mistake == "other length":
         train(targets=13)
     elif mistake == "not finite":
-        train(bad=7)
+        train(seventh=-1)
+    elif mistake == "bad sample":
+        train(seventh=-2)
     elif mistake == "no model":
         Trainer("model", ArrayData(np.ones(5), np.ones(5)), global_batch=5, epochs=1).run()
     elif mistake == "no batch":
