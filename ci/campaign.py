@@ -53,13 +53,14 @@ class Case:
         choose = random.Random(seed)
         workers = choose.randint(2, 6)
         spares = choose.randint(0, 1)
+        count = choose.choices(range(5), weights=(1, 2, 3, 3, 3))[0]
         return Case(
             seed=seed,
             workers=workers,
             spares=spares,
             microbatches=choose.randint(1, 9),
             features=choose.choice((32, 2000)),  # one exchange is gathered, the other sliced
-            faults=_faults(choose, choose.randint(0, 4), last_worker=workers + spares + 1),
+            faults=_faults(choose, count, first_launch=workers + spares),
         )
 
     @property
@@ -209,25 +210,34 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(f"{name:<24}{value}" for name, value in rows.items())
 
 
-def _faults(choose: random.Random, count: int, last_worker: int) -> tuple[Fault, ...]:
-    """Return up to ``count`` faults at different addresses."""
+def _faults(choose: random.Random, count: int, first_launch: int) -> tuple[Fault, ...]:
+    """Return up to ``count`` faults at different addresses, often at the time of others."""
     faults: dict[object, Fault] = {}
+    togetherness = choose.choice((0.1, 0.4, 0.9))
     for _ in range(count):
+        others = [fault.step for fault in faults.values() if fault.site is not Site.REPAIR]
         site = choose.choice(list(Site))
         step = choose.randint(1, STEPS)
         if site is Site.SAVE:
             step = choose.randrange(SAVE_EVERY, STEPS + 1, SAVE_EVERY)
-        elif faults and (site is Site.REPAIR or choose.random() < 0.3):
-            step = choose.choice(list(faults.values())).step  # at the time of another death
+        elif others and (site is Site.REPAIR or choose.random() < togetherness):
+            step = choose.choice(others)
         fault = Fault(
             kind=choose.choice(list(FaultKind)),
-            worker=WorkerId(choose.randint(0, last_worker)),
+            worker=_victim(choose, first_launch),
             step=step,
             site=site,
-            attempt=choose.choice((1, 1, 1, 1, 2)),
+            attempt=choose.choice((1, 1, 1, 1, 1, 1, 2)),
         )
         faults[fault.address] = fault
     return tuple(faults.values())
+
+
+def _victim(choose: random.Random, first_launch: int) -> WorkerId:
+    """Return a worker of the first launch, or now and then one of a relaunch."""
+    if choose.random() < 0.1:
+        return WorkerId(first_launch + choose.randint(0, 2))
+    return WorkerId(choose.randrange(first_launch))
 
 
 def _run(case: Case, root: Path, faults: list[str]) -> JobRun:
