@@ -47,6 +47,7 @@ class WorkerHost:
         self._output = output
         self._tell = tell
         self._launch: Launch | None = None
+        self._has_guards = False
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
         self._pool = WarmPool(reactor, pool, self)
         self.has_lost_pool = False
@@ -68,6 +69,7 @@ class WorkerHost:
         """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
+        self._has_guards = False
         for worker in launch.workers:
             hosted = HostedWorker(worker, launch)
             self._workers[(launch.generation, worker)] = hosted
@@ -87,6 +89,7 @@ class WorkerHost:
         environment = {**self._launch.environment, **hello.environment}
         hosted.join_guard(guard, {"kind": "begin", "env": environment, "cwd": hello.directory})
         self._reactor.watch_channel(guard, lambda _: None, lambda: hosted.kill("guard lost"))
+        self._has_guards = True
         self._tell_if_started(hosted)
 
     def ask_all(self, what: Request) -> None:
@@ -100,12 +103,18 @@ class WorkerHost:
             hosted.kill(why)
 
     def look(self, now: float) -> None:
-        """Show the heartbeats to the detector and fence who is found dead."""
+        """Show the heartbeats to the detector and fence who is found dead.
+
+        From the first guard of a launch on: a worker whose own guard never comes
+        is silent too, and the others would wait for it in ``MPI_Init`` for ever.
+        """
         watched = {
             hosted.worker: hosted
             for hosted in self._workers.values()
-            if hosted.is_running and not hosted.is_condemned
+            if hosted.pid is not None and not hosted.is_condemned
         }
+        if not self._has_guards:
+            watched = {}  # the launch has yet to begin
         views = {worker: hosted.view for worker, hosted in watched.items()}
         self._detector = self._detector.observe(views, now)
         for worker, finding in self._detector.findings().items():

@@ -303,3 +303,29 @@ def test_agent_whose_supervisor_dies_before_it_calls_ends(tmp_path: Path, *, wai
 
     assert_ended(int(supervisor.stdout))
     assert os.listdir(tmp_path) == []
+
+
+def test_agent_keeps_nothing_of_past_launches(harness: AgentHarness) -> None:
+    """Descriptors, zombies and orphans would add up over a long job."""
+    harness.wait_for("warm")
+    before = _held_by(harness.process.pid)
+
+    for generation in range(1, 4):
+        harness.events.clear()
+        harness.launch([0, 1], "0:start_helper", "leave", generation=generation)
+        guards = [harness.guard(rank, generation=generation) for rank in (0, 1)]
+        harness.wait_for_report(0, "helper")
+        guards[0].kill()
+        for worker in (0, 1):
+            harness.wait_for("worker_exited", worker=worker, generation=generation)
+
+    # pipes are closed by another thread, and orphans are reaped at the next look
+    while _held_by(harness.process.pid) != before:
+        harness.events.clear()
+        harness.send("request", what="unknown")
+        harness.wait_for("refused")
+
+
+def _held_by(pid: int) -> tuple[int, list[str]]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return len(os.listdir(f"/proc/{pid}/fd")), children
