@@ -1,0 +1,181 @@
+"""Who is watched and who is fenced, with a clock of our own and processes that only sleep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.channel import Channel, Message, pair
+from holdfast.runtime.heartbeat import HeartbeatPage, Phase
+from holdfast.runtime.hosted_worker import GuardHello, Launch
+from holdfast.runtime.output import OutputForwarder
+from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.warm_pool import ForkRequest, PoolSettings
+from holdfast.runtime.worker_config import WorkerConfig
+from holdfast.runtime.worker_host import WorkerHost
+
+CONFIG = WorkerConfig(
+    worker=WorkerId(0),
+    generation=1,
+    workers=(WorkerId(0), WorkerId(1)),
+    capacity=2,
+    run_id="run",
+    run_dir="/run",
+    microbatches=2,
+    seed=1,
+    threads=1,
+    heartbeat_timeout_s=1.0,
+    script="",
+)
+LAUNCH = Launch(1, CONFIG.workers, CONFIG, {})
+
+
+class FakePool:
+    """A pool that keeps what was asked of it."""
+
+    def __init__(self, reactor: Reactor, settings: PoolSettings, owner: WorkerHost) -> None:
+        self.pages: dict[int, HeartbeatPage] = {}
+        self.is_warm = True
+        self.pid = os.getpid()
+        owner.pool = self  # type: ignore[attr-defined]
+
+    def request(self, request: ForkRequest) -> None:
+        self.pages[request.worker] = HeartbeatPage.attach(os.dup(request.fds[1]))
+
+    def close(self) -> None:
+        for page in self.pages.values():
+            page.close()
+
+
+class Host:
+    """A host whose time, beats and guards are in the test's hands."""
+
+    def __init__(self) -> None:
+        self.events: list[Message] = []
+        self.reactor = Reactor()
+        self.output = OutputForwarder(verbose=True)
+        self.real = WorkerHost(
+            self.reactor,
+            self.output,
+            self.events.append,
+            heartbeat_timeout_s=1.0,
+            pool=PoolSettings((), "none:none"),
+        )
+        self.pages: dict[int, HeartbeatPage] = self.real.pool.pages  # type: ignore[attr-defined]
+        self.guards: list[Channel] = []
+        self.now = 1000.0
+        self.real.begin(LAUNCH)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def fork(self, worker: int) -> None:
+        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self._processes.append(process)
+        self.real.on_forked(1, worker, process.pid)
+
+    def guard(self, rank: int) -> None:
+        ours, theirs = pair()
+        self.guards.append(theirs)
+        self.real.take_guard(ours, GuardHello(rank, 1, 1, "/", {}))
+
+    def pass_time(self, seconds: float, *beating: int) -> None:
+        """Look four times a second while the given workers beat."""
+        for _ in range(int(4 * seconds)):
+            self.now += 0.25
+            for worker in beating:
+                self.pages[worker].beat()
+            self.real.look(self.now)
+
+    def of_kind(self, kind: str) -> list[Any]:
+        return [event["worker"] for event in self.events if event["kind"] == kind]
+
+    def close(self) -> None:
+        self.real.close()
+        self.reactor.close()
+        self.output.close(10.0)
+        for process in self._processes:
+            process.wait()
+        for guard in self.guards:
+            guard.close()
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr("holdfast.runtime.worker_host.WarmPool", FakePool)
+    host = Host()
+    host.fork(0)
+    host.fork(1)
+    yield host
+    host.close()
+
+
+def test_workers_may_wait_for_their_launch_as_long_as_it_takes(host: Host) -> None:
+    host.pass_time(600)
+
+    assert host.events == []
+
+
+def test_worker_begins_when_it_has_process_and_guard(host: Host) -> None:
+    host.guard(1)
+
+    assert host.of_kind("worker_started") == [1]
+
+
+def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Host) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = Phase.TRAINING
+
+    host.pass_time(1, 0)
+    assert host.of_kind("worker_fenced") == []
+    host.pass_time(1, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+def test_silent_worker_is_fenced_once(host: Host) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = Phase.TRAINING
+
+    host.pass_time(10, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING])
+def test_start_may_take_a_minute(host: Host, phase: Phase) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = phase
+
+    host.pass_time(59, 0)
+    assert host.of_kind("worker_fenced") == []
+    host.pass_time(3, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+def test_worker_whose_guard_never_comes_is_given_up(host: Host) -> None:
+    """The other ranks would wait for it inside ``MPI_Init`` for ever."""
+    host.guard(0)
+
+    host.pass_time(62, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = Phase.TRAINING
+    host.pass_time(1, 0, 1)
+
+    host.now += 3600.0
+    host.real.look(host.now)
+
+    assert host.of_kind("worker_fenced") == []
