@@ -13,8 +13,9 @@ and the vote has the same outcome on all survivors, so
 
 A worker whose exchange fails still takes part in the vote, with a "no"
 (``REFUSING``): its peers may have got through the exchange and be waiting for
-its vote.  Whatever breaks at whatever point, the way back is the same: repair,
-catch up, and do the transaction again.
+its vote.  The exchanges of the other states end with a vote of their own, so
+what is ``BROKEN`` there is so for all.  Whatever breaks at whatever point, the
+way back is the same: repair, catch up, and do the transaction again.
 
 An event that the table does not list for a state raises and changes nothing.
 """

@@ -89,4 +89,4 @@ def injector_of(config: WorkerConfig, journal: Journal) -> FaultInjector:
             kind=kind.value,
         )
 
-    return FaultInjector(config.worker, FaultPlan(faults), announce)
+    return FaultInjector(config.worker, FaultPlan(faults), announce=announce)

@@ -22,14 +22,24 @@ class InjectedFault(Exception):
 
 
 class FaultInjector:
-    """Counts a worker's visits to the sites of a step and strikes at the planned one."""
+    """Counts a worker's visits to the sites of a step and strikes at the planned one.
+
+    ``strike`` makes a fault happen; simulations, whose workers are threads, bring
+    one of their own.
+    """
 
     def __init__(
-        self, worker: WorkerId, plan: FaultPlan, announce: Callable[[Visit, FaultKind], None]
+        self,
+        worker: WorkerId,
+        plan: FaultPlan,
+        *,
+        announce: Callable[[Visit, FaultKind], None],
+        strike: Callable[[FaultKind], None] | None = None,
     ) -> None:
         self._worker = worker
         self._plan = plan
         self._announce = announce
+        self._strike = strike or _strike
         self._visits: Counter[tuple[int, Site]] = Counter()
         self._is_idle = not plan.faults
 
@@ -42,7 +52,11 @@ class FaultInjector:
         kind = self._plan.due(visit)
         if kind is not None:
             self._announce(visit, kind)
-            _STRIKES[kind]()
+            self._strike(kind)
+
+
+def _strike(kind: FaultKind) -> None:
+    _STRIKES[kind]()
 
 
 def _kill() -> None:

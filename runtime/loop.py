@@ -18,10 +18,17 @@ from holdfast.recovery.reduction import plan_reduction
 from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.world import World
-from holdfast.runtime.catch_up import NO_STATE, find_source, load_state, share_state, whole_state
+from holdfast.runtime.catch_up import (
+    NO_STATE,
+    Source,
+    find_source,
+    load_state,
+    share_state,
+    whole_state,
+)
 from holdfast.runtime.communicator import WorldBroken
 from holdfast.runtime.context import WorkerContext
-from holdfast.runtime.errors import JobError, RecoveryImpossible
+from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchange import TreeExchange
 from holdfast.runtime.heartbeat import Phase, Request
 from holdfast.runtime.membership import Membership, RepairTimes
@@ -29,7 +36,7 @@ from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
-from holdfast.runtime.replica import FloatVector, Replica
+from holdfast.runtime.replica import FloatVector, Replica, Tensors
 from holdfast.runtime.restoring import restore_job
 from holdfast.runtime.saver import Saver
 from holdfast.runtime.training_job import TrainingJob
@@ -79,8 +86,9 @@ class TrainingLoop:
         while state not in OVER:
             state = next_state(state, self._act(state))
         if state is StepState.LOST:
-            raise RecoveryImpossible(
-                f"repair failed {MAX_REPAIR_ATTEMPTS} times in a row; the job must be relaunched"
+            raise WorldLost(
+                f"a member of the world died, and {self._repairs - 1} repairs in a row have not "
+                "led to a step; the job must be relaunched"
             )
         if self._ending is not None:
             raise self._ending
@@ -116,19 +124,15 @@ class TrainingLoop:
 
     def _join(self) -> StepEvent:
         self._context.page.phase = Phase.RESTORING
-        self._membership.join(NO_STATE)
-        check_peers(self._context, self._membership.communicator, self._job.numerics)
+        membership, numerics = self._membership, self._job.numerics
+        membership.join(NO_STATE)
+        membership.together(lambda: check_peers(self._context, membership.communicator, numerics))
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:
         source = find_source(self._membership.versions)
-        if source.version == NO_STATE and self._membership.communicator.rank == source.rank:
-            self._progress.restore(self._restore())
-        if source.version == NO_STATE:
-            self._saver.share_saved_step()
         if source.is_needed:
-            state = whole_state(self._replica, self._progress.cursor)
-            shared = share_state(self._membership.communicator, source.rank, state)
+            shared = self._membership.together(lambda: self._share_state(source))
             if self._membership.communicator.rank != source.rank and (
                 self._version != source.version or source.version == NO_STATE
             ):
@@ -201,7 +205,7 @@ class TrainingLoop:
     def _finish(self) -> StepEvent:
         """Wait for the checkpoint in flight, then make the last one, by votes without steps."""
         self._context.page.phase = Phase.SAVING
-        self._saver.gather()
+        self._membership.together(self._saver.gather)
         if self._saver.is_settled(self._progress.cursor):
             return StepEvent.SETTLED
         self._begin_save()
@@ -209,6 +213,15 @@ class TrainingLoop:
         flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
         self._saver.hear(outcome(self._membership.communicator.agree(flags)))
         return StepEvent.PENDING
+
+    def _share_state(self, source: Source) -> Tensors:
+        """Return the newest state, which rank ``source.rank`` has or finds on the disk."""
+        communicator = self._membership.communicator
+        if source.version == NO_STATE and communicator.rank == source.rank:
+            self._progress.restore(self._restore())
+        self._saver.share_saved_step(source.rank)
+        state = whole_state(self._replica, self._progress.cursor)
+        return share_state(communicator, source.rank, state)
 
     def _restore(self) -> Cursor:
         """Return the cursor of the newest checkpoint, now loaded, or that of a fresh start."""

@@ -5,6 +5,12 @@ has told who it is and all have agreed that everyone has: after an agreement
 every survivor holds the same ``World``, or none does and all try again (the
 rule of the ULFM tutorial: agree on what a collective has created before using
 it).
+
+The same holds for every exchange outside a step.  A death breaks it for some
+members and not for others; were those to go different ways, one would call
+``agree`` where another calls ``shrink``, and both would wait for ever.  So an
+exchange is made ``together``: it ends with a vote, in which the members take
+part whose exchange broke.
 """
 
 from __future__ import annotations
@@ -12,12 +18,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from holdfast.recovery.vote import REFUSAL
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.communicator import Communicator, WorldBroken
 
 _CARD = struct.Struct("<qq")
 _ALL_WELL = 1
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,7 @@ class Membership:
         Raises:
             WorldBroken: someone has died; repair.
         """
-        present = self._roll_call(self.communicator, version)
+        present = self._roll_call(version)
         assert tuple(present) == self.world.workers, (present, self.world)
 
     def repair(self, version: int, on_revoked: Callable[[], None]) -> tuple[float, float, float]:
@@ -76,15 +86,31 @@ class Membership:
         on_revoked()
         self.communicator = self.communicator.shrink()
         shrunk = self._clock()
-        survivors = self._roll_call(self.communicator, version)
+        survivors = self._roll_call(version)
         self.world = self.world.shrunk_to(survivors)
         return revoked, shrunk, self._clock()
 
-    def _roll_call(self, communicator: Communicator, version: int) -> list[WorkerId]:
+    def together(self, exchange: Callable[[], _Result]) -> _Result:
+        """Return what ``exchange`` returns, after an agreement that it succeeded everywhere.
+
+        Called by all members at the same point.
+
+        Raises:
+            WorldBroken: it broke for some member; raised on all alike.
+        """
+        try:
+            result = exchange()
+        except WorldBroken:
+            self.communicator.agree(REFUSAL)  # the peers may be through and wait for our vote
+            raise
+        if self.communicator.agree(_ALL_WELL) != _ALL_WELL:
+            raise WorldBroken("the exchange of a peer failed")
+        return result
+
+    def _roll_call(self, version: int) -> list[WorkerId]:
         """Return the ids of all members, in rank order, and note their versions."""
-        cards = communicator.allgather_bytes(_CARD.pack(self._me, version))
-        if communicator.agree(_ALL_WELL) != _ALL_WELL:
-            raise WorldBroken("the new world was not agreed on")
+        card = _CARD.pack(self._me, version)
+        cards = self.together(lambda: self.communicator.allgather_bytes(card))
         present = [_CARD.unpack(card) for card in cards]
         self.versions = tuple(found for _, found in present)
         return [WorkerId(worker) for worker, _ in present]

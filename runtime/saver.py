@@ -174,10 +174,10 @@ class Saver:
         """Return whether nothing is in flight and ``cursor`` is on the disk, or has nothing."""
         return self._flight is None and self.saved_step == cursor.step
 
-    def share_saved_step(self) -> None:
-        """Let everyone know which step rank 0 has found on the disk."""
+    def share_saved_step(self, source: int) -> None:
+        """Let everyone know which step rank ``source`` has found, or made, on the disk."""
         step = np.array([self.saved_step], np.int64)
-        self._membership.communicator.broadcast(step, 0)
+        self._membership.communicator.broadcast(step, source)
         self.saved_step = int(step[0])
 
     def _launch(self, cursor: Cursor, state: State) -> _Flight:
