@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.channel import FDS, Channel, ChannelError, connect, listen, pair
+from holdfast.runtime.channel import FDS, Channel, ChannelError, Message, connect, listen, pair
 
 
 @pytest.fixture
@@ -34,7 +34,10 @@ def _same_file(left: int, right: int) -> bool:
 
 def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
-    messages = [{"kind": "a", "text": "line\nbreak ü \u2028"}, {"kind": "b", "n": [1, None]}]
+    messages: list[Message] = [
+        {"kind": "a", "text": "line\nbreak ü \u2028"},
+        {"kind": "b", "n": [1, None]},
+    ]
 
     for message in messages:
         left.send(message)

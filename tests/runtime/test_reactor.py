@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -35,7 +36,7 @@ def pipes() -> Iterator[list[tuple[int, int]]]:
 def test_handlers_are_called_in_their_order(reactor: Reactor, pipes: list[tuple[int, int]]) -> None:
     called: list[int] = []
     for number, order in enumerate((2, 0, 1)):
-        reactor.watch(pipes[number][0], lambda order=order: called.append(order), order=order)
+        reactor.watch(pipes[number][0], partial(called.append, order), order=order)
         os.write(pipes[number][1], b"x")
 
     reactor.run_once(0.0)
@@ -46,7 +47,7 @@ def test_handlers_are_called_in_their_order(reactor: Reactor, pipes: list[tuple[
 def test_preferred_source_is_handled_first(reactor: Reactor, pipes: list[tuple[int, int]]) -> None:
     called: list[int] = []
     for number in range(3):
-        reactor.watch(pipes[number][0], lambda number=number: called.append(number))
+        reactor.watch(pipes[number][0], partial(called.append, number))
         os.write(pipes[number][1], b"x")
 
     reactor.prefer(pipes[2][0])
