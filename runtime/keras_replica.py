@@ -256,6 +256,7 @@ class KerasReplica:
             model_rules.check_state_change(variable)
         pairs = zip(self._trainable, gradients, strict=True)
         graded = tuple(v for v, gradient in pairs if gradient is not None)
+        model_rules.check_gradients(graded)
         roles = _Roles(graded, moving, tuple(filter(call.has_changed, call.metrics)))
         first = self._roles or roles
         assert first.paths() == roles.paths(), "what a call changes depends on the batch's shape"

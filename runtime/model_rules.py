@@ -9,7 +9,7 @@ between workers.  This file looks at models without importing Keras.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from holdfast.runtime.errors import ProgramError
@@ -79,6 +79,15 @@ def check_trainable(variables: Iterable[Any]) -> None:
             )
     if not found:
         raise ProgramError("the model has no trainable variable: unfreeze a layer")
+
+
+def check_gradients(graded: Sequence[Any]) -> None:
+    """Raise ProgramError unless the loss depends on a trainable variable."""
+    if not graded:
+        raise ProgramError(
+            "the loss depends on none of the model's trainable variables: "
+            "check that compute_loss uses the model's output"
+        )
 
 
 def check_state_change(variable: Any) -> None:

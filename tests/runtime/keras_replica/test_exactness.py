@@ -22,7 +22,7 @@ from keras_harness import (
 from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.replica import Microbatch, Replica
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 
 def test_a_keras_replica_is_a_replica(replicas: list[Any]) -> None:

@@ -20,7 +20,7 @@ from keras_harness import (
 
 from holdfast.runtime.replica import Microbatch
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(

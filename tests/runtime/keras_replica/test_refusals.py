@@ -14,13 +14,20 @@ from keras_harness import (
 
 from holdfast.runtime.errors import ProgramError
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 
 def _refused(tf: SimpleNamespace, make: Callable[[SimpleNamespace], Any]) -> str:
     with pytest.raises(ProgramError) as caught:
         build(tf, make)
     return str(caught.value)
+
+
+def test_a_loss_without_gradients_is_refused(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        return dense(tf, loss=lambda y, prediction: tf.tensorflow.constant(1.0))
+
+    assert "depends on none" in _refused(tf, make)
 
 
 def _with_layer(tf: SimpleNamespace, call: Callable[[Any, Any], Any], **weight: Any) -> Any:

@@ -17,7 +17,7 @@ from keras_harness import (
 from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.errors import ProgramError
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 
 def test_a_loaded_state_goes_on_with_the_same_bytes(
