@@ -1,0 +1,242 @@
+"""Whole jobs in one process: training loops in threads over the fake communicator.
+
+Everything but the transport and the threads of the saver is real: loop, saver,
+journal and checkpoints on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from holdfast.checkpoint.digest import state_sha256
+from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.catch_up import whole_state
+from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.data import ArrayData
+from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.heartbeat import HeartbeatPage, Request
+from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.loop import TrainingLoop
+from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
+from holdfast.runtime.training_job import Request as TrainingRequest
+from holdfast.runtime.training_job import describe_job
+from holdfast.runtime.worker_config import WorkerConfig
+
+_Result = TypeVar("_Result")
+
+FEATURES, SAMPLES, BATCH, EPOCHS = 37, 23, 9, 2
+STEPS = EPOCHS * -(-SAMPLES // BATCH)
+
+
+class TinyReplica:
+    """Linear regression with momentum."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(FEATURES, np.float32)
+        self.velocity = np.zeros(FEATURES, np.float32)
+
+    @property
+    def shape(self) -> ContributionShape:
+        return ContributionShape(FEATURES, 1)
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        error = (batch.x * self.weights).sum(axis=1) - batch.y
+        noise = np.float32(1 + (batch.seed % 1000) / 1e5)
+        out[:FEATURES] = (batch.x * error[:, None]).sum(axis=0) * noise
+        out[FEATURES] = (error * error).sum()
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        self.velocity *= np.float32(0.9)
+        self.velocity -= np.float32(0.01) * total[:FEATURES] / np.float32(samples)
+        self.weights += self.velocity
+
+    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
+        error = (batch.x * self.weights).sum(axis=1) - batch.y
+        out[0] = (error * error).sum()
+
+    def results(self, sums: Any, samples: int) -> dict[str, float]:
+        return {"loss": float(sums[0]) / samples}
+
+    def state(self) -> Tensors:
+        return {"weights": self.weights, "velocity": self.velocity}
+
+    def load(self, state: Tensors) -> None:
+        self.weights[...] = state["weights"]
+        self.velocity[...] = state["velocity"]
+
+
+def data(samples: int = SAMPLES) -> ArrayData:
+    dice = np.random.default_rng(2003)
+    x = dice.normal(size=(samples, FEATURES)).astype(np.float32)
+    return ArrayData(x, x.sum(axis=1).astype(np.float32))
+
+
+class LazyFuture(Future[_Result]):
+    """Runs its task when it has been asked often enough whether it is done."""
+
+    def __init__(self, task: Callable[[], _Result], patience: int) -> None:
+        super().__init__()
+        self._task: Callable[[], _Result] | None = task
+        self._patience = patience
+
+    def done(self) -> bool:
+        self._patience -= 1
+        if self._patience < 0:
+            self._run()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> _Result:
+        self._run()
+        return super().result(timeout)
+
+    def _run(self) -> None:
+        task, self._task = self._task, None
+        if task is None:
+            return
+        try:
+            self.set_result(task())
+        except Exception as error:  # as in concurrent.futures
+            self.set_exception(error)
+
+
+class LazyExecutor:
+    """Stands in for the saver's thread: slow and fast by the dice, but the same every time.
+
+    Tasks run in their order, like those of one thread; what a dead worker has
+    not run yet is never run.
+    """
+
+    dice = random.Random(0)
+
+    def __init__(self, threads: int, thread_name_prefix: str) -> None:
+        assert threads == 1
+        self._queue: list[LazyFuture[Any]] = []
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        earlier = tuple(self._queue)
+
+        def task() -> Any:
+            for future in earlier:
+                future._run()
+            return call(*arguments)
+
+        self._queue.append(LazyFuture(task, self.dice.choice([0, 0, 1, 3, 8])))
+        return self._queue[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a simulated job."""
+
+    workers: int
+    capacity: int
+    microbatches: int
+    seed: int = 0
+    deaths: Mapping[int, int] = field(default_factory=dict)
+    """Ranks that die, with the moment at which they do."""
+    faults: tuple[Fault, ...] = ()
+    asks: Request = Request.NONE
+    asks_at_step: int = 0
+    save_every: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ended that lived to the end of the launch."""
+
+    step: int
+    is_complete: bool
+    sha256: str
+
+
+class SimulatedJob:
+    """A run directory and the launches of a job in it."""
+
+    def __init__(self, run_dir: Path, numerics: Numerics) -> None:
+        self._run_dir = run_dir
+        self._numerics = numerics
+        self._generation = 1
+        self._first_worker = 0
+        run_dir.mkdir(exist_ok=True)
+
+    def launch(self, terms: Launch) -> list[Ending | None]:
+        """Run one launch; return how each worker ended, None for the dead."""
+        LazyExecutor.dice.seed(terms.seed)
+        workers = tuple(WorkerId(self._first_worker + rank) for rank in range(terms.workers))
+        generation = self._generation
+        self._first_worker += terms.workers
+        self._generation += terms.workers
+
+        def program(communicator: FakeCommunicator) -> Ending:
+            config = WorkerConfig(
+                worker=workers[communicator.rank],
+                generation=generation,
+                workers=workers,
+                capacity=terms.capacity,
+                run_id="simulated",
+                run_dir=str(self._run_dir),
+                microbatches=terms.microbatches,
+                seed=7,
+                threads=1,
+                heartbeat_timeout_s=1.0,
+                script="",
+            )
+            return self._work(terms, config, communicator)
+
+        return run_world(terms.workers, program, seed=terms.seed, deaths=terms.deaths)
+
+    def journal(self, event: str) -> list[dict[str, Any]]:
+        """Return the journal's records of one kind."""
+        lines = (self._run_dir / "journal.jsonl").read_text().splitlines()
+        records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return [record for record in records if record["event"] == event]
+
+    def _work(self, terms: Launch, config: WorkerConfig, communicator: FakeCommunicator) -> Ending:
+        """Be one worker."""
+        page, journal = HeartbeatPage.create(), journal_of(config)
+        injector = FaultInjector(
+            config.worker,
+            FaultPlan(terms.faults),
+            announce=lambda visit, kind: None,
+            strike=lambda kind: communicator.die(),
+        )
+        context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
+        request = TrainingRequest(data(), data(11), BATCH, EPOCHS, terms.save_every, keep=2)
+        replica = TinyReplica()
+        loop = TrainingLoop(context, replica, describe_job(request, config, self._numerics))
+        if terms.asks and communicator.rank == communicator.size - 1:
+            _ask_later(replica, page, terms)
+        try:
+            cursor = loop.run()
+            sha256 = state_sha256(whole_state(replica, cursor))
+            communicator.leave()
+            return Ending(cursor.step, loop.is_complete, sha256)
+        finally:
+            journal.close()
+            page.close()
+
+
+def _ask_later(replica: TinyReplica, page: HeartbeatPage, terms: Launch) -> None:
+    """Let the agent ask for something once the replica has applied so many updates."""
+    apply, applied = replica.apply, [0]
+
+    def counting_apply(total: FloatVector, samples: int) -> None:
+        apply(total, samples)
+        applied[0] += 1
+        if applied[0] == terms.asks_at_step:
+            page.ask(terms.asks)
+
+    replica.apply = counting_apply  # type: ignore[method-assign]
+
+
+KILL = FaultKind.KILL

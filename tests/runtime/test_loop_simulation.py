@@ -1,0 +1,145 @@
+"""Whole training loops under random deaths: the run ends with the bytes of the undisturbed one."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from simulation import EPOCHS, KILL, SAMPLES, STEPS, Ending, Launch, LazyExecutor, SimulatedJob
+
+from holdfast.recovery.fault import Fault, Site
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.heartbeat import Request
+from holdfast.runtime.numerics import Numerics
+
+BATCHES_OF_SEEDS = 6
+SEEDS_IN_A_BATCH = 10
+
+
+@pytest.fixture(scope="module")
+def numerics() -> Numerics:
+    return Numerics.here(threads=1)
+
+
+@pytest.fixture(autouse=True)
+def _lazy_saver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.runtime.saver.ThreadPoolExecutor", LazyExecutor)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> dict[int, Ending]:
+    """How one worker that nothing happens to ends, by the number of microbatches."""
+    endings: dict[int, Ending] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.runtime.saver.ThreadPoolExecutor", LazyExecutor)
+        for microbatches in range(1, 14):
+            job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
+            (ending,) = job.launch(Launch(1, 1, microbatches))
+            assert ending is not None
+            endings[microbatches] = ending
+    return endings
+
+
+def test_undisturbed_run_completes_every_step(undisturbed: dict[int, Ending]) -> None:
+    for ending in undisturbed.values():
+        assert (ending.step, ending.is_complete) == (STEPS, True)
+    assert undisturbed[1].sha256 != undisturbed[2].sha256
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5, 8])
+def test_number_of_workers_changes_no_bit(
+    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], workers: int
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics)
+
+    endings = job.launch(Launch(workers, workers, microbatches=6, seed=workers))
+
+    assert endings == [undisturbed[6]] * workers
+
+
+@pytest.mark.parametrize("site", list(Site), ids=lambda site: site.value)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_death_at_each_site_of_each_step(
+    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], site: Site, workers: int
+) -> None:
+    for step in range(1, STEPS + 1):
+        faults = [Fault(KILL, WorkerId(0), step, site)]
+        if site is Site.REPAIR:  # somebody has to die first
+            faults.append(Fault(KILL, WorkerId(1), step, Site.COMPUTE))
+        job = SimulatedJob(tmp_path / f"step-{step}", numerics)
+
+        endings = job.launch(Launch(workers, workers, 5, seed=step, faults=tuple(faults)))
+
+        alive = [ending for ending in endings if ending is not None]
+        assert alive == [undisturbed[5]] * len(alive)
+        is_reached = site is not Site.SAVE or step in (2, 4, STEPS)
+        assert len(alive) == workers - (len(faults) if is_reached else 0)
+
+
+@pytest.fixture(params=["small vectors", "large vectors"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of its two ways the exchange takes."""
+    if request.param == "large vectors":
+        monkeypatch.setattr("holdfast.runtime.exchange.SMALL_FLOATS", 0)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES_OF_SEEDS))
+def test_random_deaths_change_no_bit(
+    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], path: str, batch: int
+) -> None:
+    for number in range(SEEDS_IN_A_BATCH):
+        seed = 1000 * (path == "large vectors") + batch * SEEDS_IN_A_BATCH + number
+        print("seed", seed)
+        play(SimulatedJob(tmp_path / f"seed-{seed}", numerics), seed, undisturbed)
+
+
+def play(job: SimulatedJob, seed: int, undisturbed: dict[int, Ending]) -> None:
+    """Launch a job again and again until it is complete; compare with the undisturbed one."""
+    dice = random.Random(seed)
+    microbatches = dice.randint(1, 13)
+    workers = dice.randint(1, 8)
+    save_every = dice.choice([1, 2, 3, 100])
+    for attempt in range(4):
+        is_last = attempt == 3
+        terms = Launch(
+            workers,
+            max(1, workers - dice.choice([0, 0, 1, 2])),
+            microbatches,
+            seed=seed * 10 + attempt,
+            deaths={} if is_last else _random_deaths(dice, workers),
+            asks=Request.NONE if is_last else dice.choice([Request.NONE, *Request]),
+            asks_at_step=dice.randint(1, STEPS),
+            save_every=save_every,
+        )
+        alive = [ending for ending in job.launch(terms) if ending is not None]
+        assert len(set(alive)) <= 1, (seed, alive)
+        if alive and alive[0].is_complete:
+            assert alive[0] == undisturbed[microbatches], seed
+            _assert_exact(job, seed)
+            return
+    raise AssertionError(f"seed {seed}: the job did not complete in a launch without deaths")
+
+
+def _random_deaths(dice: random.Random, workers: int) -> dict[int, int]:
+    """Kill some or all of the workers, at unrelated moments or close to each other."""
+    victims = dice.sample(range(workers), dice.randint(0, workers))
+    around = int(2 ** dice.uniform(0, 11))
+    if dice.random() < 0.5:
+        return {victim: around + dice.randint(0, 30) for victim in victims}
+    return {victim: int(2 ** dice.uniform(0, 11)) for victim in victims}
+
+
+def _assert_exact(job: SimulatedJob, seed: int) -> None:
+    """Check that the journal holds every step and that each epoch used every sample once."""
+    assert {record["step"] for record in job.journal("step")} == set(range(1, STEPS + 1)), seed
+    epochs = {record["epoch"]: record["ledger"] for record in job.journal("epoch")}
+    assert len(epochs) == EPOCHS, seed
+    for ledger in epochs.values():
+        assert (ledger["samples"], ledger["exact"]) == (SAMPLES, True), seed
+    assert len({ledger["fingerprint"] for ledger in epochs.values()}) == 1, seed
