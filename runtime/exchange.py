@@ -67,7 +67,9 @@ class TreeExchange:
         if self._communicator.size == 1 and len(roots) == 1:
             posted()
             return roots[0]
-        self._path.run(roots, posted)
+        # A sum may overflow: the vote refuses such a step, on all workers alike.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._path.run(roots, posted)
         return self._total
 
     def is_finite(self, total: FloatVector) -> bool:
@@ -78,7 +80,8 @@ class TreeExchange:
         start, stop = slice_bounds(self._size, self._communicator.size)[self._communicator.rank]
         mine = total[start:stop]
         # A finite sum has finite terms; finite terms may overflow in the sum.
-        return bool(np.isfinite(mine.sum()) or np.isfinite(mine).all())
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(mine.sum()) or np.isfinite(mine).all())
 
     @property
     def communicator(self) -> Communicator:
