@@ -23,8 +23,10 @@ the TCP transport can deadlock in revoke.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import NoReturn
 
 import mpi4py
 import numpy as np
@@ -42,7 +44,7 @@ class MpiFlight:
     """Requests of one exchange, each waited for by itself."""
 
     def __init__(self, comm: MPI.Comm, revoke: Callable[[], None]) -> None:
-        self._comm = comm
+        self._isend, self._irecv = comm.Isend, comm.Irecv
         self._revoke = revoke
         self._requests: list[MPI.Request | None] = []
         self._broken: MPI.Exception | None = None
@@ -53,15 +55,27 @@ class MpiFlight:
 
     def send(self, array: Array, peer: int, tag: int) -> None:
         """Post ``array`` for ``peer``."""
-        self._post(self._comm.Isend, array, peer, tag)
+        try:
+            self._requests.append(self._isend(array, peer, tag))
+        except MPI.Exception as error:
+            self._fail(error)
 
     def receive(self, array: Array, peer: int, tag: int) -> int:
         """Post a receive into ``array`` and return its ticket."""
-        return self._post(self._comm.Irecv, array, peer, tag)
+        try:
+            self._requests.append(self._irecv(array, peer, tag))
+        except MPI.Exception as error:
+            self._fail(error)
+        return len(self._requests) - 1
 
     def wait(self, ticket: int) -> None:
         """Wait for one receive; raise ``WorldBroken`` at the first error of the flight."""
-        self._end(ticket)
+        request, self._requests[ticket] = self._requests[ticket], None
+        try:
+            if request is not None:
+                request.Wait()
+        except MPI.Exception as error:
+            self._fail(error)
         if self._broken is not None:
             raise WorldBroken(str(self._broken)) from self._broken
 
@@ -74,29 +88,21 @@ class MpiFlight:
         """Wait for every request to its own end, then tell whether all went well."""
         if error is not None and self._broken is None:
             self._revoke()  # an exception of ours must not leave the peers waiting
-        for ticket in range(len(self._requests)):
-            self._end(ticket)
+        for request in self._requests:
+            try:
+                if request is not None:
+                    request.Wait()
+            except MPI.Exception as failure:
+                self._note(failure)
         if error is None and self._broken is not None:
             raise WorldBroken(str(self._broken)) from self._broken
 
-    def _post(self, call: Callable[..., MPI.Request], array: Array, peer: int, tag: int) -> int:
-        try:
-            self._requests.append(call(array, peer, tag))
-        except MPI.Exception as error:
-            self._fail(error)
-            raise WorldBroken(str(error)) from error
-        return len(self._requests) - 1
+    def _fail(self, error: MPI.Exception) -> NoReturn:
+        self._note(error)
+        raise WorldBroken(str(error)) from error
 
-    def _end(self, ticket: int) -> None:
-        request, self._requests[ticket] = self._requests[ticket], None
-        if request is None:
-            return
-        try:
-            request.Wait()
-        except MPI.Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: MPI.Exception) -> None:
+    def _note(self, error: MPI.Exception) -> None:
+        """Revoke at the first error of the flight: without it some requests never end."""
         if self._broken is None:
             self._broken = error
             self._revoke()
@@ -136,9 +142,7 @@ class MpiCommunicator:
 
     def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
         """Complete ``vector`` in place from the slices that the ranks hold."""
-        counts = [stop - start for start, stop in bounds]
-        starts = [start for start, _ in bounds]
-        self._collective(self._comm.Allgatherv, MPI.IN_PLACE, [vector, (counts, starts)])
+        self._collective(self._comm.Allgatherv, MPI.IN_PLACE, [vector, _cuts(tuple(bounds))])
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order."""
@@ -219,6 +223,12 @@ class MpiCommunicator:
         count = failed.Get_size()
         failed.Free()
         return bool(count)
+
+
+@functools.lru_cache(maxsize=64)
+def _cuts(bounds: tuple[tuple[int, int], ...]) -> tuple[list[int], list[int]]:
+    """Return lengths and starts of the slices; the same few cuts come back in every step."""
+    return [stop - start for start, stop in bounds], [start for start, _ in bounds]
 
 
 def join_world(*, shrinkable: bool) -> MpiCommunicator:

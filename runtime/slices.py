@@ -1,0 +1,140 @@
+"""The exact sum of large vectors: every rank folds one slice and sends it to all others.
+
+Each rank sends every other rank its roots' share of that rank's slice, folds its
+own slice in tree order, and sends the result to everyone (the reduce-scatter plus
+allgather of Rabenseifner 2004, with the order of the sums taken out of the hands
+of the ranks).
+
+Slices go in buckets.  All that a rank has to say is posted at once, but it
+listens to a few buckets of roots at a time: inside a host a message is copied by
+its receiver when it meets a posted receive, and what is copied just before it is
+folded is folded from the cache.  Between hosts the next bucket is on its way
+while one is folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+
+from holdfast.recovery.reduction import ReductionPlan, slice_bounds
+from holdfast.runtime.communicator import Communicator, Flight
+from holdfast.runtime.replica import FloatVector
+
+BUCKET_FLOATS = 256 * 1024
+"""1 MiB: the roots of a bucket stay in the second-level cache (bench/reduce)."""
+
+WINDOW_BUCKETS = 2
+"""Buckets that a rank listens to: one to fold, one on its way."""
+
+_ROOT_TAG, _RESULT_TAG = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """A part of this rank's slice."""
+
+    part: slice
+    foreign: tuple[tuple[FloatVector, int], ...]
+    """Where each foreign root of it goes, and the rank it comes from."""
+    rows: list[FloatVector]
+    """All roots of it in the order of the plan; our own stand there only while it is summed."""
+
+
+class Slices:
+    """Sums vectors of one size by one plan, with two messages between any two ranks."""
+
+    def __init__(self, communicator: Communicator, plan: ReductionPlan, size: int) -> None:
+        rank, ranks = communicator.rank, communicator.size
+        self._communicator = communicator
+        self._mine = [index for index, root in enumerate(plan.roots) if root.rank == rank]
+        cuts = [_cut(*bounds) for bounds in slice_bounds(size, ranks)]
+        self._peers = [(rank + distance) % ranks for distance in range(1, ranks)]
+        # A bucket for every peer, then the next one: so that all of them can begin at once.
+        turns = zip_longest(*([(peer, part) for part in cuts[peer]] for peer in self._peers))
+        self._away = [part for turn in turns for part in turn if part is not None]
+        self._buckets = _buckets(plan, rank, cuts[rank])
+        self._fold = Fold(plan, min(BUCKET_FLOATS, size))
+
+    def run(
+        self, roots: Sequence[FloatVector], posted: Callable[[], None], result: FloatVector
+    ) -> None:
+        """Fill ``result`` with the sum over all microbatches.
+
+        Raises:
+            WorldBroken: a member died; the roots are unchanged.
+        """
+        with self._communicator.flight() as flight:
+            arrivals = [_listen(flight, bucket) for bucket in self._buckets[:WINDOW_BUCKETS]]
+            for peer, part in self._away:
+                for root in roots:
+                    flight.send(root[part], peer, _ROOT_TAG)
+            for peer, part in self._away:
+                flight.receive(result[part], peer, _RESULT_TAG)
+            posted()
+            for index, bucket in enumerate(self._buckets):
+                for ticket in arrivals[index]:
+                    flight.wait(ticket)
+                mine = result[bucket.part]
+                self._sum(bucket, roots, mine)
+                for peer in self._peers:
+                    flight.send(mine, peer, _RESULT_TAG)
+                if index + WINDOW_BUCKETS < len(self._buckets):
+                    arrivals.append(_listen(flight, self._buckets[index + WINDOW_BUCKETS]))
+
+    def _sum(self, bucket: _Bucket, roots: Sequence[FloatVector], result: FloatVector) -> None:
+        for index, root in zip(self._mine, roots, strict=True):
+            bucket.rows[index] = root[bucket.part]
+        self._fold.sum(bucket.rows, result)
+
+
+class Fold:
+    """The tree above the roots, added up without changing any of them."""
+
+    def __init__(self, plan: ReductionPlan, floats: int) -> None:
+        self._combines = plan.combines
+        # Sums of nodes that begin at the first leaf build up in the result; a sum
+        # that waits for its left neighbour needs a buffer of its own.
+        waiting = {left for left, _ in plan.combines if left}
+        self._scratch = {left: np.empty(floats, np.float32) for left in waiting}
+
+    def sum(self, rows: Sequence[FloatVector], result: FloatVector) -> None:
+        """Write the sum of ``rows`` into ``result``, which is no longer than the scratch."""
+        if not self._combines:
+            result[:] = rows[0]
+            return
+        values = list(rows)
+        for left, right in self._combines:
+            target = self._scratch[left][: len(result)] if left else result
+            np.add(values[left], values[right], target)
+            values[left] = target
+
+
+def _cut(start: int, stop: int) -> list[slice]:
+    """Return a slice of the vector in buckets."""
+    begins = range(start, stop, BUCKET_FLOATS)
+    return [slice(begin, min(begin + BUCKET_FLOATS, stop)) for begin in begins]
+
+
+def _buckets(plan: ReductionPlan, rank: int, parts: Sequence[slice]) -> list[_Bucket]:
+    """Return this rank's buckets, which take turns with the buffers of the window."""
+    width = max((part.stop - part.start for part in parts), default=0)
+    buffers = [
+        [np.empty(width if root.rank != rank else 0, np.float32) for root in plan.roots]
+        for _ in parts[:WINDOW_BUCKETS]
+    ]
+    buckets = []
+    for turn, part in enumerate(parts):
+        rows = [row[: part.stop - part.start] for row in buffers[turn % WINDOW_BUCKETS]]
+        owners = [root.rank for root in plan.roots]
+        foreign = [(row, owner) for row, owner in zip(rows, owners, strict=True) if owner != rank]
+        buckets.append(_Bucket(part, tuple(foreign), rows))
+    return buckets
+
+
+def _listen(flight: Flight, bucket: _Bucket) -> list[int]:
+    """Return the tickets of the bucket's foreign roots."""
+    return [flight.receive(row, owner, _ROOT_TAG) for row, owner in bucket.foreign]
