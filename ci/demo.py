@@ -86,7 +86,8 @@ def _deaths(report: Report) -> Table:
 
 def _results(disturbed: Report, undisturbed: Report) -> Table:
     table = Table("run", "steps", "every sample once", "test accuracy")
-    for name, report in (("4 workers, all killed", disturbed), ("1 worker, undisturbed", undisturbed)):
+    reports = {"4 workers, all killed": disturbed, "1 worker, undisturbed": undisturbed}
+    for name, report in reports.items():
         table.add_row(
             name,
             str(report["steps"]),

@@ -13,8 +13,9 @@ import argparse
 
 import keras
 import numpy as np
-from holdfast.runtime import ArrayData, Trainer
 from sklearn.datasets import load_digits
+
+from holdfast.runtime import ArrayData, Trainer
 
 VALIDATION_STRIDE = 6
 """Every sixth sample is for validation: the writers of the digits come in blocks."""

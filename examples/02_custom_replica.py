@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+
 from holdfast.runtime import ArrayData, Trainer
 from holdfast.runtime.replica import ContributionShape, Microbatch
 

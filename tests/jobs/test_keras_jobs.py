@@ -1,4 +1,4 @@
-"""A Keras model with batch statistics, dropout, decay, schedule and metrics ends with the same bytes.
+"""A Keras model with statistics, noise, decay, a schedule and metrics ends with the same bytes.
 
 Each test compares with one undisturbed worker: 3 epochs of 5 updates (the last
 one of each is short), a pass over validation data after each epoch.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from holdfast.runtime.numerics import Numerics, cpu_flags, differences, instruction_set
 
 BEGAN = Numerics(

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.runtime import ArrayData, Trainer
 
 
-def model():
+def model() -> keras.Model:
     layers = keras.layers
     network = keras.Sequential(
         [
@@ -35,7 +35,7 @@ def model():
     return network
 
 
-def digits(samples, first):
+def digits(samples: int, first: int) -> ArrayData:
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -43,7 +43,7 @@ def digits(samples, first):
     return ArrayData((data.images[rows, ..., None] / 16).astype(np.float32), data.target[rows])
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
