@@ -49,6 +49,7 @@ class AgentSettings:
     directory: Path
     heartbeat_timeout_s: float
     pool: PoolSettings
+    parent: int
     verbose: bool = False
     ready_fd: int | None = None
     is_directory_private: bool = False
@@ -78,7 +79,7 @@ class Agent:
         self._reactor = Reactor()
         self._output = OutputForwarder(verbose=settings.verbose)
         self._supervisor = SupervisorLink()
-        self._parent = os.getppid()
+        self._parent = settings.parent
         self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
         self._exit_code: ExitCode | None = None
         self._listener = listen(settings.directory / SOCKET_NAME)
@@ -250,6 +251,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--private", action="store_true", help="the directory goes with the job")
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="who starts this agent")
     parser.add_argument("--ready-fd", type=int, help="gets a line as soon as the socket listens")
     options = parser.parse_args(argv)
     preload = tuple(name for name in options.preload.split(",") if name)
@@ -257,6 +259,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
         directory=options.directory,
         heartbeat_timeout_s=options.heartbeat_timeout,
         pool=PoolSettings(preload, options.entry),
+        parent=options.parent,
         verbose=options.verbose,
         ready_fd=options.ready_fd,
         is_directory_private=options.private,

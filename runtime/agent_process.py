@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -38,6 +39,8 @@ class AgentTerms:
             sys.executable,
             *("-m", "holdfast.runtime.agent"),
             *("--directory", str(self.directory), "--private"),
+            # The agent may come to life after we have died: it cannot ask whose child it was.
+            *("--parent", str(os.getpid())),
             *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
             *("--preload", ",".join(self.preload)),
             *(["--verbose"] if self.verbose else []),
