@@ -93,6 +93,18 @@ def test_the_end_of_the_supervisor_stops_nothing(
     assert job.leftovers == ()
 
 
+def test_a_supervisor_that_dies_before_its_agent_lives_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    with start_job(request_of(EVEN, tmp_path, workers=2), timeout_s=40.0) as job:
+        job.wait_for("launch")
+        job.signal(signal.SIGKILL)
+
+        ended = job.wait()
+
+    assert ended.leftovers == ()
+
+
 def test_workers_that_die_without_a_supervisor_leave_nothing_behind(
     running: RunningJob, undisturbed: Undisturbed
 ) -> None:
