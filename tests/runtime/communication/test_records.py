@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.fault import FaultPlan
+from holdfast.recovery.ledger import Ledger
+from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.heartbeat import HeartbeatPage
+from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.journal import read_journal
+from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.membership import Membership, RepairTimes
+from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.worker_config import WorkerConfig
+
+CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
+WORKERS = (WorkerId(4), WorkerId(5), WorkerId(6))
+
+
+class Ranked(LocalCommunicator):
+    """A communicator of which only the rank matters."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank  # type: ignore[misc]
+
+
+class Story:
+    """One worker's records, and what it told."""
+
+    def __init__(self, run_dir: Path, rank: int = 0) -> None:
+        self._path = run_dir / "journal.jsonl"
+        config = WorkerConfig(
+            worker=WORKERS[rank],
+            generation=1,
+            workers=WORKERS,
+            capacity=2,
+            run_id="r",
+            run_dir=str(run_dir),
+            microbatches=1,
+            seed=0,
+            threads=1,
+            heartbeat_timeout_s=1.0,
+            script="",
+        )
+        self.told: list[dict[str, object]] = []
+        self._page, self._journal = HeartbeatPage.create(), journal_of(config)
+        injector = FaultInjector(
+            config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
+        )
+        context = WorkerContext(
+            config, Ranked(rank), self._journal, self._page, injector, self.told.append
+        )
+        world = World(1, WORKERS, 2)
+        self.membership = Membership(config.worker, world, Ranked(rank), clock=lambda: 0.0)
+        self.records = LoopRecords(context, self.membership)
+
+    def lose(self, *lost: WorkerId, rank: int = 0, detected: float = 10.0) -> None:
+        """Go through a repair that ended without ``lost``."""
+        before = self.membership.world
+        self.membership.world = before.shrunk_to([w for w in before.workers if w not in lost])
+        self.membership.communicator = Ranked(rank)
+        times = RepairTimes(detected, detected + 0.001, detected + 0.002, detected + 0.003)
+        self.records.repaired(before, times, attempts=1)
+        self.records.joined(CURSOR)
+        self.records.adopted()
+
+    def journal(self, event: str) -> list[dict[str, Any]]:
+        return [record for record in read_journal(self._path) if record["event"] == event]
+
+    def close(self) -> None:
+        self._page.close()
+        self._journal.close()
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    story = Story(tmp_path)
+    yield story
+    story.close()
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[Story]:
+    """The story of a worker that is not rank 0."""
+    story = Story(tmp_path, rank=1)
+    yield story
+    story.close()
+
+
+def test_world_is_told_to_the_agent_and_recorded(story: Story) -> None:
+    story.records.joined(CURSOR)
+
+    assert story.told == [{"kind": "world", "generation": 1, "workers": [4, 5, 6], "step": 3}]
+    (world,) = story.journal("world")
+    assert (world["workers"], world["capacity"], world["step"]) == ([4, 5, 6], 2, 3)
+
+
+def test_only_rank_0_writes_but_everyone_tells_its_agent(second: Story) -> None:
+    second.records.joined(CURSOR)
+    second.records.stepped(CURSOR, 1, 4)
+    second.records.note("stopped", step=3)
+
+    assert len(second.told) == 1
+    assert not second.journal("world") + second.journal("step") + second.journal("stopped")
+
+
+def test_recovery_is_recorded_with_the_step_that_ends_it(story: Story) -> None:
+    story.lose(WORKERS[1])
+
+    assert not story.journal("recovery")
+    story.records.stepped(CURSOR, 1, 4)
+    story.records.stepped(CURSOR, 1, 4)
+
+    (recovery,) = story.journal("recovery")
+    assert (recovery["lost"], recovery["survivors"]) == ([5], [4, 6])
+    assert (recovery["generation"], recovery["step"]) == (2, 3)
+    assert recovery["shrunk_ms"] == 2.0
+
+
+def test_second_death_before_the_next_step_belongs_to_the_same_recovery(story: Story) -> None:
+    story.lose(WORKERS[1], detected=10.0)
+    story.lose(WORKERS[2], detected=10.5)
+
+    story.records.stepped(CURSOR, 1, 4)
+
+    (recovery,) = story.journal("recovery")
+    assert (sorted(recovery["lost"]), recovery["survivors"]) == ([5, 6], [4])
+    assert recovery["agreed_ms"] == 503.0
+
+
+def test_new_rank_0_writes_what_the_dead_one_may_have_left_out(second: Story) -> None:
+    second.records.committing()
+    second.records.stepped(CURSOR, 1, 4)
+    second.records.ended_epoch(1, CURSOR, {"loss": 0.5}, None)
+
+    second.lose(WORKERS[0], rank=0)
+    second.lose(WORKERS[2], rank=0)
+
+    (step,) = second.journal("step")
+    (epoch,) = second.journal("epoch")
+    assert (step["step"], step["generation"]) == (3, 1)
+    assert epoch["ledger"] == {"samples": 12, "fingerprint": "0000000000000abc", "exact": True}
+
+
+def test_records_of_an_older_commit_are_not_written_again(second: Story) -> None:
+    second.records.committing()
+    second.records.ended_epoch(1, CURSOR, {}, None)
+    second.records.committing()
+    second.records.stepped(CURSOR, 2, 4)
+
+    second.lose(WORKERS[0], rank=0)
+
+    assert len(second.journal("step")) == 1
+    assert not second.journal("epoch")
