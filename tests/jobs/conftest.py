@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from workload import Workload, request_of
+from workload import Undisturbed, Workload, request_of
 
 from holdfast.runtime.testing import start_job
-
-Undisturbed = Callable[[Workload], str]
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Undisturbed
-from workload import EVEN, SCRIPT, SLICED, Workload, assert_refused, assert_whole, request_of
+from workload import (
+    EVEN,
+    SCRIPT,
+    SLICED,
+    Undisturbed,
+    Workload,
+    assert_refused,
+    assert_whole,
+    request_of,
+)
 
 from holdfast.runtime.mpi_library import find_mpiexec
 from holdfast.runtime.testing import JobRequest, JobRun, start_job

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import Undisturbed
-from workload import EVEN, SLICED, UNEVEN, Workload, assert_struck, assert_whole, request_of
+from workload import (
+    EVEN,
+    SLICED,
+    UNEVEN,
+    Undisturbed,
+    Workload,
+    assert_struck,
+    assert_whole,
+    request_of,
+)
 
 from holdfast.runtime.testing import JobRun, start_job
 

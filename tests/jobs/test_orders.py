@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Undisturbed
-from workload import EVEN, LONG, Workload, assert_whole, request_of
+from workload import EVEN, LONG, Undisturbed, Workload, assert_whole, request_of
 
 from holdfast.runtime.testing import JobRun, RunningJob, start_job
 

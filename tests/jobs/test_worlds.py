@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Undisturbed
-from workload import EVEN, SLICED, UNEVEN, Workload, assert_whole, request_of
+from workload import EVEN, SLICED, UNEVEN, Undisturbed, Workload, assert_whole, request_of
 
 from holdfast.runtime.testing import start_job
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,9 @@ class Workload:
             *("--features", str(self.features)),
         ]
 
+
+Undisturbed = Callable[[Workload], str]
+"""Gives the digest that a workload must end with."""
 
 EVEN = Workload(microbatches=4, samples=160, global_batch=40, epochs=4)
 UNEVEN = Workload(microbatches=7, samples=173, global_batch=25, epochs=3)
