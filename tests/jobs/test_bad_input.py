@@ -60,8 +60,12 @@ def _fake_mpiexec(path: Path, text: str) -> Path:
 def mpiexec_without_ulfm(tmp_path: Path) -> Path:
     """The real one, which is never told to survive a failure."""
     script = (
-        "for word; do\n"
-        '  [[ $word == --with-ft ]] && skip=1 || { [[ $skip ]] || kept+=("$word"); skip=; }\n'
+        "while (($#)); do\n"
+        "  case $1 in\n"
+        "    --with-ft) shift 2 ;;\n"
+        "    --prtemca) shift 3 ;;\n"
+        '    *) kept+=("$1"); shift ;;\n'
+        "  esac\n"
         "done\n"
         f'exec {find_mpiexec()} "${{kept[@]}}"'
     )
