@@ -180,7 +180,7 @@ class TrainingLoop:
         total = self._transaction.split(self._vector)
         self._visit(Site.APPLY)
         self._saver.hear(self._outcome)
-        if not self._outcome.is_finite:
+        if self._transaction.work is Work.TRAIN and not self._outcome.is_finite:
             self._ending = self._progress.non_finite(total)
             return StepEvent.EXHAUSTED
         self._progress.commit(self._transaction.work, total)

@@ -27,6 +27,8 @@ class Progress:
     def restore(self, cursor: Cursor) -> None:
         """Go on from ``cursor``; the replica holds the state that belongs to it."""
         self.cursor = cursor
+        if self._job.curriculum.has_ended_epoch(cursor):
+            self.metrics = self._replica.results(cursor.sums, cursor.ledger.samples)
 
     def commit(self, work: Work, total: Total) -> None:
         """Make the transaction final."""
