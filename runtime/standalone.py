@@ -56,7 +56,6 @@ def standalone() -> WorkerContext:
         threads=record.threads,
         heartbeat_timeout_s=float("inf"),
         script=sys.argv[0],
-        supervised=False,
     )
     journal = journal_of(config)
     injector = injector_of(config, journal)

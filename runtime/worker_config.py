@@ -33,7 +33,6 @@ class WorkerConfig:
     faults: tuple[str, ...] = ()
     strict: bool = False
     shrink: bool = True
-    supervised: bool = True
 
     def encode(self) -> str:
         """Return the configuration as one line of JSON."""
