@@ -17,7 +17,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.heartbeat import Request
 from holdfast.runtime.numerics import Numerics
 
-BATCHES_OF_SEEDS = 6
+BATCHES_OF_SEEDS = 3
 SEEDS_IN_A_BATCH = 10
 
 
