@@ -19,6 +19,7 @@ still below 2**24. The sample count is one lane: a global batch may have 2**24 s
 from __future__ import annotations
 
 import functools
+import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +34,11 @@ LANES = 9
 MAX_MICROBATCHES = 65_000
 """Up to here the lanes of a step add up exactly: 255 * 65,000 < 2**24."""
 
+_LANES = struct.Struct(f"={LANES}f")
 _MAX_EXACT = 1 << 24
 _CHUNK_SAMPLES = 1 << 20
+_MAX_TABLE_SAMPLES = 1 << 22
+"""32 MiB of hashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,22 @@ def fingerprint(ids: npt.ArrayLike) -> int:
     return int(np.add.reduce(hashes, axis=None))
 
 
+class FingerprintTable:
+    """The hashes of all ids of a data set, looked up: a step's hot path has no time to hash."""
+
+    def __init__(self, samples: int) -> None:
+        """Hash all ids below ``samples``, unless they are so many that the table would be big."""
+        self._hashes: npt.NDArray[np.uint64] | None = None
+        if samples <= _MAX_TABLE_SAMPLES:
+            self._hashes = splitmix64_inplace(np.arange(samples, dtype=np.uint64))
+
+    def fingerprint(self, ids: npt.NDArray[np.int64]) -> int:
+        """Return what the function ``fingerprint`` returns."""
+        if self._hashes is None:
+            return fingerprint(ids)
+        return int(self._hashes.take(ids).sum())
+
+
 def to_lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
     """Return the count and the fingerprint as nine float32 lanes, which may be summed."""
     if not 0 <= samples <= _MAX_EXACT or not 0 <= fingerprint < WORD:
@@ -70,10 +90,8 @@ def to_lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
             f"{samples} samples with fingerprint {fingerprint} do not fit the lanes:"
             f" a microbatch may have up to {_MAX_EXACT} samples"
         )
-    lanes = np.empty(LANES, dtype=np.float32)
-    lanes[0] = samples
-    lanes[1:] = np.frombuffer(fingerprint.to_bytes(8, "little"), dtype=np.uint8)
-    return lanes
+    packed = _LANES.pack(samples, *fingerprint.to_bytes(8, "little"))
+    return np.frombuffer(packed, dtype=np.float32)
 
 
 def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
@@ -81,18 +99,15 @@ def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
 
     Raises ``LedgerUnreadable`` when they are not whole numbers that float32 can hold.
     """
-    values = [float(lane) for lane in lanes]
-    if len(values) != LANES or not all(_is_exact(value) for value in values):
+    values: list[float] = lanes.tolist()
+    is_exact = all(value.is_integer() and 0 <= value <= _MAX_EXACT for value in values)
+    if len(values) != LANES or not is_exact:
         raise LedgerUnreadable(
             f"ledger lanes {values} are not {LANES} whole numbers up to {_MAX_EXACT}:"
             " the reduced vector is damaged"
         )
     count, *octets = map(int, values)
     return count, sum(octet << (8 * place) for place, octet in enumerate(octets)) % WORD
-
-
-def _is_exact(value: float) -> bool:
-    return value.is_integer() and 0 <= value <= _MAX_EXACT
 
 
 @functools.lru_cache(maxsize=8)

@@ -31,6 +31,8 @@ import numpy.typing as npt
 from holdfast.recovery.errors import LeafMissing
 from holdfast.recovery.reduction import Node, children, path_to
 
+_FLOAT32 = np.dtype(np.float32)
+
 FloatVector: TypeAlias = npt.NDArray[np.float32]
 """A flat float32 vector: gradients, metric sums and ledger lanes of some microbatches."""
 
@@ -126,7 +128,7 @@ class PartialSums:
         """Refuse a leaf that is there already, or a vector that cannot be added."""
         if leaf in self._held:
             raise ValueError(f"microbatch {leaf.start} was added already: clear() begins a step")
-        if vector.ndim != 1 or vector.dtype != np.float32:
+        if vector.ndim != 1 or vector.dtype != _FLOAT32:
             raise ValueError(
                 f"a leaf must be a flat float32 vector, got {vector.dtype} {vector.shape}"
             )

@@ -6,6 +6,7 @@ sets; what anyone may ask for is a bit that each leaves set unless it asks.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import IntFlag
 
@@ -66,6 +67,8 @@ REFUSAL = 0
 """The flags of a worker whose exchange failed: nothing else of it counts."""
 
 
+# There are few outcomes, and nearly every step has the same one.
+@functools.lru_cache(maxsize=256)
 def outcome(flags: int) -> Outcome:
     """Return what the agreed ``flags`` mean."""
     bits = Bit(flags)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.recovery.climb import Message, Stage, plan_climb
+from holdfast.recovery.climb import Stage, plan_climb
 from holdfast.recovery.reduction import ReductionPlan
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.replica import FloatVector
@@ -22,17 +22,20 @@ _TAG = 3
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A stage and its buffers; none of them is written twice while messages are in the air."""
+    """A stage with its buffers; none is written twice while messages are in the air."""
 
-    sends: tuple[Message, ...]
-    arrival: Message | None
+    sends: tuple[tuple[int, int], ...]
+    """Number of a value, and the peer that lacks it."""
+    arrival: int | None
+    """Number of the value that this rank lacks."""
     received: FloatVector
     addition: tuple[int, int] | None
-    total: FloatVector
+    total: FloatVector | None
+    """Where the sum goes; None is the result of the whole exchange."""
 
 
 class Climb:
-    """Sums vectors of one size by one plan, with as many additions as the tree has levels."""
+    """Sums vectors of one size by one plan, in as many steps as the tree has levels."""
 
     def __init__(self, communicator: Communicator, plan: ReductionPlan, size: int) -> None:
         rank = communicator.rank
@@ -40,8 +43,16 @@ class Climb:
         self._mine = [index for index, root in enumerate(plan.roots) if root.rank == rank]
         self._unknown = [np.empty(0, np.float32) for _ in plan.roots]
         stages = plan_climb(plan, rank, communicator.size)
-        self._steps = [_with_buffers(stage, size) for stage in stages]
-        self._last = max((turn for turn, s in enumerate(stages) if s.addition), default=-1)
+        additions = [turn for turn, stage in enumerate(stages) if stage.addition]
+        self._steps = [
+            _with_buffers(stage, size, is_last=additions[-1:] == [turn])
+            for turn, stage in enumerate(stages)
+        ]
+        self._arrivals = [
+            (step.received, stage.arrival.peer)
+            for step, stage in zip(self._steps, stages, strict=True)
+            if stage.arrival is not None
+        ]
 
     def run(
         self, roots: Sequence[FloatVector], posted: Callable[[], None], result: FloatVector
@@ -55,28 +66,30 @@ class Climb:
         for index, root in zip(self._mine, roots, strict=True):
             values[index] = root
         with self._communicator.flight() as flight:
-            tickets = [
-                flight.receive(step.received, step.arrival.peer, _TAG) if step.arrival else 0
-                for step in self._steps
-            ]
+            tickets = [flight.receive(vector, peer, _TAG) for vector, peer in self._arrivals]
+            awaited = iter(tickets)
             for turn, step in enumerate(self._steps):
-                for message in step.sends:
-                    flight.send(values[message.value], message.peer, _TAG)
+                for value, peer in step.sends:
+                    flight.send(values[value], peer, _TAG)
                 if turn == 0:
                     posted()
                 if step.arrival is not None:
-                    flight.wait(tickets[turn])
-                    values[step.arrival.value] = step.received
+                    flight.wait(next(awaited))
+                    values[step.arrival] = step.received
                 if step.addition is not None:
                     left, right = step.addition
-                    target = result if turn == self._last else step.total
+                    target = result if step.total is None else step.total
                     np.add(values[left], values[right], target)
                     values[left] = target
         if values[0] is not result:
             result[:] = values[0]
 
 
-def _with_buffers(stage: Stage, size: int) -> _Step:
-    received = np.empty(size if stage.arrival else 0, np.float32)
-    total = np.empty(size if stage.addition else 0, np.float32)
-    return _Step(stage.sends, stage.arrival, received, stage.addition, total)
+def _with_buffers(stage: Stage, size: int, *, is_last: bool) -> _Step:
+    return _Step(
+        tuple((message.value, message.peer) for message in stage.sends),
+        stage.arrival.value if stage.arrival else None,
+        np.empty(size if stage.arrival else 0, np.float32),
+        stage.addition,
+        None if is_last else np.empty(size if stage.addition else 0, np.float32),
+    )

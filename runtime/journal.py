@@ -70,8 +70,7 @@ class Journal:
 
     def _line(self, event: str, fields: Record) -> bytes:
         stamp = {"event": event, "now": time.monotonic(), "time": time.time()}
-        text = json.dumps(stamp | self._common | fields, default=_plain)
-        return text.encode() + b"\n"
+        return _ENCODER.encode(stamp | self._common | fields).encode() + b"\n"
 
     def _append(self, line: bytes) -> bool:
         """Write one line as one piece; return whether all of it was taken."""
@@ -144,3 +143,6 @@ def _plain(value: object) -> object:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     return str(value)
+
+
+_ENCODER = json.JSONEncoder(default=_plain)

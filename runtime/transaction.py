@@ -14,6 +14,7 @@ it after a death computes only what was adopted.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,10 +23,10 @@ import numpy as np
 
 from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.curriculum import Work
-from holdfast.recovery.ledger import LANES, fingerprint, from_lanes, to_lanes
+from holdfast.recovery.ledger import LANES, FingerprintTable, from_lanes, to_lanes
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.partial import PartialSums
-from holdfast.recovery.reduction import maximal_nodes
+from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.data import Data
@@ -59,6 +60,7 @@ class TrainingContributor:
         self._replica = replica
         self._data = data
         self._order = order
+        self._fingerprints = FingerprintTable(order.samples)
         self.size = replica.shape.total
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
@@ -69,7 +71,7 @@ class TrainingContributor:
             return 0, 0
         x, y = self._data.read(ids)
         self._replica.contribute(Microbatch(x, y, self._order.microbatch_seed(index, m)), out)
-        return len(ids), fingerprint(ids)
+        return len(ids), self._fingerprints.fingerprint(ids)
 
 
 class ValidationContributor:
@@ -79,6 +81,7 @@ class ValidationContributor:
         self._replica = replica
         self._data = data
         self._order = order
+        self._fingerprints = FingerprintTable(order.samples)
         self.size = replica.shape.metrics
         self._one = np.empty(self.size, np.float32)
 
@@ -94,7 +97,7 @@ class ValidationContributor:
             self._replica.evaluate(Microbatch(x, y, 0), self._one)
             out += self._one
             samples += len(ids)
-            proof += fingerprint(ids)
+            proof += self._fingerprints.fingerprint(ids)
         return samples, proof % 2**64
 
 
@@ -119,8 +122,7 @@ class Transaction:
 
     def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
         """Return the vectors of the maximal subtrees that ``worker`` owns, in leaf order."""
-        owned = assignment.owned_by(worker)
-        return self._sums.take(maximal_nodes(owned, self._microbatches)) if owned else ()
+        return self._sums.take(_nodes_of(assignment, worker))
 
     def split(self, vector: FloatVector) -> Total:
         """Return what the sum over all microbatches means."""
@@ -131,3 +133,10 @@ class Transaction:
     def forget(self) -> None:
         """Drop all leaves: the transaction is committed, or belongs to another state."""
         self._sums.clear()
+
+
+# The same for every step of a world.
+@functools.lru_cache(maxsize=8)
+def _nodes_of(assignment: Assignment, worker: WorkerId) -> tuple[Node, ...]:
+    owned = assignment.owned_by(worker)
+    return maximal_nodes(owned, assignment.microbatches) if owned else ()
