@@ -85,13 +85,20 @@ class FingerprintTable:
 
 def to_lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
     """Return the count and the fingerprint as nine float32 lanes, which may be summed."""
+    lanes = np.empty(LANES, dtype=np.float32)
+    write_lanes(lanes, samples, fingerprint)
+    return lanes
+
+
+def write_lanes(vector: npt.NDArray[np.float32], samples: int, fingerprint: int) -> None:
+    """Write what ``to_lanes`` returns into the end of a contiguous ``vector``."""
     if not 0 <= samples <= _MAX_EXACT or not 0 <= fingerprint < WORD:
         raise ValueError(
             f"{samples} samples with fingerprint {fingerprint} do not fit the lanes:"
             f" a microbatch may have up to {_MAX_EXACT} samples"
         )
-    packed = _LANES.pack(samples, *fingerprint.to_bytes(8, "little"))
-    return np.frombuffer(packed, dtype=np.float32)
+    octets = fingerprint.to_bytes(8, "little")
+    _LANES.pack_into(vector.data, vector.nbytes - _LANES.size, samples, *octets)
 
 
 def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:

@@ -42,6 +42,9 @@ class Outcome:
 
 SAVE_BITS = Bit.DURABLE | Bit.SETTLED | Bit.INTACT
 
+_STEP_OK, _FINITE, _SAVE_BITS = Bit.STEP_OK.value, Bit.FINITE.value, SAVE_BITS.value
+_NO_SAVE_WANTED, _NO_STOP_WANTED = Bit.NO_SAVE_WANTED.value, Bit.NO_STOP_WANTED.value
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -53,14 +56,15 @@ class Wishes:
 
 def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
     """Return the flags of a worker whose exchange succeeded."""
-    flags = Bit.STEP_OK | (save & SAVE_BITS)
+    # Plain integers: an operator of IntFlag is a search for the member of that value.
+    flags = _STEP_OK | (int(save) & _SAVE_BITS)
     if is_finite:
-        flags |= Bit.FINITE
+        flags |= _FINITE
     if not wishes.save:
-        flags |= Bit.NO_SAVE_WANTED
+        flags |= _NO_SAVE_WANTED
     if not wishes.stop:
-        flags |= Bit.NO_STOP_WANTED
-    return int(flags)
+        flags |= _NO_STOP_WANTED
+    return flags
 
 
 REFUSAL = 0

@@ -117,7 +117,8 @@ class HeartbeatPage:
     @property
     def requests(self) -> Request:
         """What was asked of the worker and is not answered yet."""
-        return Request(self._words[_ASKED] ^ self._words[_ANSWERED])
+        pending = self._words[_ASKED] ^ self._words[_ANSWERED]
+        return Request(pending) if pending else Request.NONE
 
     def ask(self, what: Request) -> None:
         """Ask something of the worker (agent only)."""

@@ -46,6 +46,7 @@ MAX_REPAIR_ATTEMPTS = 32
 """Repairs in a row without an applied update; each death spoils at most two."""
 
 _POLL_S = 0.005
+_NO_WISHES = Wishes()
 
 
 class TrainingLoop:
@@ -283,6 +284,8 @@ class TrainingLoop:
 
     def _wishes(self) -> Wishes:
         requests = self._context.page.requests
+        if not requests:
+            return _NO_WISHES
         return Wishes(save=Request.SAVE in requests, stop=Request.STOP in requests)
 
     def _visit(self, site: Site, step: int | None = None) -> None:

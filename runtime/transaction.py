@@ -23,7 +23,7 @@ import numpy as np
 
 from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.curriculum import Work
-from holdfast.recovery.ledger import LANES, FingerprintTable, from_lanes, to_lanes
+from holdfast.recovery.ledger import LANES, FingerprintTable, from_lanes, write_lanes
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.partial import PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes
@@ -117,7 +117,7 @@ class Transaction:
         for m in self._sums.missing(owned):
             leaf = self._sums.buffer()
             samples, proof = self._contributor.fill(index, m, leaf[:body])
-            leaf[body:] = to_lanes(samples, proof)
+            write_lanes(leaf, samples, proof)
             self._sums.add_leaf(m, leaf)
 
     def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
