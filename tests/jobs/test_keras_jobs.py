@@ -126,7 +126,7 @@ def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
 ) -> None:
     for workers, step in ((2, 4), (8, 9)):
         request = JobRequest(
-            SCRIPT,
+            script=SCRIPT,
             run_dir=tmp_path / "run",
             workers=workers,
             microbatches=MICROBATCHES,
