@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.runtime.testing import JobRequest, JobRun, run_job, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "everything_keras.py"
 MICROBATCHES = 6
@@ -132,7 +132,7 @@ def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
             microbatches=MICROBATCHES,
             options=OPTIONS,
         )
-        with start_job(request, timeout_s=150) as running:
+        with start_job(request, timeout_s=240) as running:
             running.wait_for("step", step=step)
             running.signal(signal.SIGTERM)
             assert running.wait().exit_code in (0, 75)
