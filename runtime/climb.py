@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.recovery.climb import Stage, plan_climb
-from holdfast.recovery.reduction import ReductionPlan
+from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.finite import is_finite
 from holdfast.runtime.replica import FloatVector
 
 _TAG = 3
@@ -40,6 +41,7 @@ class Climb:
     def __init__(self, communicator: Communicator, plan: ReductionPlan, size: int) -> None:
         rank = communicator.rank
         self._communicator = communicator
+        self._slice = slice(*slice_bounds(size, communicator.size)[rank])
         self._mine = [index for index, root in enumerate(plan.roots) if root.rank == rank]
         self._unknown = [np.empty(0, np.float32) for _ in plan.roots]
         stages = plan_climb(plan, rank, communicator.size)
@@ -56,8 +58,8 @@ class Climb:
 
     def run(
         self, roots: Sequence[FloatVector], posted: Callable[[], None], result: FloatVector
-    ) -> None:
-        """Fill ``result`` with the sum over all microbatches.
+    ) -> bool:
+        """Fill ``result`` with the sum; return whether this rank's slice of it is finite.
 
         Raises:
             WorldBroken: a member died; the roots are unchanged.
@@ -83,6 +85,7 @@ class Climb:
                     values[left] = target
         if values[0] is not result:
             result[:] = values[0]
+        return is_finite(result[self._slice])
 
 
 def _with_buffers(stage: Stage, size: int, *, is_last: bool) -> _Step:

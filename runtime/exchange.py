@@ -12,7 +12,6 @@ next world.  Whatever happens, no message outlives the call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,6 +20,7 @@ from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.climb import Climb
 from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.finite import is_finite
 from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.slices import Slices
 
@@ -41,6 +41,7 @@ class TreeExchange:
         way = Climb if size * communicator.size <= SMALL_FLOATS else Slices
         self._way = way(communicator, plan, size)
         self._mine = slice(*slice_bounds(size, communicator.size)[communicator.rank])
+        self._is_total_finite = True
 
     def total(
         self, roots: Sequence[FloatVector], posted: Callable[[], None] = _nothing
@@ -60,7 +61,7 @@ class TreeExchange:
             posted()
             return roots[0]
         with np.errstate(over="ignore", invalid="ignore"):
-            self._way.run(roots, posted, self._total)
+            self._is_total_finite = self._way.run(roots, posted, self._total)
         return self._total
 
     def is_finite(self, total: FloatVector) -> bool:
@@ -68,7 +69,7 @@ class TreeExchange:
 
         Together the ranks look at all of it; the vote joins their answers.
         """
-        mine = total[self._mine]
-        # A finite sum has finite terms; finite terms may overflow in the sum.
+        if total is self._total:
+            return self._is_total_finite
         with np.errstate(over="ignore", invalid="ignore"):
-            return math.isfinite(np.add.reduce(mine)) or bool(np.isfinite(mine).all())
+            return is_finite(total[self._mine])

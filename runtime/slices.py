@@ -22,6 +22,7 @@ import numpy as np
 
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.communicator import Communicator, Flight
+from holdfast.runtime.finite import is_finite
 from holdfast.runtime.replica import FloatVector
 
 BUCKET_FLOATS = 256 * 1024
@@ -61,12 +62,13 @@ class Slices:
 
     def run(
         self, roots: Sequence[FloatVector], posted: Callable[[], None], result: FloatVector
-    ) -> None:
-        """Fill ``result`` with the sum over all microbatches.
+    ) -> bool:
+        """Fill ``result`` with the sum; return whether this rank's slice of it is finite.
 
         Raises:
             WorldBroken: a member died; the roots are unchanged.
         """
+        has_seen_finite_only = True
         with self._communicator.flight() as flight:
             arrivals = [_listen(flight, bucket) for bucket in self._buckets[:WINDOW_BUCKETS]]
             for peer, part in self._away:
@@ -82,8 +84,11 @@ class Slices:
                 self._sum(bucket, roots, mine)
                 for peer in self._peers:
                     flight.send(mine, peer, _RESULT_TAG)
+                # Looked at while it is still in the cache.
+                has_seen_finite_only = is_finite(mine) and has_seen_finite_only
                 if index + WINDOW_BUCKETS < len(self._buckets):
                     arrivals.append(_listen(flight, self._buckets[index + WINDOW_BUCKETS]))
+        return has_seen_finite_only
 
     def _sum(self, bucket: _Bucket, roots: Sequence[FloatVector], result: FloatVector) -> None:
         for index, root in zip(self._mine, roots, strict=True):
