@@ -1,0 +1,167 @@
+"""The exact sum over microbatches against MPI_Allreduce of the same vector in the same run.
+
+    python bench/reduce.py [--ranks 2 4] [--rounds 15] [--sizes 4096 ...]
+
+Each round times some calls of the tree exchange, of ``MPI_Allreduce`` with two buffers
+and of ``MPI_Allreduce`` in place, one after the other; the ratio is that of one round.
+The bound is held against the call with two buffers, which, like the exchange, leaves
+what it sums up unchanged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import harness
+import numpy as np
+
+from holdfast.recovery.assignment import assign
+from holdfast.recovery.reduction import plan_reduction
+from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.aligned import aligned_vector
+from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.exchange import TreeExchange
+from holdfast.runtime.replica import FloatVector
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+KIB, MIB = 1024, 1024 * 1024
+SIZES = (4 * KIB, 64 * KIB, 400 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+BLOCK_S = 0.04
+"""Time of one method in one round: long against a scheduler's tick, short against load."""
+
+METHODS = ("tree", "allreduce", "in_place")
+
+
+def main() -> None:
+    options = _options()
+    if options.as_rank:
+        _be_rank(options)
+    harness.print_heading("exact reduce")
+    print("ratio of the time to MPI_Allreduce (and to MPI_Allreduce in place): median (min to max)")
+    for ranks in options.ranks:
+        for microbatches in (ranks, 2 * ranks):
+            arguments = [
+                *("--as-rank", "--microbatches", str(microbatches)),
+                *("--rounds", str(options.rounds)),
+                *("--sizes", *map(str, options.sizes)),
+            ]
+            for row in harness.run_ranks(ranks, arguments):
+                print(f"{ranks} ranks, M = {microbatches}: {_describe(row)}", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--microbatches", type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _describe(row: harness.Record) -> str:
+    """Return one line about one size."""
+    size, times = row["bytes"], row["seconds"]
+    plain = harness.Spread.of(harness.ratios(times["tree"], times["allreduce"]))
+    in_place = harness.Spread.of(harness.ratios(times["tree"], times["in_place"]))
+    micros = {name: 1e6 * harness.Spread.of(times[name]).median for name in METHODS}
+    bound, holds = _judge(size, plain.median, micros["tree"] - micros["allreduce"])
+    return (
+        f"{_size_text(size):>8} {micros['tree']:9.0f} us / {micros['allreduce']:9.0f} us = "
+        f"{plain.text()}, in place {in_place.text()}; bound {bound}: "
+        f"{harness.verdict(holds=holds)}"
+    )
+
+
+def _judge(size: int, ratio: float, added_us: float) -> tuple[str, bool]:
+    """Return the bound for vectors of ``size`` bytes, and whether it holds."""
+    for least, limit in ((64 * MIB, 0.8), (16 * MIB, 1.0), (4 * MIB, 1.1)):
+        if size >= least:
+            return f"{limit:.1f}", ratio <= limit
+    return "1.5 or +20 us", ratio <= 1.5 or added_us <= 20
+
+
+def _size_text(size: int) -> str:
+    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+
+
+def _be_rank(options: argparse.Namespace) -> None:
+    """Measure all sizes as one rank of the world, and leave."""
+    from mpi4py import MPI
+
+    from holdfast.runtime.mpi_communicator import join_world
+
+    communicator = join_world(shrinkable=True)
+    comm = MPI.COMM_WORLD
+    rows = []
+    for size in options.sizes:
+        exchange, roots = _exchange(communicator, options.microbatches, size // 4)
+        rows.append({"bytes": size, "seconds": _time_rounds(comm, exchange, roots, options.rounds)})
+    if comm.rank == 0:
+        harness.give_result(rows)
+    communicator.leave()
+    os._exit(0)
+
+
+def _exchange(
+    communicator: Communicator, microbatches: int, floats: int
+) -> tuple[TreeExchange, Sequence[FloatVector]]:
+    """Return the exchange of one size, as the trainer makes it, and this rank's roots."""
+    size, rank = communicator.size, communicator.rank
+    workers = tuple(WorkerId(worker) for worker in range(size))
+    world = World(1, workers, size)
+    plan = plan_reduction(assign(microbatches, world), world, microbatches)
+    random = np.random.default_rng(rank)
+    roots = []
+    for root in plan.roots:
+        if root.rank == rank:
+            vector = aligned_vector(floats)
+            vector[:] = random.standard_normal(floats, np.float32)
+            roots.append(vector)
+    return TreeExchange(communicator, plan, floats), roots
+
+
+def _time_rounds(
+    comm: MPI.Intracomm, exchange: TreeExchange, roots: Sequence[FloatVector], rounds: int
+) -> dict[str, list[float]]:
+    """Return, for each method, the seconds of one call in each round."""
+    from mpi4py import MPI
+
+    mine = np.sum(roots, axis=0, dtype=np.float32)
+    received, in_place = np.empty_like(mine), mine.copy()
+    calls: dict[str, Callable[[], object]] = {
+        "tree": lambda: exchange.total(roots),
+        "allreduce": lambda: comm.Allreduce(mine, received),
+        "in_place": lambda: comm.Allreduce(MPI.IN_PLACE, in_place),
+    }
+    comm.Allreduce(mine, received)
+    assert np.allclose(exchange.total(roots), received, rtol=1e-3, atol=1e-4)
+    once = max(_time_block(comm, call, 2) for call in calls.values())
+    repeats = comm.bcast(max(2, min(2000, round(BLOCK_S / once))))
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        in_place[:] = mine
+        for name in METHODS if turn % 2 else reversed(METHODS):
+            seconds[name].append(_time_block(comm, calls[name], repeats))
+    return seconds
+
+
+def _time_block(comm: MPI.Intracomm, call: Callable[[], object], repeats: int) -> float:
+    """Return the seconds that all ranks together need for one call."""
+    call()
+    comm.Barrier()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    comm.Barrier()
+    return (time.perf_counter() - begin) / repeats
+
+
+if __name__ == "__main__":
+    main()
