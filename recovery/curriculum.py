@@ -11,6 +11,8 @@ from holdfast.recovery.cursor import Cursor
 class Work(Enum):
     """What a transaction does."""
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and looked up every step
+
     TRAIN = "train"
     EVALUATE = "evaluate"
 

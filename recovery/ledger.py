@@ -107,14 +107,25 @@ def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
     Raises ``LedgerUnreadable`` when they are not whole numbers that float32 can hold.
     """
     values: list[float] = lanes.tolist()
-    is_exact = all(value.is_integer() and 0 <= value <= _MAX_EXACT for value in values)
-    if len(values) != LANES or not is_exact:
+    numbers = _whole(values)
+    if len(numbers) != LANES or min(numbers) < 0 or max(numbers) > _MAX_EXACT:
         raise LedgerUnreadable(
             f"ledger lanes {values} are not {LANES} whole numbers up to {_MAX_EXACT}:"
             " the reduced vector is damaged"
         )
-    count, *octets = map(int, values)
-    return count, sum(octet << (8 * place) for place, octet in enumerate(octets)) % WORD
+    fingerprint = 0
+    for octet in reversed(numbers[1:]):
+        fingerprint = (fingerprint << 8) + octet
+    return numbers[0], fingerprint % WORD
+
+
+def _whole(values: list[float]) -> list[int]:
+    """Return ``values`` as integers, or nothing if one of them is none."""
+    try:
+        numbers = [int(value) for value in values]
+    except (ValueError, OverflowError):  # NaN and infinity
+        return []
+    return numbers if numbers == values else []
 
 
 @functools.lru_cache(maxsize=8)

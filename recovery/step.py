@@ -31,6 +31,8 @@ from holdfast.recovery.errors import IllegalTransition
 class StepState(Enum):
     """The work a worker is doing."""
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and looked up every step
+
     JOINING = "joining"
     CATCHING_UP = "catching up"
     COMPUTING = "computing"
@@ -46,6 +48,8 @@ class StepState(Enum):
 
 class StepEvent(Enum):
     """How a piece of work ended."""
+
+    __hash__ = object.__hash__  # that of Enum is a Python function, and looked up every step
 
     FORMED = "a world was agreed on"
     CAUGHT_UP = "everyone has the newest state"

@@ -41,11 +41,11 @@ class FaultInjector:
         self._announce = announce
         self._strike = strike or _strike
         self._visits: Counter[tuple[int, Site]] = Counter()
-        self._is_idle = not plan.faults
+        self.is_idle = not plan.faults
 
     def visit(self, step: int, site: Site) -> None:
         """Pass ``site`` while working on ``step``; may not return."""
-        if self._is_idle:
+        if self.is_idle:
             return
         self._visits[step, site] += 1
         visit = Visit(self._worker, step, site, self._visits[step, site])

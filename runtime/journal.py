@@ -146,3 +146,6 @@ def _plain(value: object) -> object:
 
 
 _ENCODER = json.JSONEncoder(default=_plain)
+
+
+_ENCODER = json.JSONEncoder(default=_plain)

@@ -67,6 +67,7 @@ class TrainingLoop:
         self._saver = Saver(context, self._membership, job, self._records)
         self._transactions: dict[Work, Transaction] = job.transactions(replica)
         self._exchanges: dict[Work, TreeExchange] = {}
+        self._transaction = self._transactions[Work.TRAIN]
         self._assignment = assign(job.microbatches, world)
         self._is_loaded = False
         self._ending: JobError | None = None
@@ -148,6 +149,7 @@ class TrainingLoop:
     def _compute(self) -> StepEvent:
         self._records.transaction_began()
         self._visit(Site.COMPUTE)
+        self._transaction = self._next_transaction()
         owned = self._assignment.owned_by(self._membership.me)
         self._transaction.compute(self._progress.cursor.step, owned)
         return StepEvent.COMPUTED
@@ -178,13 +180,13 @@ class TrainingLoop:
     def _apply(self) -> StepEvent:
         assert self._outcome is not None
         assert self._vector is not None
-        total = self._transaction.split(self._vector)
+        work, total = self._transaction.work, self._transaction.split(self._vector)
         self._visit(Site.APPLY)
         self._saver.hear(self._outcome)
-        if self._transaction.work is Work.TRAIN and not self._outcome.is_finite:
+        if work is Work.TRAIN and not self._outcome.is_finite:
             self._ending = self._progress.non_finite(total)
             return StepEvent.EXHAUSTED
-        self._progress.commit(self._transaction.work, total)
+        self._progress.commit(work, total)
         self._transaction_committed(self._outcome)
         return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.APPLIED
 
@@ -235,9 +237,8 @@ class TrainingLoop:
     def _version(self) -> int:
         return self._progress.cursor.version if self._is_loaded else NO_STATE
 
-    @property
-    def _transaction(self) -> Transaction:
-        """The transaction that the cursor asks for next."""
+    def _next_transaction(self) -> Transaction:
+        """Return the transaction that the cursor asks for next."""
         work = self._job.curriculum.next_work(self._progress.cursor)
         assert work is not None
         return self._transactions[work]
@@ -290,6 +291,8 @@ class TrainingLoop:
 
     def _visit(self, site: Site, step: int | None = None) -> None:
         """Pass a fault site, by default of the update in hand or of the one being validated."""
+        if self._context.injector.is_idle:
+            return
         if step is None:
             work = self._job.curriculum.next_work(self._progress.cursor)
             step = self._progress.cursor.step + (work is not Work.EVALUATE)
