@@ -46,10 +46,6 @@ class World:
         """Workers that keep a replica but hold no microbatch yet."""
         return self.workers[self.capacity :]
 
-    def rank_of(self, worker: WorkerId) -> int:
-        """Return the rank of ``worker`` in this world."""
-        return self.workers.index(worker)
-
     def shrunk_to(self, survivors: Collection[WorkerId]) -> World:
         """Return the next generation, which holds only ``survivors``."""
         strangers = set(survivors) - set(self.workers)

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.processes import usable_cores
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,11 +105,6 @@ class RunConfig:
 def default_run_dir(script: Path) -> Path:
     """Return ``holdfast-<name of the script>`` in the working directory."""
     return Path.cwd() / f"holdfast-{script.stem}"
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use; containers and schedulers grant fewer."""
-    return len(os.sched_getaffinity(0))
 
 
 def read_config_file(path: Path) -> dict[str, dict[str, Any]]:

@@ -240,8 +240,3 @@ def join_world(*, shrinkable: bool) -> MpiCommunicator:
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
     return MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
-
-
-def library_version() -> str:
-    """Return the first line of what the MPI library says it is."""
-    return str(MPI.Get_library_version()).splitlines()[0].strip(" \0")

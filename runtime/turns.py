@@ -84,10 +84,6 @@ class Turns(Generic[_Result]):
         """Return whether a member was killed or has ended."""
         return self._members[member].is_killed or self._members[member].has_ended
 
-    def moments_of(self, member: int) -> int:
-        """Return how many moments a member has lived through."""
-        return self._members[member].moments
-
     def kill(self, member: int) -> None:
         """Let a member's next call raise ``Killed``."""
         self._members[member].is_killed = True

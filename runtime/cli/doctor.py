@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.config import usable_cores
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.fitness import require_ulfm, try_out
 from holdfast.runtime.mpi_library import MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.processes import usable_cores
 from holdfast.runtime.run_directory import RunDirectory
 
 IMPORT_TIMEOUT_S = 120.0
