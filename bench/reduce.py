@@ -4,8 +4,10 @@
 
 Each round times some calls of the tree exchange, of ``MPI_Allreduce`` with two buffers
 and of ``MPI_Allreduce`` in place, one after the other; the ratio is that of one round.
-The bound is held against the call with two buffers, which, like the exchange, leaves
-what it sums up unchanged.
+A call of the exchange includes the vote after it, because only then is the sum whole;
+``MPI_Allreduce`` has no vote.  The bound is held against the call with two buffers,
+which, like the exchange, leaves what it sums up unchanged.  With ``--messages`` the
+ranks exchange messages, as they do between hosts, instead of sharing memory.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import harness
@@ -22,10 +24,12 @@ import numpy as np
 from holdfast.recovery.assignment import assign
 from holdfast.recovery.reduction import plan_reduction
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.aligned import aligned_vector
+from holdfast.runtime.common_memory import meet
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.exchange import TreeExchange
+from holdfast.runtime.membership import Membership
 from holdfast.runtime.replica import FloatVector
+from holdfast.runtime.shared_vectors import SharedVectors
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,6 +54,7 @@ def main() -> None:
                 *("--as-rank", "--microbatches", str(microbatches)),
                 *("--rounds", str(options.rounds)),
                 *("--sizes", *map(str, options.sizes)),
+                *(("--messages",) if options.messages else ()),
             ]
             for row in harness.run_ranks(ranks, arguments):
                 print(f"{ranks} ranks, M = {microbatches}: {_describe(row)}", flush=True)
@@ -60,6 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
+    parser.add_argument("--messages", action="store_true", help="share no memory")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--microbatches", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -101,47 +107,53 @@ def _be_rank(options: argparse.Namespace) -> None:
     comm = MPI.COMM_WORLD
     rows = []
     for size in options.sizes:
-        exchange, roots = _exchange(communicator, options.microbatches, size // 4)
-        rows.append({"bytes": size, "seconds": _time_rounds(comm, exchange, roots, options.rounds)})
+        sums = _Sums(communicator, options.microbatches, size // 4, is_shared=not options.messages)
+        rows.append({"bytes": size, "seconds": _time_rounds(comm, sums, options.rounds)})
     if comm.rank == 0:
         harness.give_result(rows)
     communicator.leave()
     os._exit(0)
 
 
-def _exchange(
-    communicator: Communicator, microbatches: int, floats: int
-) -> tuple[TreeExchange, Sequence[FloatVector]]:
-    """Return the exchange of one size, as the trainer makes it, and this rank's roots."""
-    size, rank = communicator.size, communicator.rank
-    workers = tuple(WorkerId(worker) for worker in range(size))
-    world = World(1, workers, size)
-    plan = plan_reduction(assign(microbatches, world), world, microbatches)
-    random = np.random.default_rng(rank)
-    roots = []
-    for root in plan.roots:
-        if root.rank == rank:
-            vector = aligned_vector(floats)
+class _Sums:
+    """The exchange of one size, as the trainer makes it, and this rank's roots."""
+
+    def __init__(
+        self, communicator: Communicator, microbatches: int, floats: int, *, is_shared: bool
+    ) -> None:
+        size, rank = communicator.size, communicator.rank
+        world = World(1, tuple(WorkerId(worker) for worker in range(size)), size)
+        plan = plan_reduction(assign(microbatches, world), world, microbatches)
+        random = np.random.default_rng(rank)
+        vectors = SharedVectors.create(floats, microbatches)
+        self.roots = [vectors.allocate() for root in plan.roots if root.rank == rank]
+        for vector in self.roots:
             vector[:] = random.standard_normal(floats, np.float32)
-            roots.append(vector)
-    return TreeExchange(communicator, plan, floats), roots
+        membership = Membership(WorkerId(rank), world, communicator, clock=time.monotonic)
+        common = meet(membership, [vectors])[0] if is_shared else None
+        self._exchange = TreeExchange(communicator, plan, floats, common)
+        self._agree = communicator.agree
+
+    def total(self) -> FloatVector:
+        """Return the sum, after the vote that makes it whole."""
+        total = self._exchange.total(self.roots)
+        self._agree(1)
+        return total
 
 
-def _time_rounds(
-    comm: MPI.Intracomm, exchange: TreeExchange, roots: Sequence[FloatVector], rounds: int
-) -> dict[str, list[float]]:
+def _time_rounds(comm: MPI.Intracomm, sums: _Sums, rounds: int) -> dict[str, list[float]]:
     """Return, for each method, the seconds of one call in each round."""
     from mpi4py import MPI
 
-    mine = np.sum(roots, axis=0, dtype=np.float32)
+    mine = np.sum(sums.roots, axis=0, dtype=np.float32)
     received, in_place = np.empty_like(mine), mine.copy()
     calls: dict[str, Callable[[], object]] = {
-        "tree": lambda: exchange.total(roots),
+        "tree": sums.total,
         "allreduce": lambda: comm.Allreduce(mine, received),
         "in_place": lambda: comm.Allreduce(MPI.IN_PLACE, in_place),
     }
     comm.Allreduce(mine, received)
-    assert np.allclose(exchange.total(roots), received, rtol=1e-3, atol=1e-4)
+    assert np.allclose(sums.total(), received, rtol=1e-3, atol=1e-4)
     once = max(_time_block(comm, call, 2) for call in calls.values())
     repeats = comm.bcast(max(2, min(2000, round(BLOCK_S / once))))
     seconds: dict[str, list[float]] = {name: [] for name in calls}

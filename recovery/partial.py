@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.recovery.errors import LeafMissing
+from holdfast.recovery.overflow import quiet_context
 from holdfast.recovery.reduction import Node, children, path_to
 
 _FLOAT32 = np.dtype(np.float32)
@@ -49,7 +50,7 @@ class _Rung:
 class PartialSums:
     """Subtree sums of the current step, folded in tree order as leaves arrive."""
 
-    __slots__ = ("_allocate", "_allocated", "_free", "_held", "_microbatches")
+    __slots__ = ("_allocate", "_allocated", "_free", "_held", "_microbatches", "_quiet")
 
     def __init__(self, microbatches: int, allocate: Callable[[], FloatVector]) -> None:
         """Hold nothing yet; ``allocate`` returns a new writable vector of the common size."""
@@ -60,6 +61,7 @@ class PartialSums:
         self._allocated = 0
         self._held: dict[Node, FloatVector] = {}
         self._free: list[FloatVector] = []
+        self._quiet = quiet_context()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -143,9 +145,7 @@ class PartialSums:
         target, spent = (left, right) if left.flags.writeable else (right, left)
         if not target.flags.writeable:
             target = self.buffer()
-        # A sum may overflow: the vote refuses such a step, and all workers alike.
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.add(left, right, out=target)
+        self._quiet.run(np.add, left, right, target)
         self._recycle(spent)
         return target
 

@@ -14,5 +14,35 @@ def aligned_vector(size: int) -> FloatVector:
     """Return an uninitialised float32 vector that begins at a multiple of 64 bytes."""
     spare = ALIGNMENT_BYTES // 4
     raw = np.empty(size + spare, np.float32)
-    start = (-raw.ctypes.data % ALIGNMENT_BYTES) // 4
+    start = (-address_of(raw) % ALIGNMENT_BYTES) // 4
     return raw[start : start + size]
+
+
+def aligned_copy(vector: FloatVector) -> FloatVector:
+    """Return a copy that begins at a multiple of 64 bytes."""
+    copy = aligned_vector(len(vector))
+    copy[:] = vector
+    return copy
+
+
+def address_of(vector: FloatVector) -> int:
+    """Return where the vector begins in memory."""
+    address: int = vector.__array_interface__["data"][0]
+    return address
+
+
+def writable_alias(vector: FloatVector) -> FloatVector:
+    """Return the same memory without its write protection; it does not keep it alive.
+
+    For readers that refuse protected memory, as NumPy's ``__dlpack__`` without a
+    version does.
+    """
+    return np.asarray(_Unprotected(vector))
+
+
+class _Unprotected:
+    """Memory of a vector as NumPy's array interface describes it, writable."""
+
+    def __init__(self, vector: FloatVector) -> None:
+        interface = vector.__array_interface__
+        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}

@@ -61,6 +61,13 @@ class Communicator(Protocol):
     def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
         """Fill ``everyones`` with what each rank holds in ``mine``, in rank order."""
 
+    def tell_all(self, mine: Array, everyones: Array) -> None:
+        """Fill ``everyones`` with the equally long ``mine`` of all ranks, in rank order.
+
+        Faster than ``allgather``, and less sure: when a member dies meanwhile, some of
+        it may be what it was before.  Nothing may be trusted before a vote has passed.
+        """
+
     def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
         """Complete ``vector``, of which each rank holds the slice ``bounds[rank]``."""
 

@@ -2,30 +2,27 @@
 
 Theory.  Every rank holds the vectors of the maximal subtrees that it owns
 (`recovery.reduction`).  The total is the fixed binary tree over all of them, so
-its bits do not depend on who owned what.  Two ways lead there: ranks swap whole
-small vectors (`climb`), and share the work on large ones (`slices`).  Both make
-exactly the additions of the tree.
+its bits do not depend on who owned what.  Each rank folds one slice of it.  Inside
+a host it reads its peers' roots where they are (`mapped`), otherwise they are sent
+(`slices`).  Both make exactly the additions of the tree.
 
-The roots are only read: if the exchange breaks, they are still good for the
-next world.  Whatever happens, no message outlives the call.
+Invariant: the roots are only read.  If the exchange breaks, they are still good for
+the next world, and no message outlives the call.  The total is whole once a vote of
+all ranks has followed, and not before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
+from holdfast.recovery.overflow import quiet_context
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
-from holdfast.runtime.aligned import aligned_vector
-from holdfast.runtime.climb import Climb
+from holdfast.runtime.common_memory import CommonMemory
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.finite import is_finite
+from holdfast.runtime.mapped import Mapped
 from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.slices import Slices
-
-SMALL_FLOATS = 96 * 1024
-"""Up to 384 KiB over all ranks, fewer messages beat less copying (bench/reduce)."""
 
 
 def _nothing() -> None:
@@ -35,23 +32,32 @@ def _nothing() -> None:
 class TreeExchange:
     """Sums vectors of one size over one world by one plan; buffers are kept between calls."""
 
-    def __init__(self, communicator: Communicator, plan: ReductionPlan, size: int) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        plan: ReductionPlan,
+        size: int,
+        common: CommonMemory | None = None,
+    ) -> None:
+        """Prepare to sum vectors of ``size`` floats, in ``common`` memory where there is some."""
         self._is_alone = communicator.size == 1 and len(plan.roots) == 1
-        self._total = aligned_vector(size)
-        way = Climb if size * communicator.size <= SMALL_FLOATS else Slices
-        self._way = way(communicator, plan, size)
+        self._way = (
+            Mapped(communicator, plan, common) if common else Slices(communicator, plan, size)
+        )
         self._mine = slice(*slice_bounds(size, communicator.size)[communicator.rank])
         self._is_total_finite = True
+        self._quiet = quiet_context()
 
     def total(
         self, roots: Sequence[FloatVector], posted: Callable[[], None] = _nothing
     ) -> FloatVector:
-        """Return the sum over all microbatches; valid until the next call.
+        """Return the sum over all microbatches; valid from the next vote to the next call.
 
         A sum may overflow: the vote refuses such a step, on all workers alike.
 
         Args:
-            roots: vectors of this rank's nodes, in the order of the plan.
+            roots: vectors of this rank's nodes, in the order of the plan; allocated by
+                this rank's shared vectors if there is common memory.
             posted: called once while messages are in the air (fault injection).
 
         Raises:
@@ -59,17 +65,15 @@ class TreeExchange:
         """
         if self._is_alone:
             posted()
+            self._is_total_finite = self._quiet.run(is_finite, roots[0][self._mine])
             return roots[0]
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._is_total_finite = self._way.run(roots, posted, self._total)
-        return self._total
+        self._is_total_finite = self._quiet.run(self._way.run, roots, posted)
+        return self._way.result
 
-    def is_finite(self, total: FloatVector) -> bool:
-        """Return whether this rank's slice of ``total`` holds no infinity and no NaN.
+    @property
+    def is_finite(self) -> bool:
+        """Whether this rank's slice of the last total holds no infinity and no NaN.
 
         Together the ranks look at all of it; the vote joins their answers.
         """
-        if total is self._total:
-            return self._is_total_finite
-        with np.errstate(over="ignore", invalid="ignore"):
-            return is_finite(total[self._mine])
+        return self._is_total_finite

@@ -183,6 +183,11 @@ class FakeCommunicator:
         assert [piece.size for piece in pieces] == list(counts), "ranks counted differently"
         everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
 
+    def tell_all(self, mine: Array, everyones: Array) -> None:
+        """Fill ``everyones`` with the equally long ``mine`` of all ranks."""
+        pieces = self._collect(mine, "tell_all")
+        everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
+
     def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
         """Complete ``vector`` in place from the slices that the ranks hold."""
         start, stop = bounds[self.rank]

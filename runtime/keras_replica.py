@@ -21,6 +21,7 @@ Invariant: between two calls of ``apply`` or ``load`` no variable changes.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.runtime import model_rules
-from holdfast.runtime.aligned import ALIGNMENT_BYTES, aligned_vector
+from holdfast.runtime.aligned import (
+    ALIGNMENT_BYTES,
+    address_of,
+    aligned_copy,
+    aligned_vector,
+    writable_alias,
+)
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.generator_seeds import generator_seeds
 from holdfast.runtime.named_variables import check_tensors, named_variables
@@ -100,6 +107,7 @@ class KerasReplica:
         state = tuple(model.non_trainable_variables)
         self._seeds = tuple(v for v in state if model_rules.is_generator_state(v))
         self._state = tuple(v for v in state if not model_rules.is_generator_state(v))
+        self._no_seeds = tf.zeros((0, 2), tf.int64)
         self._tensors = named_variables(self._trainable + self._state, model.optimizer.variables)
         self._graph(x, y, training=True)
         _check_metrics(model, self._found.metrics, _tensor(x[:1]), _tensor(y[:1]))
@@ -108,6 +116,7 @@ class KerasReplica:
         metrics = 1 + sum(math.prod(v.shape) for v in self._found.metrics)
         self._shape = ContributionShape(gradient=self._layout.size, metrics=metrics)
         self._update = self._trace_update()
+        self._borrowed: tuple[FloatVector, Any] = (np.empty(0, np.float32), None)
 
     @staticmethod
     def build(source: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> KerasReplica:
@@ -151,9 +160,7 @@ class KerasReplica:
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
-        rows = self._borrow(total).reshape(-1, ROW_FLOATS)
-        sums = tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
-        self._update(tf.constant(samples, tf.float32), sums)
+        self._update(_constant(samples), self._borrow(total))
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the loss and the results of the model's metrics.
@@ -194,8 +201,10 @@ class KerasReplica:
 
     def _run(self, batch: Microbatch, *, training: bool) -> Sequence[Any]:
         """Run the graph of the batch's shape and return its outputs."""
-        seeds = tf.constant(generator_seeds(batch.seed, len(self._seeds)), tf.int64)
         graph = self._graph(batch.x, batch.y, training=training)
+        seeds = self._no_seeds
+        if self._seeds:
+            seeds = tf.constant(generator_seeds(batch.seed, len(self._seeds)), tf.int64)
         outputs: Sequence[Any] = graph(_tensor(batch.x), _tensor(batch.y), seeds)
         return outputs
 
@@ -281,14 +290,15 @@ class KerasReplica:
             tf.TensorSpec((self._layout.size // ROW_FLOATS, ROW_FLOATS), tf.float32),
         )
 
-    def _borrow(self, total: FloatVector) -> FloatVector:
-        """Return the total's gradient part as TensorFlow can take it: aligned and writable."""
+    def _borrow(self, total: FloatVector) -> Any:
+        """Return the total's gradient part as a tensor over the same memory, in rows."""
         sums = total[: self._layout.size]
-        if sums.ctypes.data % ALIGNMENT_BYTES == 0 and sums.flags.writeable:
-            return sums
-        copy = aligned_vector(self._layout.size)
-        copy[:] = sums
-        return copy
+        if address_of(sums) % ALIGNMENT_BYTES:
+            sums = aligned_copy(sums)
+        if address_of(sums) != address_of(self._borrowed[0]):
+            rows = writable_alias(sums).reshape(-1, ROW_FLOATS)
+            self._borrowed = sums, tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+        return self._borrowed[1]
 
 
 def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
@@ -363,6 +373,12 @@ def _forward(model: Any, x: Any, y: Any, *, training: bool) -> tuple[Any, Any]:
 def _tensor(array: npt.NDArray[np.generic]) -> Any:
     """Return the array as a tensor; float64 becomes float32, as in ``Model.fit``."""
     return tf.convert_to_tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
+
+
+@functools.lru_cache(maxsize=8)
+def _constant(samples: int) -> Any:
+    """Return a number of samples as a tensor; steps have one or two of them."""
+    return tf.constant(samples, tf.float32)
 
 
 def _specification(array: npt.NDArray[np.generic]) -> Any:

@@ -14,7 +14,6 @@ from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
-from holdfast.recovery.reduction import plan_reduction
 from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.world import World
@@ -29,7 +28,7 @@ from holdfast.runtime.catch_up import (
 from holdfast.runtime.communicator import WorldBroken
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import JobError, WorldLost
-from holdfast.runtime.exchange import TreeExchange
+from holdfast.runtime.exchanges import Exchanges
 from holdfast.runtime.heartbeat import Phase, Request
 from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.numerics_check import check_peers
@@ -66,7 +65,7 @@ class TrainingLoop:
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job, self._records)
         self._transactions: dict[Work, Transaction] = job.transactions(replica)
-        self._exchanges: dict[Work, TreeExchange] = {}
+        self._exchanges = Exchanges(self._membership, self._transactions, job.microbatches)
         self._transaction = self._transactions[Work.TRAIN]
         self._assignment = assign(job.microbatches, world)
         self._is_loaded = False
@@ -132,6 +131,7 @@ class TrainingLoop:
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:
+        self._exchanges.renew()
         source = find_source(self._membership.versions)
         if source.is_needed:
             shared = self._membership.together(lambda: self._share_state(source))
@@ -158,11 +158,10 @@ class TrainingLoop:
         self._saver.gather()
         transaction = self._transaction
         roots = transaction.roots(self._assignment, self._membership.me)
-        vector = self._exchange(transaction).total(roots, lambda: self._visit(Site.REDUCE))
-        # Only the vote says that it is whole: a collective that a death has cut short may
-        # report success (Open MPI's Allgatherv does, having received nothing).
-        self._vector = vector
-        self._is_finite = self._exchange(transaction).is_finite(vector)
+        exchange = self._exchanges.of(transaction, self._assignment)
+        # Only the vote says that it is whole: peers may not have written their slices yet.
+        self._vector = exchange.total(roots, lambda: self._visit(Site.REDUCE))
+        self._is_finite = exchange.is_finite
         return StepEvent.REDUCED
 
     def _vote(self) -> StepEvent:
@@ -199,7 +198,6 @@ class TrainingLoop:
         phases = self._membership.repair(self._version, lambda: self._visit(Site.REPAIR))
         self._saver.abandon()
         self._assignment = adopt(self._assignment, self._membership.world)
-        self._exchanges.clear()
         times = RepairTimes(self._detected, *phases)
         self._records.repaired(before, times, attempts=self._repairs)
         self._detected = 0.0
@@ -242,15 +240,6 @@ class TrainingLoop:
         work = self._job.curriculum.next_work(self._progress.cursor)
         assert work is not None
         return self._transactions[work]
-
-    def _exchange(self, transaction: Transaction) -> TreeExchange:
-        """Return the exchange for ``transaction`` in the current world."""
-        if transaction.work not in self._exchanges:
-            plan = plan_reduction(self._assignment, self._membership.world, self._job.microbatches)
-            self._exchanges[transaction.work] = TreeExchange(
-                self._membership.communicator, plan, transaction.size
-            )
-        return self._exchanges[transaction.work]
 
     def _transaction_committed(self, agreed: Outcome) -> None:
         """Do what follows every commit: tell the agent, save if due, stop if asked to."""

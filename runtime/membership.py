@@ -107,6 +107,14 @@ class Membership:
             raise WorldBroken("the exchange of a peer failed")
         return result
 
+    def can_all(self, can: bool) -> bool:  # noqa: FBT001  (a vote is a yes or a no)
+        """Return whether all members say yes.  Called by all at the same point.
+
+        Raises:
+            WorldBroken: someone died; raised on all alike.
+        """
+        return bool(self.communicator.agree(_ALL_WELL if can else REFUSAL))
+
     def _roll_call(self, version: int) -> list[WorkerId]:
         """Return the ids of all members, in rank order, and note their versions."""
         card = _CARD.pack(self._me, version)

@@ -15,7 +15,8 @@ occur), on some survivors and not on others.  So this file knows one failure,
    on all of them.
 4. The success of a collective counts only if no failure is known after it: when
    a member dies or revokes within a small ``Allgatherv``, Open MPI 5.0.9 (its
-   algorithms "linear" and "sparbit") returns success with data missing.
+   algorithms "linear" and "sparbit") returns success with data missing.  What
+   ``tell_all`` told counts after a vote only.
 
 All MPI calls come from one thread at a time (``serialized``): with ``multiple``
 the TCP transport can deadlock in revoke.
@@ -139,6 +140,14 @@ class MpiCommunicator:
     def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
         """Fill ``everyones`` with what each rank holds in ``mine``; counts in elements."""
         self._collective(self._comm.Allgatherv, mine, [everyones, list(counts)])
+
+    def tell_all(self, mine: Array, everyones: Array) -> None:
+        """Fill ``everyones``; without the look for deaths that makes its success count."""
+        try:
+            self._comm.Allgather(mine, everyones)
+        except MPI.Exception as error:
+            self.revoke()
+            raise WorldBroken(str(error)) from error
 
     def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
         """Complete ``vector`` in place from the slices that the ranks hold."""

@@ -72,7 +72,11 @@ class Replica(Protocol):
         """
 
     def apply(self, total: FloatVector, samples: int) -> None:
-        """Update the state from the sum of the contributions of ``samples`` samples."""
+        """Update the state from the sum of the contributions of ``samples`` samples.
+
+        ``total`` is read-only, because it lies where all workers of the host read it,
+        and is gone after the call.
+        """
 
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the metrics' sums over validation samples into ``out`` (``shape.metrics`` long)."""

@@ -21,12 +21,11 @@ from itertools import zip_longest
 import numpy as np
 
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
+from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.communicator import Communicator, Flight
 from holdfast.runtime.finite import is_finite
+from holdfast.runtime.fold import BUCKET_FLOATS, Fold, buckets
 from holdfast.runtime.replica import FloatVector
-
-BUCKET_FLOATS = 256 * 1024
-"""1 MiB: the roots of a bucket stay in the second-level cache (bench/reduce)."""
 
 WINDOW_BUCKETS = 2
 """Buckets that a rank listens to: one to fold, one on its way."""
@@ -52,23 +51,22 @@ class Slices:
         rank, ranks = communicator.rank, communicator.size
         self._communicator = communicator
         self._mine = [index for index, root in enumerate(plan.roots) if root.rank == rank]
-        cuts = [_cut(*bounds) for bounds in slice_bounds(size, ranks)]
+        cuts = [buckets(*bounds) for bounds in slice_bounds(size, ranks)]
         self._peers = [(rank + distance) % ranks for distance in range(1, ranks)]
         # A bucket for every peer, then the next one: so that all of them can begin at once.
         turns = zip_longest(*([(peer, part) for part in cuts[peer]] for peer in self._peers))
         self._away = [part for turn in turns for part in turn if part is not None]
         self._buckets = _buckets(plan, rank, cuts[rank])
         self._fold = Fold(plan, min(BUCKET_FLOATS, size))
+        self.result = aligned_vector(size)
 
-    def run(
-        self, roots: Sequence[FloatVector], posted: Callable[[], None], result: FloatVector
-    ) -> bool:
+    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> bool:
         """Fill ``result`` with the sum; return whether this rank's slice of it is finite.
 
         Raises:
             WorldBroken: a member died; the roots are unchanged.
         """
-        has_seen_finite_only = True
+        result, has_seen_finite_only = self.result, True
         with self._communicator.flight() as flight:
             arrivals = [_listen(flight, bucket) for bucket in self._buckets[:WINDOW_BUCKETS]]
             for peer, part in self._away:
@@ -94,34 +92,6 @@ class Slices:
         for index, root in zip(self._mine, roots, strict=True):
             bucket.rows[index] = root[bucket.part]
         self._fold.sum(bucket.rows, result)
-
-
-class Fold:
-    """The tree above the roots, added up without changing any of them."""
-
-    def __init__(self, plan: ReductionPlan, floats: int) -> None:
-        self._combines = plan.combines
-        # Sums of nodes that begin at the first leaf build up in the result; a sum
-        # that waits for its left neighbour needs a buffer of its own.
-        waiting = {left for left, _ in plan.combines if left}
-        self._scratch = {left: np.empty(floats, np.float32) for left in waiting}
-
-    def sum(self, rows: Sequence[FloatVector], result: FloatVector) -> None:
-        """Write the sum of ``rows`` into ``result``, which is no longer than the scratch."""
-        if not self._combines:
-            result[:] = rows[0]
-            return
-        values = list(rows)
-        for left, right in self._combines:
-            target = self._scratch[left][: len(result)] if left else result
-            np.add(values[left], values[right], target)
-            values[left] = target
-
-
-def _cut(start: int, stop: int) -> list[slice]:
-    """Return a slice of the vector in buckets."""
-    begins = range(start, stop, BUCKET_FLOATS)
-    return [slice(begin, min(begin + BUCKET_FLOATS, stop)) for begin in begins]
 
 
 def _buckets(plan: ReductionPlan, rank: int, parts: Sequence[slice]) -> list[_Bucket]:

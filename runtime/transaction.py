@@ -28,9 +28,9 @@ from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.partial import PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.data import Data
 from holdfast.runtime.replica import FloatVector, Microbatch, Replica
+from holdfast.runtime.shared_vectors import SharedVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,9 @@ class Transaction:
         self.size = contributor.size + LANES
         self._contributor = contributor
         self._microbatches = microbatches
-        self._sums = PartialSums(microbatches, lambda: aligned_vector(self.size))
+        # One leaf in work, and at most one held vector for each microbatch.
+        self.vectors = SharedVectors.create(self.size, microbatches + 1)
+        self._sums = PartialSums(microbatches, self.vectors.allocate)
 
     def compute(self, index: int, owned: Collection[int]) -> None:
         """Compute the leaves of update ``index`` (from 0) in ``owned`` that are not there yet."""
@@ -128,7 +130,9 @@ class Transaction:
         """Return what the sum over all microbatches means."""
         body = self._contributor.size
         samples, proof = from_lanes(vector[body:])
-        return Total(vector[:body], samples, proof)
+        contribution = vector[:body]
+        contribution.flags.writeable = False  # other workers are reading it too
+        return Total(contribution, samples, proof)
 
     def forget(self) -> None:
         """Drop all leaves: the transaction is committed, or belongs to another state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from pathlib import Path
@@ -81,11 +82,12 @@ def test_death_at_each_site_of_each_step(
         assert len(alive) == workers - (len(faults) if is_reached else 0)
 
 
-@pytest.fixture(params=["small vectors", "large vectors"])
+@pytest.fixture(params=["mapped", "messages"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which of its two ways the exchange takes."""
-    if request.param == "large vectors":
-        monkeypatch.setattr("holdfast.runtime.exchange.SMALL_FLOATS", 0)
+    if request.param == "messages":
+        hosts = itertools.count()
+        monkeypatch.setattr("holdfast.runtime.common_memory._host", lambda: b"%d" % next(hosts))
     return str(request.param)
 
 
@@ -94,7 +96,7 @@ def test_random_deaths_change_no_bit(
     tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], path: str, batch: int
 ) -> None:
     for number in range(SEEDS_IN_A_BATCH):
-        seed = 1000 * (path == "large vectors") + batch * SEEDS_IN_A_BATCH + number
+        seed = 1000 * (path == "messages") + batch * SEEDS_IN_A_BATCH + number
         print("seed", seed)
         play(SimulatedJob(tmp_path / f"seed-{seed}", numerics), seed, undisturbed)
 

@@ -95,6 +95,16 @@ def allgather_fills_a_matrix(world: Communicator) -> Communicator:
     return world
 
 
+def what_is_told_reaches_all_in_rank_order(world: Communicator) -> Communicator:
+    everyones = np.zeros((world.size, 2), np.int64)
+
+    for turn in range(3):
+        world.tell_all(np.array([world.rank, turn]), everyones)
+
+        assert everyones.tolist() == [[rank, turn] for rank in range(world.size)]
+    return world
+
+
 def allgather_slices_completes_a_vector(world: Communicator) -> Communicator:
     cuts = [0, *sorted((7 * rank) % 11 for rank in range(1, world.size)), 11]
     bounds = [(cuts[rank], cuts[rank + 1]) for rank in range(world.size)]
@@ -175,6 +185,7 @@ PLAIN = [
     flight_waits_for_what_nobody_waited_for,
     flight_keeps_tags_apart,
     allgather_joins_unequal_parts_in_rank_order,
+    what_is_told_reaches_all_in_rank_order,
     allgather_fills_a_matrix,
     allgather_slices_completes_a_vector,
     payloads_may_be_empty_and_of_any_length,

@@ -1,0 +1,100 @@
+"""What the workers of a world map of each other, when all of them are on one host.
+
+Each worker maps the vectors of all others, and one vector for the result, which
+belongs to rank 0 and is new for every world: a worker that was given up for dead
+but is still about to die can only write into a result that nobody reads any more.
+
+Invariant: nobody writes into a vector that holds a root, or reads the result,
+before the vote that follows the sum (`exchange`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.membership import Membership
+from holdfast.runtime.replica import FloatVector
+from holdfast.runtime.shared_vectors import SharedVectors
+
+_LENGTH_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CommonMemory:
+    """Everyone's vectors for one kind of transaction."""
+
+    vectors: tuple[SharedVectors, ...]
+    """By rank; the one of this rank is its own."""
+    result: FloatVector
+
+
+def meet(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
+    """Map what all members offer, one offer for each kind of transaction.
+
+    Called by all members of a new world at the same point.  The entries are None on
+    all of them alike where one cannot map another's memory: they are on several
+    hosts, or may not look into each other's ``/proc``.
+
+    Raises:
+        WorldBroken: someone has died; repair.
+    """
+    communicator = membership.communicator
+    results = [SharedVectors.create(v.floats, 1) for v in mine] if membership.is_first else []
+    tickets = [vectors.ticket for vectors in (*mine, *results)]
+    card = _pack([_host(), *tickets])
+    try:
+        cards = membership.together(lambda: communicator.allgather_bytes(card))
+        found = _map_all(cards, mine, communicator.rank)
+        is_common = membership.can_all(found is not None)
+    finally:
+        for vectors in results:
+            vectors.close()
+    if found is None or not is_common:
+        return [None for _ in mine]
+    return list(found)
+
+
+def _map_all(
+    cards: Sequence[bytes], mine: Sequence[SharedVectors], rank: int
+) -> list[CommonMemory] | None:
+    """Return the common memory for each of ``mine``, or None if some of it cannot be mapped."""
+    hosts, offers = zip(*((host, offer) for host, *offer in map(_unpack, cards)), strict=True)
+    if len(set(hosts)) > 1:
+        return None
+    try:
+        common = []
+        for kind, own in enumerate(mine):
+            result = SharedVectors.open(offers[0][len(mine) + kind]).at(0)
+            vectors = [
+                own if peer == rank else SharedVectors.open(offer[kind])
+                for peer, offer in enumerate(offers)
+            ]
+            common.append(CommonMemory(tuple(vectors), result))
+    except (OSError, LookupError):
+        return None
+    return common
+
+
+@functools.lru_cache(maxsize=1)
+def _host() -> bytes:
+    """Return what is the same for processes that see each other in ``/proc``, and only them."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    return boot + b" %d" % os.stat("/proc/self/ns/pid").st_ino
+
+
+def _pack(parts: Sequence[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
+
+
+def _unpack(joined: bytes) -> list[bytes]:
+    parts, start = [], 0
+    while start < len(joined):
+        length = int.from_bytes(joined[start : start + _LENGTH_BYTES], "little")
+        start += _LENGTH_BYTES
+        parts.append(joined[start : start + length])
+        start += length
+    return parts

@@ -1,0 +1,73 @@
+"""The exact sum inside a host: every rank folds one slice straight from its peers' memory.
+
+No float is sent.  Each rank tells all others where its roots lie, which also says
+that they are whole; then it folds its slice of all roots, in tree order, into the
+one result that everyone maps.  That all slices are whole is known when the vote has
+passed: the vote is the second and last synchronisation, and the step needs it anyway.
+
+The roots of a bucket are read from memory once and folded in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from holdfast.recovery.reduction import ReductionPlan, slice_bounds
+from holdfast.runtime.common_memory import CommonMemory
+from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.finite import is_finite
+from holdfast.runtime.fold import BUCKET_FLOATS, Fold, buckets
+from holdfast.runtime.replica import FloatVector
+
+
+class Mapped:
+    """Sums vectors of one size by one plan, in memory that all ranks of the world map."""
+
+    def __init__(
+        self, communicator: Communicator, plan: ReductionPlan, common: CommonMemory
+    ) -> None:
+        rank, ranks = communicator.rank, communicator.size
+        self._communicator = communicator
+        self._vectors = common.vectors
+        self._own = common.vectors[rank]
+        self.result = common.result
+        size = len(common.result)
+        self._parts = buckets(*slice_bounds(size, ranks)[rank])
+        self._fold = Fold(plan, min(BUCKET_FLOATS, size))
+        owners = [root.rank for root in plan.roots]
+        places = [owners[:index].count(owner) for index, owner in enumerate(owners)]
+        self._sources = list(zip(owners, places, strict=True))
+        most = max(places) + 1
+        self._mine = np.zeros(most, np.int64)
+        self._everyones = np.zeros((ranks, most), np.int64)
+        self._known = b""
+        self._sums: list[tuple[list[FloatVector], FloatVector]] = []
+
+    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> bool:
+        """Write this rank's slice of the sum into ``result``; return whether it is finite.
+
+        Raises:
+            WorldBroken: a member died; the roots are unchanged.
+        """
+        for place, root in enumerate(roots):
+            self._mine[place] = self._own.index_of(root)
+        self._communicator.tell_all(self._mine, self._everyones)
+        posted()
+        self._find_roots()
+        has_seen_finite_only = True
+        for rows, mine in self._sums:
+            self._fold.sum(rows, mine)
+            has_seen_finite_only = is_finite(mine) and has_seen_finite_only
+        return has_seen_finite_only
+
+    def _find_roots(self) -> None:
+        """Look up what is to be summed; roots seldom lie elsewhere than in the step before."""
+        told = self._everyones.tobytes()
+        if told == self._known:
+            return
+        indices = self._everyones.tolist()
+        roots = [self._vectors[rank].at(indices[rank][place]) for rank, place in self._sources]
+        self._sums = [([root[part] for root in roots], self.result[part]) for part in self._parts]
+        self._known = told

@@ -1,0 +1,119 @@
+"""Float vectors that the other workers of the host can read where they are.
+
+The memory is a memfd: it has no name, needs no clean-up, and outlives its owner
+for as long as someone maps it.  A peer opens it by a *ticket*, through the owner's
+entry in ``/proc``; a token at the start of the memory tells that it is the one that
+was meant, for process ids come back.
+
+Memory is reserved for all vectors that may ever be needed, but a page takes none
+before it is written for the first time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from holdfast.runtime.replica import FloatVector
+
+_TICKET = struct.Struct("<qqqq16s")
+_HEADER_BYTES = 4096
+_LINE_FLOATS = 16
+"""Vectors begin at multiples of 64 bytes: TensorFlow takes no others without a copy."""
+
+# linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
+_F_ADD_SEALS = 1033
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+
+
+class SharedVectors:
+    """Vectors of one size in memory that other processes can map."""
+
+    def __init__(self, fd: int, floats: int, count: int) -> None:
+        """Map the memory behind ``fd``, which stays the caller's."""
+        self.floats = floats
+        self.count = count
+        self._fd = fd
+        self._stride = -(-floats // _LINE_FLOATS) * _LINE_FLOATS
+        self._map = mmap.mmap(fd, _bytes_of(floats, count))
+        self._views: dict[int, FloatVector] = {}
+        self._indices: dict[int, int] = {}
+        self._closer: Callable[[], object] = _nothing
+
+    @staticmethod
+    def create(floats: int, count: int) -> SharedVectors:
+        """Return ``count`` vectors of ``floats`` zeros, owned by this process."""
+        fd = os.memfd_create("holdfast-vectors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, _bytes_of(floats, count))
+        # memory that shrinks would end its readers with SIGBUS
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        vectors = SharedVectors(fd, floats, count)
+        vectors._map[:16] = secrets.token_bytes(16)
+        vectors._closer = weakref.finalize(vectors, os.close, fd)
+        return vectors
+
+    @staticmethod
+    def open(ticket: bytes) -> SharedVectors:
+        """Map the vectors that a peer on this host has given a ticket for.
+
+        Raises:
+            OSError: the peer is gone, or its memory may not be opened.
+            LookupError: what was found is another's.
+        """
+        pid, number, floats, count, token = _TICKET.unpack(ticket)
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size != _bytes_of(floats, count) or os.pread(fd, 16, 0) != token:
+                raise LookupError(f"process {pid} is not the one whose vectors were meant")
+            return SharedVectors(fd, floats, count)
+        finally:
+            os.close(fd)
+
+    @property
+    def ticket(self) -> bytes:
+        """What a peer on this host needs to open the vectors; only the owner may ask."""
+        return _TICKET.pack(os.getpid(), self._fd, self.floats, self.count, self._map[:16])
+
+    def allocate(self) -> FloatVector:
+        """Return a vector that was not handed out before.
+
+        Raises:
+            MemoryError: all of them were.
+        """
+        if len(self._indices) == self.count:
+            raise MemoryError(f"all {self.count} shared vectors are in use")
+        index = len(self._indices)
+        vector = self.at(index)
+        self._indices[id(vector)] = index
+        return vector
+
+    def index_of(self, vector: FloatVector) -> int:
+        """Return the number of a vector that ``allocate`` has returned."""
+        return self._indices[id(vector)]
+
+    def at(self, index: int) -> FloatVector:
+        """Return vector ``index``, always the same object."""
+        if index not in self._views:
+            start = _HEADER_BYTES + 4 * self._stride * index
+            self._views[index] = np.frombuffer(self._map, np.float32, self.floats, start)
+        return self._views[index]
+
+    def close(self) -> None:
+        """Take no more openings; what is mapped stays.  Closing twice is harmless."""
+        self._closer()
+
+
+def _nothing() -> None:
+    """Do nothing: a peer has no descriptor to close."""
+
+
+def _bytes_of(floats: int, count: int) -> int:
+    stride = -(-floats // _LINE_FLOATS) * _LINE_FLOATS
+    return _HEADER_BYTES + 4 * stride * count

@@ -1,0 +1,75 @@
+"""Vectors in memory that other processes of the host map."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.shared_vectors import SharedVectors
+
+
+def test_vectors_are_distinct_zeros_at_multiples_of_64_bytes() -> None:
+    vectors = SharedVectors.create(17, 3)
+    found = [vectors.allocate() for _ in range(3)]
+    vectors.close()
+
+    for index, vector in enumerate(found):
+        assert vector.tolist() == [0.0] * 17
+        assert vector.ctypes.data % 64 == 0
+        assert vectors.index_of(vector) == index
+        vector[:] = index + 1
+    assert [vector.sum() for vector in found] == [17.0, 34.0, 51.0]
+
+
+def test_more_vectors_than_there_are_do_not_overlap() -> None:
+    vectors = SharedVectors.create(4, 1)
+    vectors.allocate()
+
+    with pytest.raises(MemoryError, match="all 1 shared vectors"):
+        vectors.allocate()
+    vectors.close()
+
+
+def test_what_one_writes_the_other_reads_even_after_the_owner_has_closed() -> None:
+    mine = SharedVectors.create(5, 2)
+    theirs = SharedVectors.open(mine.ticket)
+    mine.allocate()[:] = [1, 2, 3, 4, 5]
+    mine.close()
+
+    assert theirs.at(0).tolist() == [1, 2, 3, 4, 5]
+    theirs.at(1)[:] = 7
+    assert mine.at(1).tolist() == [7] * 5
+
+
+def test_ticket_of_other_vectors_in_the_same_place_is_refused() -> None:
+    """Process and descriptor numbers come back; the token does not."""
+    first = SharedVectors.create(5, 2)
+    ticket = first.ticket
+    first.close()
+    second = SharedVectors.create(5, 2)
+    assert second.ticket[:32] == ticket[:32], "the descriptor was expected to be used again"
+
+    with pytest.raises(LookupError, match=f"process {os.getpid()}"):
+        SharedVectors.open(ticket)
+    second.close()
+
+
+def test_ticket_of_a_process_that_is_gone_is_refused() -> None:
+    vectors = SharedVectors.create(5, 2)
+    ticket = (2**22 + 1).to_bytes(8, sys.byteorder) + vectors.ticket[8:]
+
+    with pytest.raises(OSError, match="No such file"):
+        SharedVectors.open(ticket)
+    vectors.close()
+
+
+def test_memory_cannot_shrink_under_its_readers() -> None:
+    vectors = SharedVectors.create(2000, 2)
+    number = np.frombuffer(vectors.ticket, np.int64, 2)[1]
+
+    with pytest.raises(PermissionError):
+        os.ftruncate(int(number), 4096)
+    vectors.close()
