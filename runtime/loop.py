@@ -84,8 +84,11 @@ class TrainingLoop:
             JobError: the job cannot go on; a checkpoint was made where that was possible.
         """
         state = StepState.JOINING
-        while state not in OVER:
-            state = next_state(state, self._act(state))
+        try:
+            while state not in OVER:
+                state = next_state(state, self._act(state))
+        finally:
+            self._records.flush()
         if state is StepState.LOST:
             raise WorldLost(
                 f"a member of the world died, and {self._repairs - 1} repairs in a row have not "
@@ -282,6 +285,7 @@ class TrainingLoop:
         """Pass a fault site, by default of the update in hand or of the one being validated."""
         if self._context.injector.is_idle:
             return
+        self._records.flush()
         if step is None:
             work = self._job.curriculum.next_work(self._progress.cursor)
             step = self._progress.cursor.step + (work is not Work.EVALUATE)

@@ -32,7 +32,6 @@ class Progress:
 
     def commit(self, work: Work, total: Total) -> None:
         """Make the transaction final."""
-        self._records.committing()
         if work is Work.TRAIN:
             self._commit_step(total)
         else:

@@ -1,20 +1,26 @@
 """What the training loop writes into the journal: steps, epochs, worlds and recoveries.
 
 Everything here is known to all workers alike, so only rank 0 of the world
-writes it.  Rank 0 may die between a commit and its records: whoever is rank 0
-after it writes those of the last commit again, and readers take the last of
-equal records.
+writes it, and the records of steps not at every step: what was committed within
+a tenth of a second is written together.  Rank 0 may die before: whoever is rank 0
+after it writes what the dead one may have left out, and readers take the last
+of equal records.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.membership import Membership, RepairTimes
+
+_TOGETHER_S = 0.1
+"""A record costs 60 us when the caches are cold, 1 % of a step of 6 ms."""
 
 
 class LoopRecords:
@@ -25,23 +31,20 @@ class LoopRecords:
         self._membership = membership
         self._began = time.monotonic()
         self._pending: _Recovery | None = None
-        self._latest: list[tuple[str, dict[str, object]]] = []
+        self._latest: deque[_Commit] = deque()
+        self._unwritten: deque[_Commit] = deque()
+        self._written = 0.0
         self._was_first = membership.is_first
 
     def transaction_began(self) -> None:
         """Start the clock of the transaction in hand; an attempt that fails does not count."""
         self._began = time.monotonic()
 
-    def committing(self) -> None:
-        """Begin the records of one commit."""
-        self._latest.clear()
-
     def joined(self, cursor: Cursor) -> None:
         """Record the world that is about to train, and what a dead rank 0 may have left out."""
         was_first, self._was_first = self._was_first, self._membership.is_first
         if self._was_first and not was_first:
-            for event, fields in self._latest:
-                self._context.journal.record(event, **fields)
+            self._unwritten.extend(self._latest)
         world = self._membership.world
         workers = list(world.workers)
         self._context.tell_agent(
@@ -105,16 +108,41 @@ class LoopRecords:
         """Record something that all workers know."""
         self._write(event, **fields)
 
+    def flush(self) -> None:
+        """Write what was committed and not written yet."""
+        self._written = time.monotonic()
+        while self._unwritten:
+            commit = self._unwritten.popleft()
+            self._context.journal.record(commit.event, **commit.fields)
+
     def _keep(self, event: str, **fields: object) -> None:
-        """Write a record of the commit in hand, and remember it."""
+        """Remember a record of a commit, and write it within the tenth of a second."""
+        now = time.monotonic()
+        stamp = {"now": now, "time": time.time()}
         generation = self._membership.world.generation
-        self._latest.append((event, {"generation": generation} | fields))
-        self._write(event, **fields)
+        commit = _Commit(event, now, stamp | {"generation": generation} | fields)
+        while self._latest and self._latest[0].now < now - 2 * _TOGETHER_S:
+            self._latest.popleft()
+        self._latest.append(commit)
+        if self._membership.is_first:
+            self._unwritten.append(commit)
+            if now - self._written >= _TOGETHER_S:
+                self.flush()
 
     def _write(self, event: str, **fields: object) -> None:
         if self._membership.is_first:
+            self.flush()
             generation = self._membership.world.generation
             self._context.journal.record(event, **({"generation": generation} | fields))
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """A record of something that was committed."""
+
+    event: str
+    now: float
+    fields: Mapping[str, object]
 
 
 class _Recovery:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,6 @@ def test_second_death_before_the_next_step_belongs_to_the_same_recovery(story: S
 
 
 def test_new_rank_0_writes_what_the_dead_one_may_have_left_out(second: Story) -> None:
-    second.records.committing()
     second.records.stepped(CURSOR, 1, 4)
     second.records.ended_epoch(1, CURSOR, {"loss": 0.5}, None)
 
@@ -149,13 +149,40 @@ def test_new_rank_0_writes_what_the_dead_one_may_have_left_out(second: Story) ->
     assert epoch["ledger"] == {"samples": 12, "fingerprint": "0000000000000abc", "exact": True}
 
 
-def test_records_of_an_older_commit_are_not_written_again(second: Story) -> None:
-    second.records.committing()
+def test_records_of_long_ago_are_not_written_again(
+    second: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
     second.records.ended_epoch(1, CURSOR, {}, None)
-    second.records.committing()
+    later = time.monotonic() + 1.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     second.records.stepped(CURSOR, 2, 4)
 
     second.lose(WORKERS[0], rank=0)
 
     assert len(second.journal("step")) == 1
     assert not second.journal("epoch")
+
+
+def test_steps_within_a_tenth_of_a_second_are_written_together_as_they_happened(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    counts = []
+    for moment in (1000.0, 1000.05, 1000.09, 1000.11, 1000.12):
+        now = moment
+        story.records.stepped(CURSOR, 1, 4)
+        counts.append(len(story.journal("step")))
+
+    assert counts == [1, 1, 1, 4, 4]
+    story.records.flush()
+    moments = [record["now"] for record in story.journal("step")]
+    assert moments == [1000.0, 1000.05, 1000.09, 1000.11, 1000.12]
+
+
+def test_what_is_noted_comes_after_the_steps_before_it(story: Story) -> None:
+    story.records.stepped(CURSOR, 1, 4)
+    story.records.stepped(CURSOR, 1, 4)
+    story.records.note("stopped", step=3)
+
+    assert [len(story.journal(event)) for event in ("step", "stopped")] == [2, 1]
