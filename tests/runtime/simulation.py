@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
@@ -132,6 +133,16 @@ class LazyExecutor:
 
         self._queue.append(LazyFuture(task, self.dice.choice([0, 0, 1, 3, 8])))
         return self._queue[-1]
+
+
+def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Let the saver work when it is asked often enough, and nothing wait for it or for the disk.
+
+    A lazy saver gets nowhere while others only wait, and here no power goes.
+    """
+    patch.setattr("holdfast.runtime.saver.ThreadPoolExecutor", LazyExecutor)
+    patch.setattr("holdfast.runtime.saver.wait", lambda futures, timeout: None)
+    patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
 
 @dataclass(frozen=True, slots=True)

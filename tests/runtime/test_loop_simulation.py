@@ -11,12 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from simulation import EPOCHS, KILL, SAMPLES, STEPS, Ending, Launch, LazyExecutor, SimulatedJob
+from simulation import EPOCHS, KILL, SAMPLES, STEPS, Ending, Launch, SimulatedJob, wait_for_nothing
 
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.heartbeat import Request
 from holdfast.runtime.numerics import Numerics
+
+pytestmark = pytest.mark.usefixtures("one_core")
 
 BATCHES_OF_SEEDS = 3
 SEEDS_IN_A_BATCH = 10
@@ -28,8 +30,8 @@ def numerics() -> Numerics:
 
 
 @pytest.fixture(autouse=True)
-def _lazy_saver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.saver.ThreadPoolExecutor", LazyExecutor)
+def _waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_nothing(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) ->
     """How one worker that nothing happens to ends, by the number of microbatches."""
     endings: dict[int, Ending] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.runtime.saver.ThreadPoolExecutor", LazyExecutor)
+        wait_for_nothing(patch)
         for microbatches in range(1, 14):
             job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
             (ending,) = job.launch(Launch(1, 1, microbatches))
