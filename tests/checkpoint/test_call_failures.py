@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,10 +32,21 @@ def small_state(step: int) -> dict[str, Tensor]:
     }
 
 
-def saved_once() -> FakeFileSystem:
+@functools.cache
+def _saved(*steps: int) -> FakeFileSystem:
     filesystem = FakeFileSystem()
-    save(CheckpointStore(RUN_DIR, filesystem), small_state(OLD), header=Header("run", 1, OLD))
+    for step in steps:
+        save(CheckpointStore(RUN_DIR, filesystem), small_state(step), header=Header("run", 1, step))
     return filesystem
+
+
+def saved(*steps: int) -> FakeFileSystem:
+    """Return a file system of the caller's own, on which these steps were saved."""
+    return copy.deepcopy(_saved(*steps))
+
+
+def saved_once() -> FakeFileSystem:
+    return saved(OLD)
 
 
 def save_new(filesystem: FakeFileSystem) -> CheckpointError | None:
@@ -198,11 +211,8 @@ def test_failure_while_pruning_never_raises_and_never_loses_the_newest(
 
 
 def three_steps() -> tuple[FakeFileSystem, CheckpointStore]:
-    filesystem = FakeFileSystem()
-    store = CheckpointStore(RUN_DIR, filesystem)
-    for step in (10, 20, 30):
-        save(store, small_state(step), header=Header("run", 1, step))
-    return filesystem, store
+    filesystem = saved(10, 20, 30)
+    return filesystem, CheckpointStore(RUN_DIR, filesystem)
 
 
 def calls_before_prune() -> int:
@@ -219,15 +229,15 @@ def calls_with_prune() -> int:
 def test_failure_while_restoring_is_a_reason_and_the_older_step_is_used(
     number: int, same_bytes: Callable[..., bool]
 ) -> None:
-    filesystem = saved_once()
-    save_new(filesystem)
-    begin = len(filesystem.calls)
-    newest(filesystem)
-    end = len(filesystem.calls)
+    undisturbed = saved_once()
+    save_new(undisturbed)
+    begin = len(undisturbed.calls)
+    read = copy.deepcopy(undisturbed)
+    newest(read)
+    end = len(read.calls)
 
     for call in range(begin, end):
-        filesystem = saved_once()
-        save_new(filesystem)
+        filesystem = copy.deepcopy(undisturbed)
         filesystem.fail_at(call, number)
         store = CheckpointStore(RUN_DIR, filesystem)
         try:
