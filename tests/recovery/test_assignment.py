@@ -3,13 +3,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.assignment import Assignment, adopt, assign
 from holdfast.recovery.world import WorkerId, World
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 
 def world_of(*workers: int, capacity: int | None = None, generation: int = 0) -> World:
@@ -56,7 +54,6 @@ def test_spare_owns_nothing() -> None:
     assert assignment.owned_by(WorkerId(2)) == ()
 
 
-@deterministic
 @given(st.integers(1, 200), worlds())
 def test_loads_differ_by_at_most_one_and_runs_are_in_rank_order(
     microbatches: int, world: World
@@ -103,7 +100,6 @@ def test_orphans_go_to_those_with_the_fewest(
     assert owners_of(adopt(assignment, after)) == expected
 
 
-@deterministic
 @given(st.integers(1, 60), shrinkings())
 def test_adoption_moves_orphans_only(microbatches: int, change: tuple[World, World]) -> None:
     before, after = change
@@ -117,7 +113,6 @@ def test_adoption_moves_orphans_only(microbatches: int, change: tuple[World, Wor
         assert new == old or old not in after.active
 
 
-@deterministic
 @given(st.integers(1, 60), shrinkings())
 def test_no_adopter_ends_above_a_worker_that_could_have_adopted(
     microbatches: int, change: tuple[World, World]

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.curriculum import Curriculum, Work
 from holdfast.recovery.cursor import Cursor
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 _CURRICULA = st.builds(
     Curriculum, st.integers(1, 6), st.integers(1, 5), st.booleans(), st.integers(1, 9)
@@ -29,7 +27,6 @@ def whole_job(curriculum: Curriculum) -> list[tuple[Work, Cursor]]:
 
 
 @given(_CURRICULA)
-@deterministic
 def test_every_step_once_and_a_validation_after_each_epoch(curriculum: Curriculum) -> None:
     epoch = [Work.TRAIN] * curriculum.steps_per_epoch
     if curriculum.has_validation:
@@ -39,7 +36,6 @@ def test_every_step_once_and_a_validation_after_each_epoch(curriculum: Curriculu
 
 
 @given(_CURRICULA)
-@deterministic
 def test_no_save_point_between_an_epoch_and_its_validation(curriculum: Curriculum) -> None:
     """A step has one state that may be saved, and every step has one."""
     states: dict[int, list[Cursor]] = {}
@@ -59,7 +55,6 @@ def test_no_save_point_between_an_epoch_and_its_validation(curriculum: Curriculu
 
 
 @given(_CURRICULA)
-@deterministic
 def test_saves_are_due_once_at_every_multiple(curriculum: Curriculum) -> None:
     due = [cursor.step for _, cursor in whole_job(curriculum) if curriculum.is_save_due(cursor)]
 
@@ -67,7 +62,6 @@ def test_saves_are_due_once_at_every_multiple(curriculum: Curriculum) -> None:
 
 
 @given(_CURRICULA)
-@deterministic
 def test_epochs_begin_end_and_are_numbered(curriculum: Curriculum) -> None:
     before = Cursor.start(1)
     for work, cursor in whole_job(curriculum):

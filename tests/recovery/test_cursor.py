@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.ledger import Ledger
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 _WORDS = st.integers(0, 2**64 - 1)
 _SUMS = st.lists(st.floats(width=64), min_size=1, max_size=4)
@@ -22,7 +20,6 @@ def same(left: Cursor, right: Cursor) -> bool:
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**31), st.integers(0, 2**62), _WORDS, _SUMS)
-@deterministic
 def test_tensors_bring_back_every_bit(
     step: int, evaluations: int, samples: int, proof: int, sums: list[float]
 ) -> None:

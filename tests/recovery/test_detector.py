@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits, Verdict
@@ -12,8 +12,6 @@ from holdfast.recovery.world import WorkerId
 STARTING, TRAINING = 0, 4
 LIMITS = SilenceLimits(1.0, {STARTING: 60.0})
 WORKER = WorkerId(3)
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 
 def looks(
@@ -110,7 +108,6 @@ def test_reason_names_the_silence_and_the_limit_that_fired() -> None:
     assert found.reason == "dead: silent for 1.20 s in phase 4, limit 1.00 s"
 
 
-@deterministic
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=30))
 def test_nobody_is_dead_before_four_silent_looks(gaps_s: list[float]) -> None:
     detector, now = FailureDetector(LIMITS), 0.0

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.errors import FaultConflict, FaultSyntaxError
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
 from holdfast.recovery.world import WorkerId
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 faults = st.builds(
     Fault,
@@ -35,7 +33,6 @@ def test_fault_is_read_from_words_in_any_order(text: str, expected: Fault) -> No
     assert parse_fault(text) == expected
 
 
-@deterministic
 @given(faults)
 def test_text_of_a_fault_reads_back_as_the_fault(fault: Fault) -> None:
     assert parse_fault(str(fault)) == fault

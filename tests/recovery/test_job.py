@@ -5,7 +5,7 @@ from itertools import product
 from typing import TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
@@ -28,7 +28,6 @@ from holdfast.recovery.world import WorkerId
 Transcript: TypeAlias = list[tuple[Event, str]]
 """Events, each with what the machine answers: see ``told``."""
 
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 ALL_EVENTS = (
     *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
@@ -463,7 +462,6 @@ _TERMS = st.builds(JobTerms, st.integers(1, 4), st.integers(0, 4), st.booleans()
 
 
 @given(_TERMS, st.lists(_EVENTS, max_size=60))
-@settings(deterministic, max_examples=150)
 def test_no_history_uses_a_worker_or_a_generation_twice(
     terms: JobTerms, events: list[Event]
 ) -> None:
@@ -493,7 +491,6 @@ def test_no_history_uses_a_worker_or_a_generation_twice(
 
 
 @given(_TERMS, st.lists(_EVENTS, max_size=60))
-@settings(deterministic, max_examples=150)
 def test_any_history_is_over_soon_after_a_stop(terms: JobTerms, events: list[Event]) -> None:
     """After a stop nothing is launched, and the end of the launch is the end of the job."""
     machine = JobMachine(terms)
@@ -510,7 +507,6 @@ def test_any_history_is_over_soon_after_a_stop(terms: JobTerms, events: list[Eve
 
 
 @given(_TERMS, st.lists(_EVENTS, max_size=60))
-@settings(deterministic, max_examples=100)
 def test_a_refused_event_leaves_no_trace_in_the_rest_of_the_history(
     terms: JobTerms, events: list[Event]
 ) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.errors import LedgerUnreadable
@@ -17,7 +17,6 @@ from holdfast.recovery.ledger import (
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.splitmix import WORD, splitmix64
 
-deterministic = settings(derandomize=True, deadline=None, database=None)
 ids = st.lists(st.integers(0, 10**12), max_size=40)
 
 
@@ -30,13 +29,11 @@ def test_fingerprints_never_change() -> None:
     assert fingerprint([0]) == 16294208416658607535
 
 
-@deterministic
 @given(ids)
 def test_fingerprint_is_the_sum_of_hashes(samples: list[int]) -> None:
     assert fingerprint(samples) == sum(map(splitmix64, samples)) % WORD
 
 
-@deterministic
 @given(ids, st.randoms(use_true_random=False))
 def test_fingerprint_does_not_depend_on_order_or_grouping(samples: list[int], random) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     shuffled = samples.copy()
@@ -60,7 +57,6 @@ def test_fingerprint_of_no_samples_is_zero() -> None:
     assert fingerprint([]) == 0
 
 
-@deterministic
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 9))
 def test_an_epoch_of_the_sample_order_is_covered(
     samples: int, global_batch: int, microbatches: int
@@ -95,7 +91,6 @@ def test_right_fingerprint_with_a_wrong_count_does_not_cover() -> None:
     assert not Ledger(5, fingerprint(range(4))).covers(4)
 
 
-@deterministic
 @given(st.integers(2, 60), st.data())
 def test_any_exchanged_sample_is_noticed(samples: int, data: st.DataObject) -> None:
     gone = data.draw(st.integers(0, samples - 1))
@@ -122,7 +117,6 @@ def test_record_returns_a_new_ledger() -> None:
     assert after == ledger_of(0, 1)
 
 
-@deterministic
 @given(st.integers(0, 2**24), st.integers(0, WORD - 1))
 def test_lanes_bring_count_and_fingerprint_back(samples: int, value: int) -> None:
     lanes = to_lanes(samples, value)

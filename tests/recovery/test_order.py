@@ -4,13 +4,12 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.splitmix import splitmix64
 
-deterministic = settings(derandomize=True, deadline=None, database=None)
 seeds = st.integers(0, 2**64 - 1)
 counts = st.integers(1, 80)
 
@@ -45,7 +44,6 @@ def test_microbatch_seeds_never_change() -> None:
     ]
 
 
-@deterministic
 @given(seeds, st.integers(1, 40), st.integers(0, 3))
 def test_epoch_is_sorted_by_hashed_keys(seed: int, samples: int, epoch: int) -> None:
     """The order in plain Python: no sorting algorithm or array library has a say in it."""
@@ -60,7 +58,6 @@ def test_epoch_is_sorted_by_hashed_keys(seed: int, samples: int, epoch: int) -> 
     assert order.batch(epoch).tolist() == sorted(range(samples), key=key)
 
 
-@deterministic
 @given(seeds, counts, counts, counts, st.integers(0, 3))
 def test_every_epoch_visits_every_sample_once(
     seed: int, samples: int, global_batch: int, microbatches: int, epoch: int
@@ -79,7 +76,6 @@ def test_every_epoch_visits_every_sample_once(
     assert {order.epoch_of(first), order.epoch_of(first + order.steps_per_epoch - 1)} == {epoch}
 
 
-@deterministic
 @given(seeds, counts, counts, counts, st.integers(0, 200))
 def test_microbatches_cut_the_batch_like_array_split(
     seed: int, samples: int, global_batch: int, microbatches: int, index: int
@@ -93,7 +89,6 @@ def test_microbatches_cut_the_batch_like_array_split(
     assert {part.dtype for part in parts} == {np.dtype(np.int64)}
 
 
-@deterministic
 @given(seeds, counts, counts, st.integers(0, 200))
 def test_only_the_last_batch_of_an_epoch_is_short(
     seed: int, samples: int, global_batch: int, index: int
@@ -151,7 +146,6 @@ def test_samples_are_shuffled_evenly() -> None:
     assert abs(from_first_half - 25_000) < 400  # five standard deviations of 79
 
 
-@deterministic
 @given(counts, counts, counts)
 def test_sequential_order_visits_samples_in_their_own_order(
     samples: int, global_batch: int, microbatches: int

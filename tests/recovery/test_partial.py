@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.assignment import adopt, assign
@@ -14,7 +14,6 @@ from holdfast.recovery.reduction import Node, maximal_nodes, plan_reduction
 from holdfast.recovery.world import WorkerId, World
 
 SIZE = 19
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 
 def allocate() -> FloatVector:
@@ -87,7 +86,6 @@ class Cluster:
         return sums[0]
 
 
-@deterministic
 @given(st.data())
 def test_total_has_the_same_bits_after_any_history_of_kills_and_adoptions(
     data: st.DataObject,
@@ -124,7 +122,6 @@ def test_survivor_computes_only_what_it_adopts() -> None:
     assert cluster.missing(WorkerId(2)) == (3,)
 
 
-@deterministic
 @given(st.integers(1, 40), st.data())
 def test_all_owned_leaves_fold_into_exactly_the_maximal_nodes(
     microbatches: int, data: st.DataObject

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.assignment import Assignment, assign
@@ -23,7 +23,6 @@ from holdfast.recovery.reduction import (
 from holdfast.recovery.world import WorkerId, World
 
 Vector = npt.NDArray[np.float32]
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 
 def world_of(workers: int) -> World:
@@ -90,7 +89,6 @@ def test_node_without_leaves_is_refused(start: int, stop: int) -> None:
         Node(start, stop)
 
 
-@deterministic
 @given(st.integers(1, 70), st.data())
 def test_path_leads_from_root_through_children_to_leaf(
     microbatches: int, data: st.DataObject
@@ -149,7 +147,6 @@ def test_plan_names_ranks_and_not_worker_ids() -> None:
     assert [root.rank for root in plan.roots] == [0, 1]
 
 
-@deterministic
 @given(ownerships())
 def test_roots_of_a_rank_are_its_maximal_nodes(ownership: tuple[Assignment, World]) -> None:
     assignment, world = ownership
@@ -161,7 +158,6 @@ def test_roots_of_a_rank_are_its_maximal_nodes(ownership: tuple[Assignment, Worl
         assert mine == maximal_nodes(assignment.owned_by(worker), assignment.microbatches)
 
 
-@deterministic
 @given(ownerships())
 def test_roots_cover_every_leaf_once_and_each_but_the_first_is_folded_once(
     ownership: tuple[Assignment, World],
@@ -175,7 +171,6 @@ def test_roots_cover_every_leaf_once_and_each_but_the_first_is_folded_once(
     assert sorted(right for _, right in plan.combines) == list(range(1, len(plan.roots)))
 
 
-@deterministic
 @given(ownerships(), st.integers(0, 2**32))
 def test_total_has_the_same_bits_whoever_owns_what(
     ownership: tuple[Assignment, World], seed: int
@@ -188,7 +183,6 @@ def test_total_has_the_same_bits_whoever_owns_what(
     assert total_by_plan(plan, leaves).tobytes() == tree_sum(leaves).tobytes()
 
 
-@deterministic
 @given(st.integers(1, 33), st.integers(1, 9), st.integers(0, 2**32))
 def test_total_has_the_same_bits_for_every_world_size(
     microbatches: int, workers: int, seed: int
@@ -251,7 +245,6 @@ def test_slices_are_cut_at_cache_lines(
     assert slice_bounds(size, ranks) == expected
 
 
-@deterministic
 @given(st.integers(0, 10_000), st.integers(1, 70), st.integers(1, 64))
 def test_slices_join_to_the_whole_and_are_even(size: int, ranks: int, align: int) -> None:
     bounds = slice_bounds(size, ranks, align)

@@ -4,13 +4,11 @@ import functools
 import operator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.saving import SavePhase, after_vote
 from holdfast.recovery.vote import SAVE_BITS, Bit
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 ALL_WELL = Bit.INTACT | Bit.DURABLE | Bit.SETTLED
 PENDING = Bit.INTACT
@@ -44,7 +42,6 @@ _BITS = st.lists(st.sampled_from(list(SAVE_BITS)), unique=True).map(
 
 
 @given(st.lists(st.lists(_BITS, min_size=3, max_size=3), max_size=12))
-@deterministic
 def test_all_survivors_are_in_the_same_phase_after_every_vote(votes: list[list[Bit]]) -> None:
     """Each hears only what was agreed on, so each goes the same way, and is done at most once."""
     phases = [SavePhase.WRITING] * 3
@@ -60,7 +57,6 @@ def test_all_survivors_are_in_the_same_phase_after_every_vote(votes: list[list[B
 
 
 @given(st.lists(_BITS, min_size=1, max_size=12))
-@deterministic
 def test_nothing_is_committed_unless_every_shard_was_durable_before(votes: list[Bit]) -> None:
     phase, were_durable = SavePhase.WRITING, False
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.splitmix import GOLDEN_GAMMA, WORD, chain, splitmix64, splitmix64_inplace
 
 words = st.integers(0, WORD - 1)
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 
 def test_outputs_are_those_of_the_published_generator() -> None:
@@ -29,7 +28,6 @@ def test_hash_of_zero_never_changes() -> None:
     assert splitmix64(0) == 0xE220A8397B1DCDAF
 
 
-@deterministic
 @given(st.lists(words, max_size=50))
 def test_array_hash_equals_hash_of_each_integer(values: list[int]) -> None:
     array = np.array(values, dtype=np.uint64)

@@ -3,13 +3,11 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.errors import IllegalTransition
 from holdfast.recovery.step import OVER, TRANSITIONS, StepEvent, StepState, next_state
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 TRANSCRIPTS = {
     "a step that nothing disturbs": (
@@ -99,7 +97,6 @@ def test_every_event_is_of_use() -> None:
 
 
 @given(st.lists(st.sampled_from(StepEvent), max_size=60))
-@deterministic
 def test_nothing_is_applied_without_a_vote_of_everyone(events: list[StepEvent]) -> None:
     """Whatever happens in whatever order, APPLYING follows an AGREED and nothing else."""
     state = StepState.JOINING
@@ -116,7 +113,6 @@ def test_nothing_is_applied_without_a_vote_of_everyone(events: list[StepEvent]) 
 
 
 @given(st.lists(st.sampled_from(StepEvent), max_size=60))
-@deterministic
 def test_a_world_is_formed_before_anything_is_computed_again(events: list[StepEvent]) -> None:
     state, is_formed = StepState.JOINING, False
     for event in events:

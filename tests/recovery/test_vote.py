@@ -4,12 +4,10 @@ import functools
 import operator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.vote import REFUSAL, SAVE_BITS, Bit, Wishes, ballot, outcome
-
-deterministic = settings(derandomize=True, deadline=None, database=None)
 
 _SAVE = st.lists(st.sampled_from(list(SAVE_BITS)), unique=True).map(
     lambda bits: functools.reduce(operator.or_, bits, Bit(0))
@@ -18,7 +16,6 @@ _VOTES = st.tuples(st.booleans(), st.booleans(), st.booleans(), _SAVE)
 
 
 @given(st.lists(_VOTES, min_size=1, max_size=8))
-@deterministic
 def test_all_must_confirm_and_anyone_may_ask(votes: list[tuple[bool, bool, bool, Bit]]) -> None:
     flags = [
         ballot(is_finite=finite, wishes=Wishes(save=save, stop=stop), save=bits)
@@ -35,7 +32,6 @@ def test_all_must_confirm_and_anyone_may_ask(votes: list[tuple[bool, bool, bool,
 
 
 @given(st.lists(_VOTES, max_size=8))
-@deterministic
 def test_one_refusal_makes_it_a_no_in_which_nothing_is_confirmed(
     votes: list[tuple[bool, bool, bool, Bit]],
 ) -> None:

@@ -1,0 +1,15 @@
+"""How many examples the property tests look at: few as unit tests, more when there is time.
+
+``pytest -m hypothesis --hypothesis-profile long`` is the long form, a part of ``ci/test``.  The
+examples are the same ones every time, so a failure needs no seed to come back.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+_SAME_EVERY_TIME = settings(derandomize=True, database=None, deadline=None)
+
+settings.register_profile("unit", _SAME_EVERY_TIME, max_examples=40)
+settings.register_profile("long", _SAME_EVERY_TIME, max_examples=300)
+settings.load_profile("unit")
