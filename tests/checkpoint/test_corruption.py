@@ -117,6 +117,7 @@ def link_shard(step: Path, random: np.random.Generator) -> None:
     path.symlink_to(target)
 
 
+SEEDS_OF_UNIT_TESTS = 40
 DAMAGES = [
     (flip_bit, 400),
     (flip_bit_of_metadata, 150),
@@ -132,13 +133,27 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "cases"), DAMAGES, ids=lambda value: getattr(value, "__name__", "")
-)
+FEW = [
+    pytest.param(damage, range(min(cases, SEEDS_OF_UNIT_TESTS)), id=damage.__name__)
+    for damage, cases in DAMAGES
+]
+MANY = [
+    pytest.param(
+        damage,
+        range(SEEDS_OF_UNIT_TESTS, cases),
+        id=f"{damage.__name__}-many",
+        marks=pytest.mark.long,
+    )
+    for damage, cases in DAMAGES
+    if cases > SEEDS_OF_UNIT_TESTS
+]
+
+
+@pytest.mark.parametrize(("damage", "seeds"), [*FEW, *MANY])
 def test_damaged_checkpoint_is_never_loaded(
-    pristine: Path, tmp_path: Path, damage: Damage, cases: int
+    pristine: Path, tmp_path: Path, damage: Damage, seeds: range
 ) -> None:
-    for seed in range(cases):
+    for seed in seeds:
         run_dir = tmp_path / str(seed)
         shutil.copytree(pristine, run_dir)
         store = CheckpointStore(run_dir)

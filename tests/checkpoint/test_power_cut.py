@@ -28,8 +28,11 @@ class Cut(NamedTuple):
     acknowledged: int
 
 
-CASES = [(Survival.NOTHING, 0), (Survival.NAMES, 0)] + [
-    (Survival.ANYTHING, seed) for seed in range(8)
+CASES = [
+    (Survival.NOTHING, 0),
+    (Survival.NAMES, 0),
+    *((Survival.ANYTHING, seed) for seed in range(3)),
+    *(pytest.param(Survival.ANYTHING, seed, marks=pytest.mark.long) for seed in range(3, 8)),
 ]
 
 

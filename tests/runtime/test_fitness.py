@@ -97,9 +97,11 @@ def test_reason_of_the_survivor_is_passed_on(tmp_path: Path, environment: dict[s
     assert answer == Fitness(False, f"Open MPI 5.0.9 ({tmp_path}/mpiexec)", "no Revoke")
 
 
+@pytest.mark.process
 def test_hanging_trial_is_ended_with_everything_it_started(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fitness, "_TERMINATE_TIMEOUT_S", 0.1)
     pids = tmp_path / "pids"
     library = _library(
         tmp_path, f"sleep 600 & echo $! > {pids}; trap '' TERM; echo $$ >> {pids}; wait; wait"

@@ -20,8 +20,8 @@ from holdfast.runtime.numerics import Numerics
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
-BATCHES_OF_SEEDS = 3
 SEEDS_IN_A_BATCH = 10
+BATCHES = [0, *(pytest.param(batch, marks=pytest.mark.long) for batch in range(1, 6))]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-@pytest.mark.parametrize("batch", range(BATCHES_OF_SEEDS))
+@pytest.mark.parametrize("batch", BATCHES)
 def test_random_deaths_change_no_bit(
     tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], path: str, batch: int
 ) -> None:

@@ -29,10 +29,22 @@ from holdfast.runtime.membership import Membership
 from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.shared_vectors import SharedVectors
 
-TINY, ODD, LARGE = 3, 1003, 4 * BUCKET_FLOATS + 1237
+SMALL_BUCKET_FLOATS = 4096
+TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237
 """Some slices are empty; divisible by nothing; several buckets a slice, divisible by nothing."""
 
 WAYS = ("mapped", "messages")
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of several buckets need not be large then."""
+    set_buckets(monkeypatch, SMALL_BUCKET_FLOATS)
+
+
+def set_buckets(patch: pytest.MonkeyPatch, floats: int) -> None:
+    for module in ("fold", "mapped", "slices"):
+        patch.setattr(f"holdfast.runtime.{module}.BUCKET_FLOATS", floats)
 
 
 class Party:
@@ -135,6 +147,17 @@ def test_sums_have_the_bits_of_the_tree(way: str, ranks: int, size: int) -> None
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_sums_of_several_buckets_have_the_bits_of_the_tree(way: str, ranks: int) -> None:
     check_one(way, ranks, microbatches=7, size=LARGE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+def test_sums_of_full_buckets_have_the_bits_of_the_tree(
+    way: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_buckets(monkeypatch, BUCKET_FLOATS)
+
+    check_one(way, ranks, microbatches=7, size=4 * BUCKET_FLOATS + 1237)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -5,6 +5,8 @@ import signal
 import pytest
 from agent_harness import AgentHarness, assert_ended
 
+pytestmark = pytest.mark.process
+
 KILLED_ITSELF = -signal.SIGKILL
 
 

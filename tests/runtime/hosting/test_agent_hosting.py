@@ -11,6 +11,8 @@ from agent_harness import AgentHarness, assert_ended, launcher_of
 
 from holdfast.runtime.channel import connect
 
+pytestmark = pytest.mark.process
+
 KILLED_ITSELF = -signal.SIGKILL
 
 

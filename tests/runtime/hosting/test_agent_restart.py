@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from agent_harness import AgentHarness, agent_running
+
+pytestmark = pytest.mark.process
 
 
 def test_agent_can_follow_one_that_was_killed(harness: AgentHarness, tmp_path: Path) -> None:

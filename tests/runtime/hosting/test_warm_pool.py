@@ -12,6 +12,8 @@ from holdfast.runtime.channel import Message
 from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.warm_pool import PoolSettings, WarmPool
 
+pytestmark = pytest.mark.process
+
 
 def test_workers_find_modules_imported_but_no_mpi(tmp_path: Path) -> None:
     """NumPy's own threads end at a fork, so they do not keep it out of the pool."""
