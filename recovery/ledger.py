@@ -35,6 +35,7 @@ MAX_MICROBATCHES = 65_000
 """Up to here the lanes of a step add up exactly: 255 * 65,000 < 2**24."""
 
 _LANES = struct.Struct(f"={LANES}f")
+_SHIFTS = range(0, 64, 8)
 _MAX_EXACT = 1 << 24
 _CHUNK_SAMPLES = 1 << 20
 _MAX_TABLE_SAMPLES = 1 << 22
@@ -67,6 +68,10 @@ def fingerprint(ids: npt.ArrayLike) -> int:
     return int(np.add.reduce(hashes, axis=None))
 
 
+# The method ``sum`` is Python around this; it costs as much again when the caches are cold.
+_sum = np.add.reduce
+
+
 class FingerprintTable:
     """The hashes of all ids of a data set, looked up: a step's hot path has no time to hash."""
 
@@ -80,7 +85,7 @@ class FingerprintTable:
         """Return what the function ``fingerprint`` returns."""
         if self._hashes is None:
             return fingerprint(ids)
-        return int(self._hashes.take(ids).sum())
+        return int(_sum(self._hashes[ids]))
 
 
 def to_lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
@@ -108,14 +113,12 @@ def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
     """
     values: list[float] = lanes.tolist()
     numbers = _whole(values)
-    if len(numbers) != LANES or min(numbers) < 0 or max(numbers) > _MAX_EXACT:
+    if len(numbers) != LANES or not 0 <= min(numbers) <= max(numbers) <= _MAX_EXACT:
         raise LedgerUnreadable(
             f"ledger lanes {values} are not {LANES} whole numbers up to {_MAX_EXACT}:"
             " the reduced vector is damaged"
         )
-    fingerprint = 0
-    for octet in reversed(numbers[1:]):
-        fingerprint = (fingerprint << 8) + octet
+    fingerprint = sum(octet << shift for octet, shift in zip(numbers[1:], _SHIFTS, strict=True))
     return numbers[0], fingerprint % WORD
 
 
