@@ -4,6 +4,7 @@
 
     CheckpointError
     ├── StateUnsupported        a tensor cannot be stored, or does not fit the layout
+    ├── SnapshotDamaged         a snapshot in memory is not what was copied into it
     ├── StorageFailed           a call to the file system failed
     ├── StagingExists           somebody already stages this step, generation and attempt
     ├── CommitRefused           what was staged is not whole, or the step is another run's
@@ -39,6 +40,10 @@ class CheckpointError(Exception):
 
 class StateUnsupported(CheckpointError):
     """A tensor cannot be stored, or does not fit the layout."""
+
+
+class SnapshotDamaged(CheckpointError):
+    """A snapshot in memory is not what was copied into it."""
 
 
 class StorageFailed(CheckpointError):

@@ -31,7 +31,7 @@ _SHA256_LENGTH = 64
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard's file: its bytes and the digest of all of them."""
+    """A shard's file: its bytes, and the digest of those that belong to no piece, in order."""
 
     index: int
     size: int

@@ -27,7 +27,7 @@ class PieceRecord:
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A durable shard: number of its writer, bytes, digest of the file, its pieces."""
+    """A durable shard: number of its writer, bytes, digest outside its pieces, its pieces."""
 
     index: int
     size: int

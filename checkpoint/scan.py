@@ -2,9 +2,9 @@
 
 A scan reads every byte of every shard once, in the order of offsets.  Pieces go
 to where the caller wants them, everything else to a scratch buffer; all of it
-goes into the digests.  Invariant: a scan that returns has compared the digest of
-every shard as a whole and of every piece with the manifest, and the manifest with
-its own sha256, so a single wrong bit anywhere makes it raise.
+goes into a digest.  Invariant: a scan that returns has compared the digests of every
+piece, and of all that is outside the pieces of each shard, with the manifest, and
+the manifest with its own sha256, so a single wrong bit anywhere makes it raise.
 
 HDF5 never interprets anything here.  Sizes are compared before the caller allocates.
 """
@@ -83,23 +83,23 @@ class Scan:
     def _read_shard(
         self, file: ReadFile, shard: ShardEntry, pieces: Sequence[Placed], *, target: Target
     ) -> None:
-        whole = Digest()
+        outside = Digest()
         position = 0
         for tensor, piece in pieces:
-            _pass_over(file, position, piece.offset, digests=(whole,))
+            _pass_over(file, position, piece.offset, outside)
             own, buffer = Digest(), target(tensor, piece)
             position = piece.offset + piece.bytes
             if buffer is None:
-                _pass_over(file, piece.offset, position, digests=(own, whole))
+                _pass_over(file, piece.offset, position, own)
             else:
-                _read(file, buffer, piece.offset, digests=(own, whole))
+                _read(file, buffer, piece.offset, own)
             if own.hexdigest() != piece.digest:
                 raise self._invalid(
                     f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r} "
                     f"in shard {shard.index} have a wrong digest"
                 )
-        _pass_over(file, position, shard.size, digests=(whole,))
-        if whole.hexdigest() != shard.digest:
+        _pass_over(file, position, shard.size, outside)
+        if outside.hexdigest() != shard.digest:
             raise self._invalid(f"shard {shard.index} has a wrong digest outside its data")
 
     def _manifest_bytes(self) -> bytes:
@@ -128,17 +128,16 @@ class Scan:
         return kind(self._step, str(error))
 
 
-def _pass_over(file: ReadFile, start: int, stop: int, *, digests: tuple[Digest, ...]) -> None:
+def _pass_over(file: ReadFile, start: int, stop: int, digest: Digest) -> None:
     """Digest bytes that nobody wants."""
     scratch = memoryview(bytearray(min(stop - start, _CHUNK_BYTES)))
     for position in range(start, stop, _CHUNK_BYTES):
-        _read(file, scratch[: stop - position], position, digests=digests)
+        _read(file, scratch[: stop - position], position, digest)
 
 
-def _read(file: ReadFile, buffer: memoryview, offset: int, *, digests: tuple[Digest, ...]) -> None:
+def _read(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -> None:
     """Fill a buffer and digest it, chunk by chunk, while the bytes are in the cache."""
     for start in range(0, len(buffer), _CHUNK_BYTES):
         chunk = buffer[start : start + _CHUNK_BYTES]
         file.read_into(chunk, offset + start)
-        for digest in digests:
-            digest.update(chunk)
+        digest.update(chunk)

@@ -192,6 +192,17 @@ class Staging:
         path = self.path / shard_name(writer, layout.writers)
         return ShardWriter(self._disk, layout, writer).write(path, state, header)
 
+    def write_image(self, image: memoryview, record: ShardRecord, writers: int) -> None:
+        """Make the shard durable that a snapshot holds, if it still is what was copied into it.
+
+        Raises ``CheckpointError`` and leaves no shard behind if anything fails.
+        """
+        from holdfast.checkpoint.image import check_image
+
+        check_image(image, record)
+        self.open()
+        self._disk.write_durably(self.path / shard_name(record.index, writers), [image])
+
     def commit(self, manifest: Manifest) -> Path:
         """Make the checkpoint visible and durable; returns its directory.
 
