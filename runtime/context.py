@@ -6,9 +6,10 @@ started without it makes its own (`runtime.standalone`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.communicator import Communicator
@@ -29,6 +30,8 @@ class WorkerContext:
     page: HeartbeatPage
     injector: FaultInjector
     tell_agent: Callable[[dict[str, object]], None]
+    send_snapshot: Callable[[dict[str, Any], Sequence[int]], None] | None = None
+    """Hands a snapshot and its descriptor to the agent; None if there is no agent."""
 
     @property
     def run_dir(self) -> Path:

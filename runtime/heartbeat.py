@@ -21,7 +21,7 @@ import os
 import threading
 from enum import IntEnum, IntFlag
 
-_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED = range(6)
+_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED = range(8)
 _SIZE_BYTES = 4096
 
 # linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
@@ -128,6 +128,19 @@ class HeartbeatPage:
     def answer(self, what: Request) -> None:
         """Take note that ``what`` was done, if it was asked (worker only)."""
         self._words[_ANSWERED] ^= self.requests & what
+
+    @property
+    def failed_save(self) -> int:
+        """The last attempt at a checkpoint whose snapshot could not be written; 0 at first."""
+        return self._words[_FAILED]
+
+    def is_answered(self, attempt: int) -> bool:
+        """Return whether the snapshot of ``attempt``, or of a later one, was written or failed."""
+        return max(self._words[_DURABLE], self._words[_FAILED]) >= attempt
+
+    def answer_save(self, attempt: int, *, is_durable: bool) -> None:
+        """Tell what became of a snapshot (agent only)."""
+        self._words[_DURABLE if is_durable else _FAILED] = attempt
 
     def close(self) -> None:
         """Unmap the page and close its descriptor; closing twice is harmless."""

@@ -254,6 +254,7 @@ class TrainingLoop:
         page.step = cursor.step
         page.generation = self._membership.world.generation
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
+        self._saver.prepare(cursor, lambda: whole_state(self._replica, cursor))
         self._saver.want(is_asked=agreed.is_save_wanted)
         if self._saver.is_due(cursor):
             self._begin_save()

@@ -1,25 +1,22 @@
 """Checkpoints made in the background of training, one at a time.
 
 A save costs the training loop one copy of this worker's share of the state; the
-writing happens in a thread.  How it goes on is decided by votes
+agent's writer makes it durable (`pending_shard`).  How it goes on is decided by votes
 (`recovery.saving`), so that all workers always know alike what is in flight.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.retention import prune
 from holdfast.checkpoint.store import CheckpointStore, Staging
@@ -29,10 +26,10 @@ from holdfast.recovery.vote import Bit, Outcome
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.membership import Membership
+from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten, State
 from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.snapshot import SavePlan
 from holdfast.runtime.training_job import TrainingJob
-
-State = Mapping[str, npt.NDArray[np.generic]]
 
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
@@ -42,22 +39,24 @@ MAX_FAILURES = 3
 class _Flight:
     """The checkpoint in flight, as this worker sees it."""
 
-    cursor: Cursor
-    layout: ShardLayout
-    header: Header
+    plan: SavePlan
     staging: Staging
     began: float
     phase: SavePhase
-    mine: Future[ShardRecord]
+    mine: PendingShard
     commit: Future[int] | None = None
+
+    @property
+    def step(self) -> int:
+        """The step whose state is saved."""
+        return self.plan.header.step
 
     @property
     def failure(self) -> BaseException | None:
         """What went wrong on this worker, if anything did."""
-        for future in (self.mine, self.commit):
-            if future is not None and future.done() and future.exception() is not None:
-                return future.exception()
-        return None
+        if self.mine.failure is not None or self.commit is None or not self.commit.done():
+            return self.mine.failure
+        return self.commit.exception()
 
 
 class Saver:
@@ -76,6 +75,8 @@ class Saver:
         self._records = records
         self._store = CheckpointStore(context.run_dir)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-saver")
+        self._shards = Shards(context, self._store, self._thread)
+        self._prepared_for = 0
         self._flight: _Flight | None = None
         self._is_wanted = False
         self._attempts = 0
@@ -122,7 +123,7 @@ class Saver:
         if flight is None:
             return Bit(0)
         bits = Bit(0) if flight.failure is not None else Bit.INTACT
-        if flight.mine.done():
+        if flight.mine.is_done:
             bits |= Bit.DURABLE
         if flight.commit is None or flight.commit.done():
             bits |= Bit.SETTLED
@@ -148,7 +149,7 @@ class Saver:
         flight = self._flight
         if flight is None or flight.phase is not SavePhase.GATHERING:
             return
-        mine = flight.mine.result().encode()
+        mine = flight.mine.record.encode()
         records = self._membership.communicator.allgather_bytes(mine)
         flight.phase = SavePhase.COMMITTING
         if self._membership.is_first:
@@ -166,9 +167,10 @@ class Saver:
     def wait(self, timeout_s: float) -> None:
         """Wait a little for what runs in the background."""
         flight = self._flight
-        if flight is not None:
-            futures: tuple[Future[Any] | None, ...] = (flight.mine, flight.commit)
-            wait([f for f in futures if f is not None and not f.done()], timeout_s)
+        if flight is not None and not flight.mine.is_done:
+            flight.mine.wait(timeout_s)
+        elif flight is not None and flight.commit is not None:
+            wait([flight.commit], timeout_s)
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Return whether nothing is in flight and ``cursor`` is on the disk, or has nothing."""
@@ -180,35 +182,35 @@ class Saver:
         self._membership.communicator.broadcast(step, source)
         self.saved_step = int(step[0])
 
-    def _launch(self, cursor: Cursor, state: State) -> _Flight:
-        communicator = self._membership.communicator
+    def prepare(self, cursor: Cursor, state: Callable[[], State]) -> None:
+        """Take the memory for snapshots of this world ahead of the first one."""
         generation = self._membership.world.generation
-        layout = ShardLayout(specs_of(state), communicator.size)
-        staging = self._store.staging(cursor.step, generation, self._attempts)
-        header = Header(self._context.config.run_id, generation, cursor.step)
-        mine = {piece.spec.name for piece in layout.pieces(communicator.rank)}
-        snapshot = {
-            name: np.array(value, copy=True) if name in mine else value
-            for name, value in state.items()
-        }
-        future = self._thread.submit(
-            staging.write_shard, snapshot, layout, communicator.rank, header
+        if self._prepared_for != generation:
+            self._prepared_for = generation
+            self._shards.prepare(self._plan(cursor, state()), self._membership.communicator.rank)
+
+    def _plan(self, cursor: Cursor, state: State) -> SavePlan:
+        """Return the save of ``state`` in this world."""
+        return SavePlan(
+            Header(self._context.config.run_id, self._membership.world.generation, cursor.step),
+            self._attempts,
+            ShardLayout(specs_of(state), self._membership.communicator.size),
+            cursor=dict(self._job.identity) | {"step": cursor.step},
+            numerics=self._job.numerics.to_json(),
         )
+
+    def _launch(self, cursor: Cursor, state: State) -> _Flight:
+        plan = self._plan(cursor, state)
         began = time.monotonic()
-        return _Flight(cursor, layout, header, staging, began, SavePhase.WRITING, future)
+        mine = self._shards.begin(plan, self._membership.communicator.rank, state)
+        return _Flight(plan, self._store.staging(*plan.key), began, SavePhase.WRITING, mine)
 
     def _commit(self, flight: _Flight, records: list[bytes]) -> int:
         """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
-        manifest = Manifest.assemble(
-            flight.layout,
-            [ShardRecord.decode(record) for record in records],
-            header=flight.header,
-            cursor=dict(self._job.identity) | {"step": flight.cursor.step},
-            numerics=self._job.numerics.to_json(),
-        )
+        manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
         flight.staging.commit(manifest)
         reasons = prune(self._store, self._job.keep)
-        reasons += self._store.clean_staging(flight.header.generation)
+        reasons += self._store.clean_staging(flight.plan.header.generation)
         for reason in reasons:
             self._context.journal.record("prune_failed", reason=reason)
         return manifest.nbytes
@@ -216,7 +218,7 @@ class Saver:
     def _committed(self, flight: _Flight) -> None:
         self._flight = None
         self._failures = 0
-        self.saved_step = flight.cursor.step
+        self.saved_step = flight.step
         if flight.commit is not None:
             seconds = round(time.monotonic() - flight.began, 6)
             size = flight.commit.result()
@@ -228,11 +230,9 @@ class Saver:
         self._flight = None
         self._failures += 1
         failure = flight.failure
-        if failure is not None:
-            self._context.journal.record(
-                "checkpoint_failed", step=flight.cursor.step, reason=str(failure)
-            )
-            text = f"the checkpoint of step {flight.cursor.step} failed: {failure}"
+        if failure is not None and not isinstance(failure, SnapshotNotWritten):
+            self._context.journal.record("checkpoint_failed", step=flight.step, reason=str(failure))
+            text = f"the checkpoint of step {flight.step} failed: {failure}"
             self._context.tell_agent({"kind": "notice", "text": text})
             if not isinstance(failure, (CheckpointError, OSError)):
                 raise failure

@@ -55,7 +55,9 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
     agent.send({"kind": "joined"})
     journal = journal_of(config)
     injector = injector_of(config, journal)
-    return WorkerContext(config, communicator, journal, page, injector, agent.send)
+    return WorkerContext(
+        config, communicator, journal, page, injector, agent.send, send_snapshot=agent.send
+    )
 
 
 def _run_script(config: WorkerConfig) -> dict[str, object] | None:

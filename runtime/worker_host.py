@@ -23,6 +23,7 @@ from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
 from holdfast.runtime.output import OutputForwarder
 from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.warm_pool import ForkRequest, PoolSettings, WarmPool
+from holdfast.runtime.writer_link import WriterLink
 
 _STARTING_TIMEOUT_S = 60.0
 """A start may import for long, and ``MPI_Init`` holds the interpreter's lock."""
@@ -50,12 +51,14 @@ class WorkerHost:
         self._has_guards = False
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
         self._pool = WarmPool(reactor, pool, self)
+        self._writer = WriterLink(reactor, self)
+        self._writer.start()
         self.has_lost_pool = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether no worker is hosted."""
-        return not self._workers
+        """Whether no worker is hosted, and nothing that the last ones left is being saved."""
+        return not self._workers and not self._writer.is_settling
 
     @property
     def is_warm(self) -> bool:
@@ -120,10 +123,11 @@ class WorkerHost:
         for worker, finding in self._detector.findings().items():
             if finding.verdict is Verdict.DEAD:
                 self._fence(watched[worker], finding.silent_s)
+        self._writer.look(now)
         self._reap_strangers()
 
     def close(self) -> None:
-        """Kill all workers, wait for them, and end the pool."""
+        """Kill all workers, wait for them, and end pool and writer."""
         self.kill_all("the agent ends")
         self._pool.close()
         for hosted in list(self._workers.values()):
@@ -131,6 +135,7 @@ class WorkerHost:
                 self.on_fork_failed(hosted.generation, hosted.worker, "the agent ends")
             else:
                 self._on_end(hosted)
+        self._writer.close()
 
     def on_forked(self, generation: int, worker: int, pid: int) -> None:
         """Take over a process that the pool has made."""
@@ -162,6 +167,20 @@ class WorkerHost:
         self._output.forward(stdout_fd, "[pool] ", 1)
         self._output.forward(stderr_fd, "[pool] ", 2)
 
+    def on_written(self, answer: Message) -> None:
+        """Tell a worker what became of its snapshot; a failure is told to everyone."""
+        is_durable = answer["kind"] == "durable"
+        hosted = self._workers.get((answer["generation"], WorkerId(answer["worker"])))
+        if hosted is not None:
+            hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
+        if not is_durable:
+            text = f"the checkpoint of step {answer['step']} failed: {answer['reason']}"
+            self._tell_notice(WorkerId(answer["worker"]), text)
+
+    def _tell_notice(self, worker: WorkerId, text: str) -> None:
+        report = {"kind": "notice", "text": text}
+        self._tell({"kind": "worker_report", "worker": worker, "report": report})
+
     def _expecting(self, hello: GuardHello) -> HostedWorker | None:
         launch = self._launch
         if launch is None or hello.generation != launch.generation:
@@ -179,6 +198,9 @@ class WorkerHost:
 
     def _on_report(self, hosted: HostedWorker, report: Message) -> None:
         kind = report.get("kind")
+        if kind == "snapshot":
+            self._writer.write(report)
+            return
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
             self._tell({"kind": "worker_report", "worker": hosted.worker, "report": report})
@@ -213,11 +235,25 @@ class WorkerHost:
             self._reactor.forget(hosted.end_fd)
         hosted.close()
         del self._workers[(hosted.generation, hosted.worker)]
+        if self._workers or event["clean"]:
+            self._tell(event)
+        else:
+            self._writer.settle(lambda step: self._tell_last_end(hosted.worker, event, step))
+
+    def _tell_last_end(self, worker: WorkerId, event: Message, step: int | None) -> None:
+        """Tell the end of a launch's last worker once what they left in memory is saved.
+
+        So a relaunch finds it on the disk, like everything else that it restores.
+        """
+        if step is not None:
+            report = {"kind": "checkpoint", "step": step}
+            self._tell({"kind": "worker_report", "worker": worker, "report": report})
         self._tell(event)
 
     def _reap_strangers(self) -> None:
         """Wait for orphans that workers left to us; stop at a death that is another's to see."""
-        ours = {hosted.pid for hosted in self._workers.values()} | {self._pool.pid}
+        ours = {hosted.pid for hosted in self._workers.values()}
+        ours |= {self._pool.pid, self._writer.pid}
         if any(hosted.pid is None for hosted in self._workers.values()):
             return
         with contextlib.suppress(ChildProcessError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -52,6 +52,35 @@ class FakePool:
             page.close()
 
 
+class FakeWriter:
+    """A writer that keeps what it was given, and settles when it is told to."""
+
+    def __init__(self, reactor: Reactor, owner: WorkerHost) -> None:
+        self.snapshots: list[Message] = []
+        self.waiting: list[Callable[[int | None], None]] = []
+        self.pid = None
+        owner.writer = self  # type: ignore[attr-defined]
+
+    @property
+    def is_settling(self) -> bool:
+        return bool(self.waiting)
+
+    def start(self) -> None: ...
+
+    def write(self, snapshot: Message) -> None:
+        self.snapshots.append(snapshot)
+
+    def settle(self, then: Callable[[int | None], None]) -> None:
+        self.waiting.append(then)
+
+    def settled(self, step: int | None) -> None:
+        self.waiting.pop()(step)
+
+    def look(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Host:
     """A host whose time, beats and guards are in the test's hands."""
 
@@ -90,6 +119,21 @@ class Host:
                 self.pages[worker].beat()
             self.real.look(self.now)
 
+    @property
+    def writer(self) -> FakeWriter:
+        writer: FakeWriter = self.real.writer  # type: ignore[attr-defined]
+        return writer
+
+    def end(self, worker: int) -> None:
+        """Let a worker die, and its end be seen."""
+        self._processes[worker].kill()
+        while ("worker_exited", worker) not in self.ends and not self.writer.is_settling:
+            self.reactor.run_once(10.0)
+
+    @property
+    def ends(self) -> list[tuple[str, int]]:
+        return [(event["kind"], event["worker"]) for event in self.events if "worker" in event]
+
     def of_kind(self, kind: str) -> list[Any]:
         return [event["worker"] for event in self.events if event["kind"] == kind]
 
@@ -106,6 +150,7 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     monkeypatch.setattr("holdfast.runtime.worker_host.WarmPool", FakePool)
+    monkeypatch.setattr("holdfast.runtime.worker_host.WriterLink", FakeWriter)
     host = Host()
     host.fork(0)
     host.fork(1)
@@ -179,3 +224,44 @@ def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
     host.real.look(host.now)
 
     assert host.of_kind("worker_fenced") == []
+
+
+def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Host) -> None:
+    """A relaunch begins with that event, and must find on the disk what memory held."""
+    host.end(0)
+    assert host.of_kind("worker_exited") == [0]
+
+    host.end(1)
+    assert host.of_kind("worker_exited") == [0]
+    assert not host.real.is_idle
+
+    host.writer.settled(30)
+    assert host.of_kind("worker_exited") == [0, 1]
+    assert [event["report"] for event in host.events if event["kind"] == "worker_report"] == [
+        {"kind": "checkpoint", "step": 30}
+    ]
+    assert host.real.is_idle
+
+
+def test_answers_of_the_writer_reach_the_page_and_failures_everyone(host: Host) -> None:
+    def answer(kind: str, worker: int, attempt: int) -> None:
+        host.real.on_written(
+            {
+                "kind": kind,
+                "generation": 1,
+                "worker": worker,
+                "attempt": attempt,
+                "step": 30,
+                "reason": "the disk is full",
+            }
+        )
+
+    answer("durable", 0, 4)
+    answer("failed", 1, 4)
+    answer("durable", 7, 4)
+
+    assert (host.pages[0].is_answered(4), host.pages[0].failed_save) == (True, 0)
+    assert (host.pages[1].is_answered(4), host.pages[1].failed_save) == (True, 4)
+    assert not host.pages[0].is_answered(5)
+    (notice,) = [event["report"]["text"] for event in host.events if "report" in event]
+    assert notice == "the checkpoint of step 30 failed: the disk is full"

@@ -1,0 +1,81 @@
+"""What goes with a snapshot from the worker that made it to the process that writes it.
+
+A plan holds all that a commit needs and that no shard contains, so that a checkpoint
+whose snapshots are complete can be committed when everybody who made it is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.layout import ShardLayout, TensorSpec
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.record import ShardRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """One save, as everyone in its world knows it."""
+
+    header: Header
+    attempt: int
+    layout: ShardLayout
+    cursor: Mapping[str, object]
+    numerics: Mapping[str, object]
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What names the save: step, generation and attempt."""
+        return (self.header.step, self.header.generation, self.attempt)
+
+    def manifest(self, records: list[ShardRecord]) -> Manifest:
+        """Return the manifest of the checkpoint.
+
+        Raises ``CommitRefused`` if the records do not make it whole.
+        """
+        return Manifest.assemble(
+            self.layout, records, header=self.header, cursor=self.cursor, numerics=self.numerics
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A complete shard in memory; the memory itself travels beside it."""
+
+    run_dir: Path
+    plan: SavePlan
+    record: ShardRecord
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the snapshot as a JSON object."""
+        plan = self.plan
+        return {
+            "run_dir": str(self.run_dir),
+            "run_id": plan.header.run_id,
+            "generation": plan.header.generation,
+            "step": plan.header.step,
+            "attempt": plan.attempt,
+            "specs": [[spec.name, spec.dtype, spec.shape] for spec in plan.layout.specs],
+            "writers": plan.layout.writers,
+            "cursor": dict(plan.cursor),
+            "numerics": dict(plan.numerics),
+            "record": self.record.as_json(),
+        }
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> Snapshot:
+        """Return the snapshot that ``as_json`` has described."""
+        specs = tuple(TensorSpec(n, dtype, tuple(shape)) for n, dtype, shape in message["specs"])
+        plan = SavePlan(
+            Header(message["run_id"], message["generation"], message["step"]),
+            message["attempt"],
+            ShardLayout(specs, message["writers"]),
+            message["cursor"],
+            message["numerics"],
+        )
+        record = ShardRecord.from_json(message["record"])
+        return Snapshot(Path(message["run_dir"]), plan, record)

@@ -1,0 +1,135 @@
+"""The process that writes the snapshots of a host's workers: a child of the agent.
+
+It is niced and has neither MPI nor TensorFlow nor HDF5: a snapshot is the file, byte
+for byte.  While workers live they decide what becomes of a save, and one of them
+commits it.  When all of them are dead, the agent asks to *settle*: a save whose shards
+are all durable is committed then, so that nothing that was complete in memory is lost.
+So everything that is ever restored is restored from the disk.
+
+Every snapshot is answered, with ``durable`` or with ``failed`` and a reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import mmap
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.channel import FDS, Channel, Message
+from holdfast.runtime.journal import Journal
+from holdfast.runtime.processes import name_process
+from holdfast.runtime.snapshot import Snapshot
+
+_NICE = 10
+
+
+class SnapshotWriter:
+    """Writes what it is given, in order, and remembers the newest save."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._newest: Snapshot | None = None
+        self._durable: dict[int, ShardRecord] = {}
+        self._began = 0.0
+
+    def run(self) -> None:
+        """Serve until the agent closes the connection; what has arrived is written."""
+        while (message := self._channel.receive()) is not None:
+            if message["kind"] == "snapshot":
+                self._answer(message, self._write(message))
+            elif message["kind"] == "settle":
+                self._settle()
+
+    def _answer(self, message: Message, failure: str | None) -> None:
+        answer = {name: message[name] for name in ("worker", "generation", "step", "attempt")}
+        answer["kind"] = "durable" if failure is None else "failed"
+        self._send({**answer, "reason": failure})
+
+    def _write(self, message: Message) -> str | None:
+        """Make a snapshot durable; return why it is not."""
+        (fd,) = message[FDS]
+        try:
+            snapshot = Snapshot.of(message)
+            # Unmapped with its last view: after an error, the traceback still holds some.
+            memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+            _write_shard(snapshot, memoryview(memory)[: snapshot.record.size])
+        except (CheckpointError, OSError, ValueError) as error:
+            return str(error)
+        finally:
+            os.close(fd)
+        self._note(snapshot)
+        return None
+
+    def _note(self, snapshot: Snapshot) -> None:
+        """Remember what is durable of the newest save."""
+        if self._newest is None or self._newest.plan.key != snapshot.plan.key:
+            self._durable.clear()
+            self._began = time.monotonic()
+        self._newest = snapshot
+        self._durable[snapshot.record.index] = snapshot.record
+
+    def _settle(self) -> None:
+        """Commit the newest save if it is whole and nobody has committed it yet."""
+        step: int | None = None
+        snapshot, self._newest = self._newest, None
+        if snapshot is not None and len(self._durable) == snapshot.plan.layout.writers:
+            try:
+                step = self._commit(snapshot)
+            except (CheckpointError, OSError) as error:
+                _journal(snapshot).record(
+                    "checkpoint_failed", step=snapshot.plan.header.step, reason=str(error)
+                )
+        self._durable.clear()
+        self._send({"kind": "settled", "step": step})
+
+    def _commit(self, snapshot: Snapshot) -> int | None:
+        """Commit a save for workers that are dead; return its step, None if they have done it."""
+        store = CheckpointStore(snapshot.run_dir)
+        step, generation, attempt = snapshot.plan.key
+        if step in store.steps():
+            return None
+        manifest = snapshot.plan.manifest(list(self._durable.values()))
+        store.staging(step, generation, attempt).commit(manifest)
+        fields = {"step": step, "generation": generation, "bytes": manifest.nbytes}
+        seconds = round(time.monotonic() - self._began, 6)
+        _journal(snapshot).record("checkpoint", **fields, seconds=seconds, orphaned=True)
+        return step
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the agent is gone: nobody waits for an answer
+
+
+def _write_shard(snapshot: Snapshot, image: memoryview) -> None:
+    step, generation, attempt = snapshot.plan.key
+    staging = CheckpointStore(snapshot.run_dir).staging(step, generation, attempt)
+    staging.write_image(image, snapshot.record, snapshot.plan.layout.writers)
+
+
+def _journal(snapshot: Snapshot) -> Journal:
+    path = snapshot.run_dir / "journal.jsonl"
+    return Journal(path, run_id=snapshot.plan.header.run_id, source="snapshot writer")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Be the writer of the agent at the other end of the descriptor."""
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.snapshot_writer")
+    parser.add_argument("--control-fd", type=int, required=True)
+    options = parser.parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, format="holdfast: %(message)s")
+    name_process("holdfast-writer")
+    os.nice(_NICE)
+    SnapshotWriter(Channel.adopt(options.control_fd)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What is complete in memory becomes durable, whoever dies."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.testing import start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+
+def test_snapshots_of_a_job_that_died_whole_are_what_it_is_relaunched_from(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """All die in the step after a save: nobody was left to commit it."""
+    faults = [f"kill worker={worker} step=6 site=compute" for worker in range(4)]
+    with start_job(request_of(EVEN, tmp_path, workers=4, faults=faults)) as running:
+        job = running.wait()
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert len(job.report.relaunches) == 1
+    restored = [record["step"] for record in job.journal if record["event"] == "restored"]
+    assert restored == [5]
+
+
+def test_death_of_the_writer_costs_a_checkpoint_at_most(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with start_job(request_of(LONG, tmp_path, workers=2)) as running:
+        running.wait_for("checkpoint")
+        running.signal(signal.SIGKILL, "holdfast-writer")
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert not job.report.relaunches
+    assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
+
+
+def test_run_directory_whose_checkpoints_vanish_is_filled_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with start_job(request_of(LONG, tmp_path, workers=2)) as running:
+        running.wait_for("checkpoint")
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert CheckpointStore(tmp_path).steps()[0] == LONG.steps

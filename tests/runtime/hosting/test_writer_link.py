@@ -1,0 +1,123 @@
+"""The process that writes snapshots, as the agent holds it: it may die like any other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.image import ShardImage
+from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.channel import FDS, Message
+from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.snapshot import SavePlan, Snapshot
+from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.writer_link import WriterLink
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+STATE = {"a": np.arange(9000, dtype=np.float32)}
+
+
+class Agent:
+    """As much of an agent as a writer needs."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.answers: list[Message] = []
+        self.reactor = Reactor()
+        self.link = WriterLink(self.reactor, self)
+        self.link.start()
+        self._run_dir = run_dir
+        self._memory: list[SnapshotMemory] = []
+
+    def on_written(self, answer: Message) -> None:
+        self.answers.append(answer)
+
+    def write(self, attempt: int) -> None:
+        plan = SavePlan(Header("run", 1, 30), attempt, ShardLayout(specs_of(STATE), 1), {}, {})
+        image = ShardImage(plan.layout, 0, "run")
+        memory = SnapshotMemory(image.size)
+        self._memory.append(memory)
+        fd, buffer = memory.next()
+        snapshot = Snapshot(self._run_dir, plan, image.fill(buffer, STATE, plan.header))
+        message = {"kind": "snapshot", "worker": 0, **snapshot.as_json(), FDS: [os.dup(fd)]}
+        self.link.write(message)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self.reactor.run_once(10.0)
+
+    def settle(self) -> int | None:
+        found: list[int | None] = []
+        self.link.settle(found.append)
+        self.wait_until(lambda: bool(found))
+        return found[0]
+
+    def close(self) -> None:
+        self.link.close()
+        self.reactor.close()
+        for memory in self._memory:
+            memory.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(tmp_path)
+    yield agent
+    agent.close()
+
+
+def test_snapshot_is_written_and_committed_by_the_process(agent: Agent, tmp_path: Path) -> None:
+    agent.write(attempt=1)
+    agent.wait_until(lambda: bool(agent.answers))
+
+    assert (agent.answers[0]["kind"], agent.answers[0]["attempt"]) == ("durable", 1)
+    assert agent.settle() == 30
+    assert CheckpointStore(tmp_path).steps() == (30,)
+
+
+def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: Agent) -> None:
+    first = agent.link.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    agent.write(attempt=1)
+    os.kill(first, signal.SIGKILL)
+    agent.wait_until(lambda: bool(agent.answers))
+
+    assert agent.answers[0]["kind"] == "failed"
+    assert "has died" in agent.answers[0]["reason"]
+    agent.write(attempt=2)
+    agent.wait_until(lambda: len(agent.answers) == 2)
+    assert agent.answers[1]["kind"] == "durable"
+    assert agent.link.pid != first
+
+
+def test_nobody_waits_for_a_writer_that_is_dead(agent: Agent) -> None:
+    assert agent.link.pid is not None
+    os.kill(agent.link.pid, signal.SIGSTOP)
+    found: list[int | None] = []
+    agent.link.settle(found.append)
+    os.kill(agent.link.pid, signal.SIGKILL)
+
+    agent.wait_until(lambda: bool(found))
+
+    assert found == [None]
+    assert not agent.link.is_settling
+
+
+def test_writer_that_hangs_is_killed_in_the_end(agent: Agent) -> None:
+    assert agent.link.pid is not None
+    os.kill(agent.link.pid, signal.SIGSTOP)
+    found: list[int | None] = []
+    agent.link.settle(found.append)
+
+    agent.link.look(now=float("inf"))
+    agent.wait_until(lambda: bool(found))
+
+    assert found == [None]

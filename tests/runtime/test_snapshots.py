@@ -1,0 +1,319 @@
+"""Snapshots on their way from a worker's memory to a checkpoint, without MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.fault import FaultPlan
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime import pending_shard
+from holdfast.runtime.channel import FDS, Channel, Message, pair
+from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.heartbeat import HeartbeatPage
+from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.journal import read_journal
+from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.pending_shard import PendingShard, Shards
+from holdfast.runtime.snapshot import SavePlan, Snapshot
+from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.snapshot_writer import SnapshotWriter
+from holdfast.runtime.worker_config import WorkerConfig
+
+STATE = {"a": np.arange(9000, dtype=np.float32), "b": np.arange(5), "c": np.array(True)}
+WRITERS = 2
+
+
+def plan_of(step: int = 30, attempt: int = 1, writers: int = WRITERS) -> SavePlan:
+    layout = ShardLayout(specs_of(STATE), writers)
+    return SavePlan(Header("run", 7, step), attempt, layout, {"step": step}, {"threads": 1})
+
+
+class Worker:
+    """One worker's end: what it would hand to its agent, and the page with the answers."""
+
+    def __init__(self, run_dir: Path, rank: int = 0) -> None:
+        config = WorkerConfig(
+            worker=WorkerId(rank),
+            generation=7,
+            workers=(WorkerId(0), WorkerId(1)),
+            capacity=2,
+            run_id="run",
+            run_dir=str(run_dir),
+            microbatches=2,
+            seed=0,
+            threads=1,
+            heartbeat_timeout_s=1.0,
+            script="",
+        )
+        self.rank = rank
+        self.sent: list[Message] = []
+        self.page, self._journal = HeartbeatPage.create(), journal_of(config)
+        injector = FaultInjector(
+            config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
+        )
+        context = WorkerContext(
+            config,
+            LocalCommunicator(),
+            self._journal,
+            self.page,
+            injector,
+            lambda report: None,
+            send_snapshot=self._send,
+        )
+        self._thread = ThreadPoolExecutor(1)
+        self.shards = Shards(context, CheckpointStore(run_dir), self._thread)
+
+    def begin(self, plan: SavePlan) -> PendingShard:
+        return self.shards.begin(plan, self.rank, STATE)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        for message in self.sent:
+            os.close(message[FDS][0])
+        self.page.close()
+        self._journal.close()
+
+    def _send(self, message: dict[str, Any], fds: Any) -> None:
+        wire = json.loads(json.dumps(message))
+        self.sent.append({**wire, FDS: [os.dup(fd) for fd in fds]})
+
+
+class Writer:
+    """A snapshot writer in a thread, and the agent's end of its connection."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = pair()
+        self._thread = threading.Thread(target=self._run, args=(theirs,))
+        self._thread.start()
+
+    def write(self, worker: Worker) -> Message:
+        """Hand the newest snapshot of a worker over; return the answer."""
+        message = worker.sent[-1]
+        self.channel.send({k: v for k, v in message.items() if k != FDS}, message[FDS])
+        return self._answer()
+
+    def settle(self) -> int | None:
+        self.channel.send({"kind": "settle"})
+        answer = self._answer()
+        assert answer["kind"] == "settled"
+        step: int | None = answer["step"]
+        return step
+
+    def close(self) -> None:
+        self.channel.close()
+        self._thread.join()
+
+    def _answer(self) -> Message:
+        answer = self.channel.receive()
+        assert answer is not None
+        return answer
+
+    @staticmethod
+    def _run(channel: Channel) -> None:
+        SnapshotWriter(channel).run()
+        channel.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[list[Worker]]:
+    both = [Worker(tmp_path, rank) for rank in range(WRITERS)]
+    yield both
+    for worker in both:
+        worker.close()
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    writer = Writer()
+    yield writer
+    writer.close()
+
+
+def restored_step(run_dir: Path) -> int | None:
+    restored, rejections = restore_newest(CheckpointStore(run_dir), run_id="run")
+    assert rejections == ()
+    if restored is None:
+        return None
+    for name, tensor in STATE.items():
+        assert restored.state[name].tobytes() == tensor.tobytes()
+    return restored.manifest.step
+
+
+def test_snapshot_survives_its_way_as_json(workers: list[Worker], tmp_path: Path) -> None:
+    workers[1].begin(plan_of())
+
+    snapshot = Snapshot.of(workers[1].sent[0])
+
+    assert snapshot.run_dir == tmp_path
+    assert snapshot.plan == plan_of()
+    assert snapshot.record.index == 1
+
+
+def test_two_buffers_take_turns_and_others_see_what_is_in_them() -> None:
+    memory = SnapshotMemory(5000)
+    descriptors = []
+    for turn in range(4):
+        fd, contents = memory.next()
+        descriptors.append(fd)
+        contents[:] = bytes([turn]) * 5000
+        assert os.pread(fd, 6000, 0) == bytes([turn]) * 5000
+    memory.close()
+
+    assert descriptors[0] != descriptors[1]
+    assert descriptors[:2] == descriptors[2:]
+
+
+def test_complete_snapshots_of_dead_workers_become_a_checkpoint(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    for worker in workers:
+        worker.begin(plan_of())
+        assert writer.write(worker)["kind"] == "durable"
+    assert restored_step(tmp_path) is None
+
+    assert writer.settle() == 30
+
+    assert restored_step(tmp_path) == 30
+    (record,) = [r for r in read_journal(tmp_path / "journal.jsonl") if r["event"] == "checkpoint"]
+    assert (record["step"], record["orphaned"]) == (30, True)
+    assert writer.settle() is None
+
+
+def test_snapshot_of_one_worker_alone_is_not_committed(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[0].begin(plan_of())
+    writer.write(workers[0])
+
+    assert writer.settle() is None
+    assert restored_step(tmp_path) is None
+
+
+def test_shards_of_two_attempts_do_not_make_one_checkpoint(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[0].begin(plan_of(attempt=1))
+    writer.write(workers[0])
+    workers[1].begin(plan_of(attempt=2))
+    writer.write(workers[1])
+
+    assert writer.settle() is None
+    assert restored_step(tmp_path) is None
+
+
+def test_step_that_the_workers_have_committed_is_left_alone(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    records = []
+    for worker in workers:
+        records.append(worker.begin(plan_of()).record)
+        writer.write(worker)
+    manifest = plan_of().manifest(records)
+    CheckpointStore(tmp_path).staging(*plan_of().key).commit(manifest)
+
+    assert writer.settle() is None
+    assert restored_step(tmp_path) == 30
+
+
+def test_bit_that_flips_in_a_snapshot_fails_the_save(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[0].begin(plan_of())
+    fd = workers[0].sent[-1][FDS][0]
+    offset = workers[0].sent[-1]["record"]["pieces"][0]["offset"]
+    (byte,) = os.pread(fd, 1, offset + 17)
+    os.pwrite(fd, bytes([byte ^ 16]), offset + 17)
+
+    answer = writer.write(workers[0])
+
+    assert answer["kind"] == "failed"
+    assert "tensor 'a' have changed in the memory of the snapshot" in answer["reason"]
+    assert restored_step(tmp_path) is None
+
+
+def test_run_directory_that_is_gone_fails_the_save_and_not_the_writer(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[0].begin(plan_of())
+    workers[0].sent[-1]["run_dir"] = str(tmp_path / "gone" / "run")
+
+    answer = writer.write(workers[0])
+
+    assert answer["kind"] == "failed"
+    assert "gone" in answer["reason"]
+    workers[0].begin(plan_of(attempt=2))
+    assert writer.write(workers[0])["kind"] == "durable"
+
+
+def test_shard_is_done_when_the_page_says_so(workers: list[Worker]) -> None:
+    shard = workers[0].begin(plan_of())
+    assert not shard.is_done
+
+    workers[0].page.answer_save(1, is_durable=True)
+
+    assert shard.is_done
+    assert shard.failure is None
+    shard.wait(60.0)
+
+
+def test_snapshot_that_was_not_written_is_a_failure(workers: list[Worker]) -> None:
+    shard = workers[0].begin(plan_of())
+
+    workers[0].page.answer_save(1, is_durable=False)
+
+    assert shard.is_done
+    assert "journal says why" in str(shard.failure)
+    workers[0].page.answer_save(2, is_durable=True)
+    assert shard.failure is not None
+
+
+def test_snapshot_in_writing_is_never_written_over(workers: list[Worker], tmp_path: Path) -> None:
+    """Both buffers wait for the disk: the third save is written from a copy by a thread."""
+    worker = workers[0]
+    shards = [worker.begin(plan_of(step=step, attempt=step)) for step in (1, 2, 3)]
+
+    assert [message["attempt"] for message in worker.sent] == [1, 2]
+    shards[2].wait(60.0)
+    assert (shards[2].is_done, shards[2].failure) == (True, None)
+    assert [shard.is_done for shard in shards[:2]] == [False, False]
+    worker.page.answer_save(1, is_durable=True)
+    worker.begin(plan_of(step=4, attempt=4))
+    assert [message["attempt"] for message in worker.sent] == [1, 2, 4]
+
+
+def test_without_memory_the_worker_writes_by_itself(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(size: int) -> SnapshotMemory:
+        raise OSError(12, f"no {size} bytes")
+
+    monkeypatch.setattr(pending_shard, "SnapshotMemory", refuse)
+
+    shard = workers[0].begin(plan_of())
+
+    shard.wait(60.0)
+    assert (shard.is_done, shard.failure, workers[0].sent) == (True, None, [])
+    assert "written by the worker itself" in caplog.text
+
+
+def test_other_world_gets_memory_of_its_own(workers: list[Worker]) -> None:
+    worker = workers[0]
+    worker.begin(plan_of(attempt=1))
+    worker.begin(plan_of(attempt=2, writers=1))
+
+    sizes = [message["record"]["size"] for message in worker.sent]
+    assert sizes[0] < sizes[1]
+    assert os.fstat(worker.sent[1][FDS][0]).st_size == sizes[1]
