@@ -26,12 +26,15 @@ class Curriculum:
         epochs: passes over the data.
         has_validation: whether each epoch ends with a pass over validation data.
         save_every: steps between checkpoints; one is always made at the end.
+        verify_every: steps between comparisons of the replicas' states, apart from
+            saves, each of which begins with one; 0 for none.
     """
 
     steps_per_epoch: int
     epochs: int
     has_validation: bool
     save_every: int
+    verify_every: int = 0
 
     @property
     def steps(self) -> int:
@@ -67,3 +70,7 @@ class Curriculum:
     def is_save_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint is due at ``cursor``, right after a transaction."""
         return self.is_save_point(cursor) and cursor.step % self.save_every == 0
+
+    def is_check_due(self, cursor: Cursor) -> bool:
+        """Return whether the replicas' states are to be compared at ``cursor``."""
+        return self.verify_every > 0 and cursor.step % self.verify_every == 0

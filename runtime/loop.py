@@ -258,6 +258,8 @@ class TrainingLoop:
         self._saver.want(is_asked=agreed.is_save_wanted)
         if self._saver.is_due(cursor):
             self._begin_save()
+        else:
+            self._saver.verify(cursor, lambda: whole_state(self._replica, cursor))
 
     def _begin_save(self) -> None:
         cursor = self._progress.cursor

@@ -121,14 +121,14 @@ class Shards:
             if before is not None:
                 self._thread.submit(_give_back, before)
 
-    def begin(self, plan: SavePlan, rank: int, state: State) -> PendingShard:
+    def begin(self, plan: SavePlan, rank: int, state: State, digest: str) -> PendingShard:
         """Copy this worker's share of ``state``, and begin to make it durable."""
         self.prepare(plan, rank)
         place = self._memory.result() if self._memory is not None else None
         if place is None or self._send is None or not place.is_free(self._context.page):
             return self._begin_thread(plan, rank, state)
         fd, record = place.take(plan, state)
-        snapshot = Snapshot(self._context.run_dir, plan, record)
+        snapshot = Snapshot(self._context.run_dir, plan, record, digest)
         worker = self._context.config.worker
         self._send({"kind": "snapshot", "worker": worker, **snapshot.as_json()}, [fd])
         return _AgentShard(self._context.page, plan.attempt, record)

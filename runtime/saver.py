@@ -26,6 +26,7 @@ from holdfast.recovery.vote import Bit, Outcome
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.membership import Membership
+from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten, State
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.snapshot import SavePlan
@@ -76,6 +77,7 @@ class Saver:
         self._store = CheckpointStore(context.run_dir)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-saver")
         self._shards = Shards(context, self._store, self._thread)
+        self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0
         self._flight: _Flight | None = None
         self._is_wanted = False
@@ -141,11 +143,13 @@ class Saver:
             self._failed(flight)
 
     def gather(self) -> None:
-        """Collect the records of all shards if they are durable, and begin the commit.
+        """Compare states, collect the records of shards that are durable, begin the commit.
 
         Raises:
             WorldBroken: a member died; the save will be abandoned.
+            WorldLost: the members' states differ, and nobody knows who is right.
         """
+        self._check.compare()
         flight = self._flight
         if flight is None or flight.phase is not SavePhase.GATHERING:
             return
@@ -157,12 +161,11 @@ class Saver:
 
     def abandon(self) -> None:
         """Give up the checkpoint in flight: the world it was begun in is no more."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        self._is_wanted = True
-        if self._membership.is_first:
-            self._thread.submit(flight.staging.abandon)
+        self._check.forget()
+        if self._flight is not None:
+            # What is staged stays until the next commit: if all die before, the agent needs it.
+            self._flight = None
+            self._is_wanted = True
 
     def wait(self, timeout_s: float) -> None:
         """Wait a little for what runs in the background."""
@@ -189,6 +192,11 @@ class Saver:
             self._prepared_for = generation
             self._shards.prepare(self._plan(cursor, state()), self._membership.communicator.rank)
 
+    def verify(self, cursor: Cursor, state: Callable[[], State]) -> None:
+        """Have the states compared without saving them, if that is due."""
+        if self._job.curriculum.is_check_due(cursor):
+            self._check.take(cursor.step, state())
+
     def _plan(self, cursor: Cursor, state: State) -> SavePlan:
         """Return the save of ``state`` in this world."""
         return SavePlan(
@@ -202,7 +210,8 @@ class Saver:
     def _launch(self, cursor: Cursor, state: State) -> _Flight:
         plan = self._plan(cursor, state)
         began = time.monotonic()
-        mine = self._shards.begin(plan, self._membership.communicator.rank, state)
+        digest = self._check.take(cursor.step, state)
+        mine = self._shards.begin(plan, self._membership.communicator.rank, state, digest)
         return _Flight(plan, self._store.staging(*plan.key), began, SavePhase.WRITING, mine)
 
     def _commit(self, flight: _Flight, records: list[bytes]) -> int:

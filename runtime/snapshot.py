@@ -49,6 +49,8 @@ class Snapshot:
     run_dir: Path
     plan: SavePlan
     record: ShardRecord
+    state_digest: str
+    """Digest of the whole state that its worker held; equal on all, or something is wrong."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the snapshot as a JSON object."""
@@ -64,6 +66,7 @@ class Snapshot:
             "cursor": dict(plan.cursor),
             "numerics": dict(plan.numerics),
             "record": self.record.as_json(),
+            "state_digest": self.state_digest,
         }
 
     @staticmethod
@@ -78,4 +81,4 @@ class Snapshot:
             message["numerics"],
         )
         record = ShardRecord.from_json(message["record"])
-        return Snapshot(Path(message["run_dir"]), plan, record)
+        return Snapshot(Path(message["run_dir"]), plan, record, message["state_digest"])

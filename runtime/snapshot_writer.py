@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.channel import FDS, Channel, Message
 from holdfast.runtime.journal import Journal
@@ -28,6 +27,8 @@ from holdfast.runtime.processes import name_process
 from holdfast.runtime.snapshot import Snapshot
 
 _NICE = 10
+_ANSWERED = ("launch", "worker", "attempt", "step")
+"""Fields of a snapshot that its answer repeats."""
 
 
 class SnapshotWriter:
@@ -36,7 +37,7 @@ class SnapshotWriter:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._newest: Snapshot | None = None
-        self._durable: dict[int, ShardRecord] = {}
+        self._durable: dict[int, Snapshot] = {}
         self._began = 0.0
 
     def run(self) -> None:
@@ -48,7 +49,7 @@ class SnapshotWriter:
                 self._settle()
 
     def _answer(self, message: Message, failure: str | None) -> None:
-        answer = {name: message[name] for name in ("worker", "generation", "step", "attempt")}
+        answer = {name: message[name] for name in _ANSWERED}
         answer["kind"] = "durable" if failure is None else "failed"
         self._send({**answer, "reason": failure})
 
@@ -73,13 +74,13 @@ class SnapshotWriter:
             self._durable.clear()
             self._began = time.monotonic()
         self._newest = snapshot
-        self._durable[snapshot.record.index] = snapshot.record
+        self._durable[snapshot.record.index] = snapshot
 
     def _settle(self) -> None:
         """Commit the newest save if it is whole and nobody has committed it yet."""
         step: int | None = None
         snapshot, self._newest = self._newest, None
-        if snapshot is not None and len(self._durable) == snapshot.plan.layout.writers:
+        if snapshot is not None and self._is_whole(snapshot):
             try:
                 step = self._commit(snapshot)
             except (CheckpointError, OSError) as error:
@@ -89,13 +90,18 @@ class SnapshotWriter:
         self._durable.clear()
         self._send({"kind": "settled", "step": step})
 
+    def _is_whole(self, snapshot: Snapshot) -> bool:
+        """Return whether all shards of the save are durable, and of one and the same state."""
+        digests = {durable.state_digest for durable in self._durable.values()}
+        return len(self._durable) == snapshot.plan.layout.writers and len(digests) == 1
+
     def _commit(self, snapshot: Snapshot) -> int | None:
         """Commit a save for workers that are dead; return its step, None if they have done it."""
         store = CheckpointStore(snapshot.run_dir)
         step, generation, attempt = snapshot.plan.key
         if step in store.steps():
             return None
-        manifest = snapshot.plan.manifest(list(self._durable.values()))
+        manifest = snapshot.plan.manifest([durable.record for durable in self._durable.values()])
         store.staging(step, generation, attempt).commit(manifest)
         fields = {"step": step, "generation": generation, "bytes": manifest.nbytes}
         seconds = round(time.monotonic() - self._began, 6)

@@ -54,6 +54,8 @@ class Trainer:
         save_every: updates between checkpoints; by default one epoch.  One is
             always made at the end.
         keep: newest checkpoints to keep, at least 2.
+        verify_every: updates between comparisons of the workers' states, which find a
+            worker whose memory is wrong; every save has one too.  0 for none.
     """
 
     def __init__(  # noqa: PLR0913  (each is one plain wish of the user's)
@@ -66,9 +68,12 @@ class Trainer:
         validation: Data | None = None,
         save_every: int | None = None,
         keep: int = 3,
+        verify_every: int = 0,
     ) -> None:
         self._model = model
-        self._request = Request(data, validation, global_batch, epochs, save_every, keep)
+        self._request = Request(
+            data, validation, global_batch, epochs, save_every, keep, verify_every
+        )
         self._replica: Replica | None = None
 
     @property

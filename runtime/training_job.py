@@ -29,6 +29,7 @@ class Request:
     epochs: int
     save_every: int | None
     keep: int
+    verify_every: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=request.save_every or order.steps_per_epoch,
+        verify_every=request.verify_every,
     )
     return TrainingJob(
         request.data,
@@ -110,6 +112,7 @@ def _check(request: Request) -> None:
         "epochs": (request.epochs, 1),
         "save_every": (1 if request.save_every is None else request.save_every, 1),
         "keep": (request.keep, 2),
+        "verify_every": (request.verify_every, 0),
         "the number of samples": (len(request.data), 1),
     }
     for name, (value, least) in lower_bounds.items():

@@ -170,7 +170,7 @@ class WorkerHost:
     def on_written(self, answer: Message) -> None:
         """Tell a worker what became of its snapshot; a failure is told to everyone."""
         is_durable = answer["kind"] == "durable"
-        hosted = self._workers.get((answer["generation"], WorkerId(answer["worker"])))
+        hosted = self._workers.get((answer["launch"], WorkerId(answer["worker"])))
         if hosted is not None:
             hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
         if not is_durable:
@@ -199,7 +199,8 @@ class WorkerHost:
     def _on_report(self, hosted: HostedWorker, report: Message) -> None:
         kind = report.get("kind")
         if kind == "snapshot":
-            self._writer.write(report)
+            # The report's own generation is that of its world, which may have shrunk.
+            self._writer.write({**report, "launch": hosted.generation})
             return
         hosted.has_left |= kind == "leaving"
         if kind != "hello":

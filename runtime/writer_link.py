@@ -137,4 +137,4 @@ class WriterLink:
 
 
 def _key(message: dict[str, Any]) -> _Key:
-    return (message["generation"], message["worker"], message["attempt"])
+    return (message["launch"], message["worker"], message["attempt"])

@@ -76,8 +76,8 @@ class Worker:
         self._thread = ThreadPoolExecutor(1)
         self.shards = Shards(context, CheckpointStore(run_dir), self._thread)
 
-    def begin(self, plan: SavePlan) -> PendingShard:
-        return self.shards.begin(plan, self.rank, STATE)
+    def begin(self, plan: SavePlan, digest: str = "00") -> PendingShard:
+        return self.shards.begin(plan, self.rank, STATE, digest)
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -88,7 +88,7 @@ class Worker:
 
     def _send(self, message: dict[str, Any], fds: Any) -> None:
         wire = json.loads(json.dumps(message))
-        self.sent.append({**wire, FDS: [os.dup(fd) for fd in fds]})
+        self.sent.append({**wire, "launch": 7, FDS: [os.dup(fd) for fd in fds]})
 
 
 class Writer:
@@ -209,6 +209,18 @@ def test_shards_of_two_attempts_do_not_make_one_checkpoint(
     writer.write(workers[0])
     workers[1].begin(plan_of(attempt=2))
     writer.write(workers[1])
+
+    assert writer.settle() is None
+    assert restored_step(tmp_path) is None
+
+
+def test_shards_of_states_that_differ_do_not_make_one_checkpoint(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    """Their workers died before they could compare them."""
+    for worker in workers:
+        worker.begin(plan_of(), digest=f"{worker.rank:02x}")
+        assert writer.write(worker)["kind"] == "durable"
 
     assert writer.settle() is None
     assert restored_step(tmp_path) is None

@@ -248,7 +248,7 @@ def test_answers_of_the_writer_reach_the_page_and_failures_everyone(host: Host) 
         host.real.on_written(
             {
                 "kind": kind,
-                "generation": 1,
+                "launch": 1,
                 "worker": worker,
                 "attempt": attempt,
                 "step": 30,

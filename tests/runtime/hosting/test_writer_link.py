@@ -45,8 +45,14 @@ class Agent:
         memory = SnapshotMemory(image.size)
         self._memory.append(memory)
         fd, buffer = memory.next()
-        snapshot = Snapshot(self._run_dir, plan, image.fill(buffer, STATE, plan.header))
-        message = {"kind": "snapshot", "worker": 0, **snapshot.as_json(), FDS: [os.dup(fd)]}
+        snapshot = Snapshot(self._run_dir, plan, image.fill(buffer, STATE, plan.header), "00")
+        message = {
+            "kind": "snapshot",
+            "launch": 1,
+            "worker": 0,
+            **snapshot.as_json(),
+            FDS: [os.dup(fd)],
+        }
         self.link.write(message)
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:

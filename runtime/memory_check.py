@@ -1,0 +1,92 @@
+"""Replicas compare digests of their states: a wrong bit in memory must not reach a checkpoint.
+
+A digest is taken right after a commit and compared before the sum of the next
+transaction, so a replica whose memory is wrong takes part in no sum after the check
+that finds it, and no checkpoint is committed whose state was not compared.  What it has
+put into sums since the check before cannot be taken back; with a check after
+every step there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+import numpy as np
+
+from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.tensor import Tensor, whole_bytes_of
+from holdfast.recovery.consensus import Consensus, compare_digests
+from holdfast.runtime.communicator import WorldBroken
+from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.errors import WorldLost
+from holdfast.runtime.membership import Membership
+from holdfast.runtime.records import LoopRecords
+
+
+class MemoryCheck:
+    """One worker's part in comparing the states of a world."""
+
+    def __init__(
+        self, context: WorkerContext, membership: Membership, records: LoopRecords
+    ) -> None:
+        self._context = context
+        self._membership = membership
+        self._records = records
+        self._pending: tuple[int, str] | None = None
+
+    def take(self, step: int, state: Mapping[str, Tensor]) -> str:
+        """Digest ``state``, which all members hold after ``step``, to be compared next."""
+        digest = Digest()
+        for name in sorted(state):
+            digest.update(whole_bytes_of(state[name]))
+        self._pending = step, digest.hexdigest()
+        return self._pending[1]
+
+    def forget(self) -> None:
+        """Compare nothing: the world that took the digest is no more."""
+        self._pending = None
+
+    def compare(self) -> None:
+        """Compare the digest that was taken with everyone's; called by all at the same point.
+
+        Whoever differs from the majority does not return: it fences itself.
+
+        Raises:
+            WorldBroken: a member died, or is about to because its memory is wrong.
+            WorldLost: the members differ, and no majority says who is right.
+        """
+        if self._pending is None:
+            return
+        (step, digest), self._pending = self._pending, None
+        mine = np.frombuffer(bytes.fromhex(digest), np.uint8)
+        everyones = np.empty((self._membership.communicator.size, len(mine)), np.uint8)
+        counts = [len(mine)] * len(everyones)
+        self._membership.communicator.allgather(mine, everyones, counts)
+        found = compare_digests([row.tobytes() for row in everyones])
+        if not found.is_unanimous:
+            self._settle(step, found)
+
+    def _settle(self, step: int, found: Consensus) -> None:
+        """Do what follows from a difference; never returns."""
+        workers = [self._membership.world.workers[rank] for rank in found.minority]
+        self._records.note(
+            "memory_differs", step=step, workers=workers, has_majority=found.has_majority
+        )
+        if not found.has_majority:
+            raise WorldLost(
+                f"the states of workers {workers} differ after step {step} and no majority says "
+                "which is right; nothing of it is saved, the job goes back to its last checkpoint"
+            )
+        rank = self._membership.communicator.rank
+        if rank not in found.minority:
+            raise WorldBroken(f"the memory of workers {workers} is wrong")
+        self._context.tell_agent(
+            {
+                "kind": "notice",
+                "text": f"the memory of worker {self._membership.me} is wrong after step {step}: "
+                "its state is not that of the majority; it is fenced",
+            }
+        )
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,60 @@
+"""The custom replica of the examples, in one worker of which a bit of the weights flips once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.runtime import Trainer
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "02_custom_replica.py"
+SPEC = importlib.util.spec_from_file_location("example", EXAMPLE)
+assert SPEC is not None
+assert SPEC.loader is not None
+example = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(example)
+
+
+class Flipping(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
+    """Whoever is first to make the marker, after its n-th update, has bad memory."""
+
+    def __init__(self, features: int, classes: int, flip_after: int, marker: Path) -> None:
+        super().__init__(features, classes)
+        self._left = flip_after
+        self._marker = marker
+
+    def apply(self, total: np.ndarray, samples: int) -> None:
+        super().apply(total, samples)
+        self._left -= 1
+        if self._left == 0 and self._is_chosen():
+            self._weights.view(np.uint32)[3, 2] ^= 1 << 20
+
+    def _is_chosen(self) -> bool:
+        try:
+            os.close(os.open(self._marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+parser = argparse.ArgumentParser()
+for name in ("samples", "global-batch", "epochs", "save-every", "features"):
+    parser.add_argument(f"--{name}", type=int, required=True)
+parser.add_argument("--flip-after", type=int, required=True)
+parser.add_argument("--marker", type=Path, required=True)
+parser.add_argument("--verify-every", type=int, default=0)
+options = parser.parse_args()
+
+Trainer(
+    lambda: Flipping(options.features, 10, options.flip_after, options.marker),
+    example.clusters(options.samples, options.features, 10),
+    global_batch=options.global_batch,
+    epochs=options.epochs,
+    validation=example.clusters(100, options.features, 10),
+    save_every=options.save_every,
+    verify_every=options.verify_every,
+).run()
