@@ -212,6 +212,7 @@ class TrainingLoop:
         self._membership.together(self._saver.gather)
         if self._saver.is_settled(self._progress.cursor):
             return StepEvent.SETTLED
+        self._saver.give_up_if_hopeless(self._progress.cursor)
         self._begin_save()
         self._saver.wait(_POLL_S)
         flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())

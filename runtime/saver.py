@@ -8,6 +8,7 @@ agent's writer makes it durable (`pending_shard`).  How it goes on is decided by
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class Saver:
         self._flight: _Flight | None = None
         self._is_wanted = False
         self._attempts = 0
-        self._failures = 0
+        self._failures: Counter[int] = Counter()
         self.saved_step = 0
 
     def want(self, *, is_asked: bool) -> None:
@@ -102,22 +103,26 @@ class Saver:
         """Copy this worker's share of the state and write it in the background.
 
         Returns whether a save was begun; one at a time is in flight.
-
-        Raises:
-            StoppedEarly: too many saves in a row have failed.
         """
         if self._flight is not None:
             return False
-        if self._failures >= MAX_FAILURES:
+        self._attempts += 1
+        self._is_wanted = False
+        self._flight = self._launch(cursor, state())
+        return True
+
+    def give_up_if_hopeless(self, cursor: Cursor) -> None:
+        """Make an end of trying to save the last step; before it, no failure stops anything.
+
+        Raises:
+            StoppedEarly: too many saves of ``cursor`` have failed.
+        """
+        if self._failures.get(cursor.step, 0) >= MAX_FAILURES:
             raise StoppedEarly(
                 f"the checkpoint of step {cursor.step} could not be written to "
                 f"{self._context.run_dir} in {MAX_FAILURES} attempts; make room or make it "
                 f"writable, then run again: the run resumes from step {self.saved_step}"
             )
-        self._attempts += 1
-        self._is_wanted = False
-        self._flight = self._launch(cursor, state())
-        return True
 
     def bits(self) -> Bit:
         """Return what this worker has to say about the checkpoint in flight."""
@@ -226,7 +231,7 @@ class Saver:
 
     def _committed(self, flight: _Flight) -> None:
         self._flight = None
-        self._failures = 0
+        self._failures.clear()
         self.saved_step = flight.step
         if flight.commit is not None:
             seconds = round(time.monotonic() - flight.began, 6)
@@ -237,7 +242,7 @@ class Saver:
     def _failed(self, flight: _Flight) -> None:
         """Say loudly what failed here, and go on training."""
         self._flight = None
-        self._failures += 1
+        self._failures[flight.step] += 1
         failure = flight.failure
         if failure is not None and not isinstance(failure, SnapshotNotWritten):
             self._context.journal.record("checkpoint_failed", step=flight.step, reason=str(failure))

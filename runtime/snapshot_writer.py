@@ -12,6 +12,7 @@ Every snapshot is answered, with ``durable`` or with ``failed`` and a reason.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import mmap
 import os
@@ -56,12 +57,13 @@ class SnapshotWriter:
     def _write(self, message: Message) -> str | None:
         """Make a snapshot durable; return why it is not."""
         (fd,) = message[FDS]
+        snapshot = Snapshot.of(message)
         try:
-            snapshot = Snapshot.of(message)
             # Unmapped with its last view: after an error, the traceback still holds some.
             memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             _write_shard(snapshot, memoryview(memory)[: snapshot.record.size])
-        except (CheckpointError, OSError, ValueError) as error:
+        except (CheckpointError, OSError) as error:
+            _record(snapshot, "checkpoint_failed", worker=message["worker"], reason=str(error))
             return str(error)
         finally:
             os.close(fd)
@@ -84,9 +86,7 @@ class SnapshotWriter:
             try:
                 step = self._commit(snapshot)
             except (CheckpointError, OSError) as error:
-                _journal(snapshot).record(
-                    "checkpoint_failed", step=snapshot.plan.header.step, reason=str(error)
-                )
+                _record(snapshot, "checkpoint_failed", reason=str(error))
         self._durable.clear()
         self._send({"kind": "settled", "step": step})
 
@@ -103,9 +103,8 @@ class SnapshotWriter:
             return None
         manifest = snapshot.plan.manifest([durable.record for durable in self._durable.values()])
         store.staging(step, generation, attempt).commit(manifest)
-        fields = {"step": step, "generation": generation, "bytes": manifest.nbytes}
         seconds = round(time.monotonic() - self._began, 6)
-        _journal(snapshot).record("checkpoint", **fields, seconds=seconds, orphaned=True)
+        _record(snapshot, "checkpoint", bytes=manifest.nbytes, seconds=seconds, orphaned=True)
         return step
 
     def _send(self, message: Message) -> None:
@@ -121,9 +120,14 @@ def _write_shard(snapshot: Snapshot, image: memoryview) -> None:
     staging.write_image(image, snapshot.record, snapshot.plan.layout.writers)
 
 
-def _journal(snapshot: Snapshot) -> Journal:
+def _record(snapshot: Snapshot, event: str, **fields: object) -> None:
+    """Write into the run's journal, if there still is a run directory."""
+    step, generation, _ = snapshot.plan.key
     path = snapshot.run_dir / "journal.jsonl"
-    return Journal(path, run_id=snapshot.plan.header.run_id, source="snapshot writer")
+    with contextlib.suppress(OSError):
+        journal = Journal(path, run_id=snapshot.plan.header.run_id, source="snapshot writer")
+        journal.record(event, step=step, generation=generation, **fields)
+        journal.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

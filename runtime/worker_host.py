@@ -53,6 +53,7 @@ class WorkerHost:
         self._pool = WarmPool(reactor, pool, self)
         self._writer = WriterLink(reactor, self)
         self._writer.start()
+        self._failed_save = (0, 0)
         self.has_lost_pool = False
 
     @property
@@ -173,7 +174,9 @@ class WorkerHost:
         hosted = self._workers.get((answer["launch"], WorkerId(answer["worker"])))
         if hosted is not None:
             hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
-        if not is_durable:
+        save = (answer["step"], answer["attempt"])
+        if not is_durable and save != self._failed_save:  # one line is enough for all its shards
+            self._failed_save = save
             text = f"the checkpoint of step {answer['step']} failed: {answer['reason']}"
             self._tell_notice(WorkerId(answer["worker"]), text)
 

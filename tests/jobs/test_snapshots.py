@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -39,16 +38,4 @@ def test_death_of_the_writer_costs_a_checkpoint_at_most(
 
     assert_whole(job, LONG, undisturbed(LONG))
     assert not job.report.relaunches
-    assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
-
-
-def test_run_directory_whose_checkpoints_vanish_is_filled_again(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with start_job(request_of(LONG, tmp_path, workers=2)) as running:
-        running.wait_for("checkpoint")
-        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
-        job = running.wait()
-
-    assert_whole(job, LONG, undisturbed(LONG))
     assert CheckpointStore(tmp_path).steps()[0] == LONG.steps

@@ -1,0 +1,85 @@
+"""Disks that are full, or gone, in the middle of training: it goes on, and says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from workload import LONG, Undisturbed, assert_whole, request_of
+
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.journal import Record
+from holdfast.runtime.testing import RunningJob, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A run directory whose checkpoints lie on a disk of their own, of 256 KiB."""
+    mount = tmp_path / "checkpoints"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "holdfast-test", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system takes root")
+    yield tmp_path
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_full_disk_fails_saves_and_never_training(
+    small_disk: Path, undisturbed: Undisturbed
+) -> None:
+    """More saves fail than the last one is tried, and the disk is emptied in time for that."""
+    ballast = small_disk / "checkpoints" / "ballast"
+    with start_job(request_of(LONG, small_disk, workers=2)) as running:
+        running.wait_for("checkpoint")
+        _fill(ballast)
+        running.wait_for("checkpoint_failed")
+        before = CheckpointStore(small_disk).steps()
+        intact = [restore(CheckpointStore(small_disk), step).manifest.step for step in before]
+        failed = _failures(running, at_least=5)
+        ballast.unlink()
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert list(before) == intact
+    assert all("No space left on device" in record["reason"] for record in failed)
+    assert "free space or keep fewer checkpoints" in job.stderr
+    assert CheckpointStore(small_disk).steps()[0] == LONG.steps
+
+
+def test_run_directory_whose_checkpoints_vanish_is_filled_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with start_job(request_of(LONG, tmp_path, workers=2)) as running:
+        running.wait_for("checkpoint")
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
+
+
+def _failures(running: RunningJob, at_least: int) -> list[Record]:
+    """Wait for the saves of so many steps to fail."""
+    failed: dict[int, Record] = {}
+    while len(failed) < at_least:
+        running.wait_for("step", step=max(failed, default=0) + 5)
+        failed.update((r["step"], r) for r in running.journal if r["event"] == "checkpoint_failed")
+    return list(failed.values())
+
+
+def _fill(path: Path) -> None:
+    """Take all the space that is left."""
+    with path.open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
