@@ -54,6 +54,24 @@ def test_a_stopped_run_resumes_on_any_number_of_workers(
     assert resumed.events("restored")[0]["step"] == stopped[1].report.checkpoints[-1].step
 
 
+def test_a_run_goes_through_many_sizes_and_ends_with_the_same_bytes(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """4 -> 3 -> 8 -> 1 -> 4 workers, each stopped at a checkpoint of its own shards."""
+    reached = 0
+    for workers in (4, 3, 8, 1):
+        with start_job(request_of(LONG, tmp_path, workers=workers)) as job:
+            job.wait_for("step", step=reached + 1)
+            job.signal(signal.SIGTERM)
+            stopped = job.wait()
+        assert stopped.exit_code == 75, stopped.stderr
+        reached = stopped.events("stopped")[-1]["step"]
+        assert reached < LONG.steps
+
+    with start_job(request_of(LONG, tmp_path, workers=4)) as job:
+        assert_whole(job.wait(), LONG, undisturbed(LONG))
+
+
 def test_sigusr2_saves_and_goes_on(tmp_path: Path) -> None:
     unsaved = Workload(
         microbatches=2, samples=160, global_batch=40, epochs=100_000, save_every=10**9
