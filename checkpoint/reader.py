@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, StateUnsupported
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.layout import TensorSpec
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, TensorEntry
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.state_reader import StateReader
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor, empty_tensor
+from holdfast.checkpoint.tensor import Tensor
 
 _MOST_DIFFERENCES = 5
 
@@ -38,20 +37,10 @@ def restore(store: CheckpointStore, step: int, *, run_id: str | None = None) -> 
     Raises ``CheckpointInvalid`` if a single byte of it does not verify, or if it
     belongs to another run than ``run_id``.
     """
-    scan = store.scan(step)
-    manifest = scan.manifest()
-    if run_id is not None and manifest.run_id != run_id:
-        raise CheckpointInvalid(step, f"it belongs to run {manifest.run_id}, not to {run_id}")
-    # The manifest's own check bounds this by the sizes of the shards on the disk.
-    state = {spec.name: _allocate(step, spec) for spec in manifest.specs}
-    bytes_by_name = {name: _writable_bytes(tensor) for name, tensor in state.items()}
-
-    def target(tensor: TensorEntry, piece: PieceEntry) -> memoryview:
-        begin = piece.start * tensor.spec.itemsize
-        return bytes_by_name[tensor.spec.name][begin : begin + piece.bytes]
-
-    scan.read(manifest, target)
-    return Restored(state, manifest)
+    reader = StateReader(store, step, run_id)
+    reader.allocate()
+    reader.read(range(reader.manifest.writers))
+    return Restored(reader.state, reader.manifest)
 
 
 def restore_newest(
@@ -93,16 +82,3 @@ def compare_specs(expected: Iterable[TensorSpec], found: Iterable[TensorSpec]) -
 
 def _describe(spec: TensorSpec) -> str:
     return f"{spec.name!r} {spec.dtype}{list(spec.shape)}"
-
-
-def _allocate(step: int, spec: TensorSpec) -> Tensor:
-    try:
-        return empty_tensor(spec.dtype, spec.shape)
-    except (StateUnsupported, MemoryError, ValueError) as error:
-        raise CheckpointInvalid(
-            step, f"tensor {_describe(spec)} cannot be made: {error}"
-        ) from error
-
-
-def _writable_bytes(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(np.uint8).data

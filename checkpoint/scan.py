@@ -12,7 +12,7 @@ HDF5 never interprets anything here.  Sizes are compared before the caller alloc
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -73,10 +73,16 @@ class Scan:
 
         The contents of the buffers mean nothing if this raises.
         """
-        for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
+        self.read_shards(manifest, range(manifest.writers), target)
+
+    def read_shards(self, manifest: Manifest, shards: Iterable[int], target: Target) -> None:
+        """Do what ``read`` does for some of the shards."""
+        placed = pieces_by_shard(manifest)
+        for index in shards:
+            shard = manifest.shards[index]
             try:
                 with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
-                    self._read_shard(file, shard, pieces, target=target)
+                    self._read_shard(file, shard, placed[index], target=target)
             except StorageFailed as error:
                 raise self._failed(error) from error
 

@@ -36,7 +36,7 @@ from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.replica import FloatVector, Replica, Tensors
-from holdfast.runtime.restoring import restore_job
+from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.saver import Saver
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Transaction
@@ -138,9 +138,7 @@ class TrainingLoop:
         source = find_source(self._membership.versions)
         if source.is_needed:
             shared = self._membership.together(lambda: self._share_state(source))
-            if self._membership.communicator.rank != source.rank and (
-                self._version != source.version or source.version == NO_STATE
-            ):
+            if source.version == NO_STATE or self._version != source.version:
                 self._progress.restore(load_state(self._replica, shared))
                 self._forget_leaves()
         self._is_loaded = True
@@ -220,20 +218,18 @@ class TrainingLoop:
         return StepEvent.PENDING
 
     def _share_state(self, source: Source) -> Tensors:
-        """Return the newest state, which rank ``source.rank`` has or finds on the disk."""
+        """Return the newest state: from the disk, or as built, if no member has one."""
         communicator = self._membership.communicator
-        if source.version == NO_STATE and communicator.rank == source.rank:
-            self._progress.restore(self._restore())
+        cursor = self._progress.cursor
+        if source.version == NO_STATE:
+            cursor = Cursor.start(self._replica.shape.metrics)
+            restore = JobRestore(self._context, self._job, self._replica)
+            restored = restore.run(communicator, cursor)
+            if restored is not None:
+                self._saver.saved_step = restored.manifest.step
+                return restored.state
         self._saver.share_saved_step(source.rank)
-        state = whole_state(self._replica, self._progress.cursor)
-        return share_state(communicator, source.rank, state)
-
-    def _restore(self) -> Cursor:
-        """Return the cursor of the newest checkpoint, now loaded, or that of a fresh start."""
-        fresh = Cursor.start(self._replica.shape.metrics)
-        cursor = restore_job(self._context, self._job, self._replica, fresh)
-        self._saver.saved_step = cursor.step
-        return cursor
+        return share_state(communicator, source.rank, whole_state(self._replica, cursor))
 
     @property
     def _version(self) -> int:
@@ -264,6 +260,7 @@ class TrainingLoop:
 
     def _begin_save(self) -> None:
         cursor = self._progress.cursor
+        self._records.flush()  # the journal is never behind a checkpoint
         if self._saver.begin(cursor, lambda: whole_state(self._replica, cursor)):
             self._context.page.answer(Request.SAVE)
             self._visit(Site.SAVE, step=cursor.step)

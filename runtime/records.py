@@ -87,6 +87,8 @@ class LoopRecords:
             validation=None if validation is None else dict(validation),
             ledger=ledger,
         )
+        if self._membership.is_first:
+            self.flush()
 
     def repaired(self, before: World, times: RepairTimes, attempts: int) -> None:
         """Keep what is known of a recovery until the next update is applied."""

@@ -1,12 +1,26 @@
-"""The newest valid checkpoint of a run, checked against the job that wants to go on from it."""
+"""The newest valid checkpoint of a run, read by all workers together.
+
+All agree on one step.  Each worker reads and verifies its part of the shards, and
+the network does the rest: a file system gives every byte once.  Digests come first:
+no byte is sent on before all shards have verified, nothing is loaded before all
+workers have everything, and a step that fails for one is rejected by all.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
+import numpy as np
+
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.layout import specs_of
-from holdfast.checkpoint.reader import Restored, compare_specs, restore_newest
+from holdfast.checkpoint.reader import Restored, compare_specs
+from holdfast.checkpoint.state_reader import StateReader
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.catch_up import load_state, whole_state
+from holdfast.runtime.catch_up import whole_state
+from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.numerics import Numerics
@@ -15,38 +29,102 @@ from holdfast.runtime.replica import Replica
 from holdfast.runtime.training_job import TrainingJob
 
 
-def restore_job(
-    context: WorkerContext, job: TrainingJob, replica: Replica, fresh: Cursor
-) -> Cursor:
-    """Load the newest valid checkpoint into ``replica`` and return its cursor.
+class JobRestore:
+    """One worker's part in restoring a job; all members of a world take theirs together."""
 
-    Returns ``fresh`` and leaves the replica alone when the run has no checkpoint.
+    def __init__(self, context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
+        self._context = context
+        self._job = job
+        self._replica = replica
+        self._store = CheckpointStore(context.run_dir)
 
-    Raises:
-        UsageError: the checkpoint belongs to another model, job or (if strict)
-            other numerics; the message names what differs.
-        RecoveryImpossible: there are checkpoints, and none of them is valid.
-    """
-    store = CheckpointStore(context.run_dir)
-    store.clean_staging(context.config.generation)
-    restored, rejections = restore_newest(store, run_id=context.config.run_id)
-    for rejection in rejections:
-        context.journal.record("rejected", step=rejection.step, reason=rejection.reason)
-        text = f"checkpoint step {rejection.step} was skipped: {rejection.reason}"
-        context.tell_agent({"kind": "notice", "text": text})
-    if restored is None:
-        if rejections:
+    def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
+        """Return the newest state that verifies, None if the run has no checkpoint.
+
+        Raises:
+            UsageError: the checkpoint belongs to another model, job or (if strict)
+                other numerics; the message names what differs.
+            RecoveryImpossible: there are checkpoints, and none of them is valid.
+            WorldBroken: a member died.
+        """
+        is_first = communicator.rank == 0
+        if is_first:
+            self._store.clean_staging(self._context.config.generation)
+        steps = json.loads(_from_first(communicator, json.dumps(self._steps(is_first))))
+        for step in steps:
+            restored = self._read(communicator, step, fresh)
+            if restored is not None:
+                if is_first:
+                    generation = self._context.config.generation
+                    self._context.journal.record("restored", step=step, generation=generation)
+                return restored
+        if steps:
             raise RecoveryImpossible(
-                f"none of the {len(rejections)} checkpoints in {context.run_dir} is valid; "
+                f"none of the {len(steps)} checkpoints in {self._context.run_dir} is valid; "
                 "restore one from a backup, or start over with --fresh"
             )
-        return fresh
-    _check_model(context, replica, fresh, restored)
-    _check_identity(context, job, restored)
-    check_resumed(context, _numerics_of(restored), job.numerics)
-    cursor = load_state(replica, restored.state)
-    context.journal.record("restored", step=cursor.step, generation=context.config.generation)
-    return cursor
+        return None
+
+    def _steps(self, is_first: bool) -> list[int]:  # noqa: FBT001
+        return list(self._store.steps()) if is_first else []
+
+    def _read(self, communicator: Communicator, step: int, fresh: Cursor) -> Restored | None:
+        """Return the state of ``step``, or None on all workers if any of them rejects it."""
+        run_id = self._context.config.run_id
+        found: list[StateReader] = []
+
+        def open_step() -> None:
+            found.append(StateReader(self._store, step, run_id))
+
+        def read_part() -> None:
+            found[0].allocate()
+            writers = found[0].manifest.writers
+            found[0].read(range(communicator.rank, writers, communicator.size))
+
+        if not self._is_accepted(communicator, step, open_step):
+            return None
+        (reader,) = found
+        self._check(reader, fresh, is_first=communicator.rank == 0)
+        if not self._is_accepted(communicator, step, read_part):
+            return None
+        for shard in range(reader.manifest.writers):
+            for contents in reader.contents(shard):
+                view = np.frombuffer(contents, np.uint8)
+                communicator.broadcast(view, shard % communicator.size)
+        return Restored(reader.state, reader.manifest)
+
+    def _is_accepted(
+        self, communicator: Communicator, step: int, attempt: Callable[[], None]
+    ) -> bool:
+        """Return whether ``attempt`` succeeded on all workers; tell the first reason if not."""
+        try:
+            attempt()
+            mine = ""
+        except CheckpointInvalid as error:
+            mine = error.reason
+        except CheckpointError as error:
+            mine = str(error)
+        reasons = [reason.decode() for reason in communicator.allgather_bytes(mine.encode())]
+        reason = next(filter(None, reasons), None)
+        if reason is not None and communicator.rank == 0:
+            self._context.journal.record("rejected", step=step, reason=reason)
+            text = f"checkpoint step {step} was skipped: {reason}"
+            self._context.tell_agent({"kind": "notice", "text": text})
+        return reason is None
+
+    def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
+        """Refuse a state that is not this job's, on all workers alike."""
+        restored = Restored({}, reader.manifest)
+        _check_model(self._context, self._replica, fresh, restored)
+        _check_identity(self._context, self._job, restored)
+        before = _numerics_of(restored)
+        if is_first or self._context.config.strict:
+            check_resumed(self._context, before, self._job.numerics)
+
+
+def _from_first(communicator: Communicator, text: str) -> str:
+    """Return what rank 0 says."""
+    return communicator.allgather_bytes(text.encode())[0].decode()
 
 
 def _check_model(
