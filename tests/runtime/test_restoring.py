@@ -71,10 +71,9 @@ class Run:
         """Save a state whose weights are all ``fill``."""
         state = whole_state(Weights(fill), Cursor.start(1))
         cursor = dict(self.job.identity) | {"step": step}
-        directory = save(
+        return save(
             self.store, state, header=Header("run", 1, step), writers=writers, cursor=cursor
         )
-        return directory
 
     def restore(self, ranks: int, floats: int = FLOATS) -> list[tuple[int, float] | None]:
         """Return the step and the weights that each of ``ranks`` workers restores."""
