@@ -9,6 +9,7 @@
     ├── StagingExists           somebody already stages this step, generation and attempt
     ├── CommitRefused           what was staged is not whole, or the step is another run's
     ├── ManifestInvalid         the bytes are not a manifest that this version can trust
+    ├── RepairImpossible        neither holder of a step has all of its parts
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
         └── CheckpointUnreadable    it could not be read, which may pass
 """
@@ -70,6 +71,17 @@ class CommitRefused(CheckpointError):
 
 class ManifestInvalid(CheckpointError):
     """The bytes are not a manifest that this version can trust."""
+
+
+class RepairImpossible(CheckpointError):
+    """A damaged step could not be made whole from a second holder of it."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(
+            f"checkpoint step {step} cannot be repaired: {reason}; use another holder of it, "
+            "or an older step"
+        )
+        self.step = step
 
 
 class CheckpointInvalid(CheckpointError):

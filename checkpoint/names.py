@@ -14,6 +14,7 @@ MANIFEST_NAME = "MANIFEST.json"
 
 _STEP = re.compile(r"step-([0-9]{12,18})")
 _STAGING = re.compile(r"\.tmp-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
+_BAD = re.compile(r"\.bad-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
 _REMOVED = re.compile(r"\.del-[0-9]{12,18}")
 
 
@@ -41,6 +42,12 @@ class StagingName:
     def parse(name: str) -> StagingName | None:
         """Return what a staging directory's name says, None for other names."""
         match = _STAGING.fullmatch(name)
+        return StagingName(*map(int, match.groups())) if match else None
+
+    @staticmethod
+    def parse_bad(name: str) -> StagingName | None:
+        """Return which save has moved a damaged checkpoint to ``name``, None for other names."""
+        match = _BAD.fullmatch(name)
         return StagingName(*map(int, match.groups())) if match else None
 
 

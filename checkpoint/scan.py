@@ -52,16 +52,24 @@ class Scan:
 
     def manifest(self) -> Manifest:
         """Return the manifest, once its sha256 and the sizes of all shards are verified."""
+        manifest = self.manifest_alone()
         try:
-            manifest = Manifest.decode(self._manifest_bytes())
-            if manifest.step != self._step:
-                raise self._invalid(f"its manifest is that of step {manifest.step}")
             for shard in manifest.shards:
                 self._check_size(shard, manifest.writers)
+        except StorageFailed as error:
+            raise self._failed(error) from error
+        return manifest
+
+    def manifest_alone(self) -> Manifest:
+        """Return the manifest, once its sha256 is verified, whatever has become of the shards."""
+        try:
+            manifest = Manifest.decode(self._manifest_bytes())
         except ManifestInvalid as error:
             raise self._invalid(str(error)) from error
         except StorageFailed as error:
             raise self._failed(error) from error
+        if manifest.step != self._step:
+            raise self._invalid(f"its manifest is that of step {manifest.step}")
         return manifest
 
     def verify(self, manifest: Manifest) -> None:
@@ -86,27 +94,43 @@ class Scan:
             except StorageFailed as error:
                 raise self._failed(error) from error
 
+    def read_tensor(self, manifest: Manifest, tensor: TensorEntry, buffer: memoryview) -> None:
+        """Read one tensor's bytes into ``buffer``, whose contents mean nothing if this raises."""
+        for piece in tensor.pieces:
+            begin = piece.start * tensor.spec.itemsize
+            own = Digest()
+            try:
+                shard = manifest.shards[piece.shard]
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    read_span(file, buffer[begin : begin + piece.bytes], piece.offset, own)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+            self._compare(tensor, piece, own)
+
     def _read_shard(
         self, file: ReadFile, shard: ShardEntry, pieces: Sequence[Placed], *, target: Target
     ) -> None:
         outside = Digest()
         position = 0
         for tensor, piece in pieces:
-            _pass_over(file, position, piece.offset, outside)
+            digest_span(file, position, piece.offset, outside)
             own, buffer = Digest(), target(tensor, piece)
             position = piece.offset + piece.bytes
             if buffer is None:
-                _pass_over(file, piece.offset, position, own)
+                digest_span(file, piece.offset, position, own)
             else:
-                _read(file, buffer, piece.offset, own)
-            if own.hexdigest() != piece.digest:
-                raise self._invalid(
-                    f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r} "
-                    f"in shard {shard.index} have a wrong digest"
-                )
-        _pass_over(file, position, shard.size, outside)
+                read_span(file, buffer, piece.offset, own)
+            self._compare(tensor, piece, own)
+        digest_span(file, position, shard.size, outside)
         if outside.hexdigest() != shard.digest:
             raise self._invalid(f"shard {shard.index} has a wrong digest outside its data")
+
+    def _compare(self, tensor: TensorEntry, piece: PieceEntry, found: Digest) -> None:
+        if found.hexdigest() != piece.digest:
+            raise self._invalid(
+                f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r} "
+                f"in shard {piece.shard} have a wrong digest"
+            )
 
     def _manifest_bytes(self) -> bytes:
         with self._disk.reading(self._directory / MANIFEST_NAME) as file:
@@ -134,14 +158,14 @@ class Scan:
         return kind(self._step, str(error))
 
 
-def _pass_over(file: ReadFile, start: int, stop: int, digest: Digest) -> None:
-    """Digest bytes that nobody wants."""
+def digest_span(file: ReadFile, start: int, stop: int, digest: Digest) -> None:
+    """Digest the bytes from ``start`` to ``stop`` of a file, which nobody wants."""
     scratch = memoryview(bytearray(min(stop - start, _CHUNK_BYTES)))
     for position in range(start, stop, _CHUNK_BYTES):
-        _read(file, scratch[: stop - position], position, digest)
+        read_span(file, scratch[: stop - position], position, digest)
 
 
-def _read(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -> None:
+def read_span(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -> None:
     """Fill a buffer and digest it, chunk by chunk, while the bytes are in the cache."""
     for start in range(0, len(buffer), _CHUNK_BYTES):
         chunk = buffer[start : start + _CHUNK_BYTES]

@@ -78,8 +78,8 @@ class CheckpointStore:
         return Staging(self, StagingName(step, generation, attempt))
 
     def next_attempt(self, header: Header) -> int:
-        """Return the first attempt, from 1, that nothing is left of in staging."""
-        parsed = (StagingName.parse(name) for name in self.names())
+        """Return the first attempt, from 1, that nothing is left of, neither staged nor bad."""
+        parsed = (StagingName.parse(n) or StagingName.parse_bad(n) for n in self.names())
         taken = [
             name.attempt
             for name in parsed

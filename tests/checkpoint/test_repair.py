@@ -1,0 +1,270 @@
+"""A damaged step is whole again if each of its parts is sound in one of two holders."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from holders import RUN_ID, STEP, Copies, flip, manifest, shard, small_state
+
+from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.errors import CheckpointError, RepairImpossible, StorageFailed
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.inventory import Inventory, take_inventory
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.part import parts_of
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.repair import Holders, repair_step
+from holdfast.checkpoint.repair_plan import plan_repair
+from holdfast.checkpoint.save import save
+from holdfast.checkpoint.store import CheckpointStore
+
+FIRST_PIECE = 4096  # pieces of a page or more begin at a page
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Copies:
+    return Copies.make(tmp_path)
+
+
+def repair(copies: Copies, run_id: str | None = RUN_ID):  # noqa: ANN201
+    return repair_step(Holders(copies.here, copies.there), STEP, run_id=run_id)
+
+
+def files_of(store: CheckpointStore, name: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (store.directory / name).iterdir()}
+
+
+def flip_in_a_piece(store: CheckpointStore) -> None:
+    flip(shard(store, 1), FIRST_PIECE)
+
+
+def flip_in_the_metadata(store: CheckpointStore) -> None:
+    flip(shard(store, 1), 9)
+
+
+def cut_short(store: CheckpointStore) -> None:
+    os.truncate(shard(store, 2), 5000)
+
+
+def make_longer(store: CheckpointStore) -> None:
+    with shard(store, 2).open("ab") as file:
+        file.write(b"more")
+
+
+def remove_a_shard(store: CheckpointStore) -> None:
+    shard(store, 0).unlink()
+
+
+def flip_in_the_manifest(store: CheckpointStore) -> None:
+    flip(manifest(store), 50)
+
+
+def remove_the_manifest(store: CheckpointStore) -> None:
+    manifest(store).unlink()
+
+
+DAMAGES = [
+    flip_in_a_piece,
+    flip_in_the_metadata,
+    cut_short,
+    make_longer,
+    remove_a_shard,
+    flip_in_the_manifest,
+    remove_the_manifest,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_step_has_the_same_bytes_again_and_is_kept_aside(
+    damage: Callable[[CheckpointStore], None], copies: Copies
+) -> None:
+    pristine = files_of(copies.there, step_name(STEP))
+    damage(copies.here)
+    damaged = files_of(copies.here, step_name(STEP))
+
+    found = repair(copies)
+
+    assert found.faults
+    assert files_of(copies.here, step_name(STEP)) == pristine
+    assert found.bad_name is not None
+    assert files_of(copies.here, found.bad_name) == damaged
+    assert copies.here.names() == (found.bad_name, step_name(STEP))
+    assert files_of(copies.there, step_name(STEP)) == pristine
+
+
+def test_whole_step_is_left_alone(copies: Copies) -> None:
+    before = copies.here.directory.stat().st_mtime_ns
+
+    found = repair(copies)
+
+    assert (found.faults, found.taken, found.bad_name) == ((), 0, None)
+    assert copies.here.directory.stat().st_mtime_ns == before
+
+
+def test_two_holders_with_different_damage_make_a_whole_one(copies: Copies) -> None:
+    remove_a_shard(copies.here)
+    cut_short(copies.there)
+    flip_in_the_manifest(copies.there)
+
+    found = repair(copies)
+
+    assert 0 < found.taken < found.parts
+    assert restore(copies.here, STEP).state.keys() == small_state().keys()
+
+
+def test_what_nobody_has_is_named_and_nothing_is_moved(copies: Copies) -> None:
+    flip_in_a_piece(copies.here)
+    flip_in_a_piece(copies.there)
+    before = copies.here.names()
+
+    with pytest.raises(RepairImpossible, match=r"neither holder has elements .* in shard 1"):
+        repair(copies)
+
+    assert copies.here.names() == before
+
+
+def test_step_that_the_other_holder_lacks_is_named(copies: Copies) -> None:
+    remove_a_shard(copies.here)
+    shutil.rmtree(copies.there.directory / step_name(STEP))
+
+    with pytest.raises(RepairImpossible, match="shard-00000-of-00003"):
+        repair(copies)
+
+
+def test_manifest_of_another_run_is_not_taken(copies: Copies) -> None:
+    remove_the_manifest(copies.here)
+    shutil.rmtree(copies.there.directory)
+    save(copies.there, small_state(), header=Header("other", 2, STEP))
+
+    with pytest.raises(CheckpointError, match="belongs to run other, not to 4f0c2d"):
+        repair(copies)
+
+
+def test_manifest_is_not_taken_without_knowing_the_run(copies: Copies) -> None:
+    flip_in_the_manifest(copies.here)
+
+    with pytest.raises(RepairImpossible, match=r"no RUN.json tells"):
+        repair(copies, run_id=None)
+
+
+def test_two_damaged_manifests_are_both_named(copies: Copies) -> None:
+    flip_in_the_manifest(copies.here)
+    remove_the_manifest(copies.there)
+
+    with pytest.raises(RepairImpossible, match=r"damaged or cut short; and in .*there/checkpoints"):
+        repair(copies)
+
+
+def test_step_that_is_gone_is_taken_as_a_whole(copies: Copies) -> None:
+    shutil.rmtree(copies.here.directory / step_name(STEP))
+
+    found = repair(copies)
+
+    assert (found.taken, found.bad_name) == (found.parts, None)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
+def test_second_repair_keeps_both_damaged_steps(copies: Copies) -> None:
+    names = []
+    for damage in (cut_short, remove_a_shard):
+        damage(copies.here)
+        names.append(repair(copies).bad_name)
+
+    assert len(set(names)) == 2
+    assert set(copies.here.names()) == {*names, step_name(STEP)}
+
+
+class BadBlock(LocalFileSystem):
+    """A disk on which the first page of data of one shard cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._inode = path.stat().st_ino
+
+    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
+        if os.fstat(handle).st_ino == self._inode and offset < FIRST_PIECE + 1 <= offset + 4096:
+            raise OSError(errno.EIO, "bad block")
+        return super().read(handle, buffer, offset)
+
+
+def test_bad_block_costs_only_what_lies_on_it(copies: Copies, tmp_path: Path) -> None:
+    here = CheckpointStore(tmp_path / "here", BadBlock(shard(copies.here, 1)))
+
+    found = repair(Copies(here, copies.there))
+
+    assert 0 < found.taken < found.parts
+    assert restore(here, STEP).manifest.step == STEP
+
+
+class FullDisk(LocalFileSystem):
+    """No byte more fits."""
+
+    def allocate(self, handle: int, size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class LastRename(LocalFileSystem):
+    """A disk that fails when a staged step is renamed to its name."""
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        if source.name.startswith(".tmp-"):
+            raise OSError(errno.EIO, "rename fails")
+        super().rename_noreplace(source, target)
+
+
+@pytest.mark.parametrize("filesystem", [FullDisk(), LastRename()])
+def test_failed_repair_leaves_the_damaged_step_where_it_was(
+    filesystem: LocalFileSystem, copies: Copies, tmp_path: Path
+) -> None:
+    cut_short(copies.here)
+    damaged = files_of(copies.here, step_name(STEP))
+
+    with pytest.raises(StorageFailed):
+        repair(Copies(CheckpointStore(tmp_path / "here", filesystem), copies.there))
+
+    assert copies.here.names() == (step_name(STEP),)
+    assert files_of(copies.here, step_name(STEP)) == damaged
+
+
+def test_parts_of_a_shard_are_all_of_it_once(copies: Copies) -> None:
+    described: Manifest = copies.here.scan(STEP).manifest()
+
+    for entry, parts in zip(described.shards, parts_of(described), strict=True):
+        spans = sorted(span for part in parts for span in part.spans)
+        edges = [position for span in spans for position in span]
+        assert edges == sorted(edges)
+        assert sum(part.nbytes for part in parts) == entry.size
+
+
+def test_plan_takes_only_what_is_not_sound_here(copies: Copies) -> None:
+    described = copies.here.scan(STEP).manifest()
+    parts = [part for shard_parts in parts_of(described) for part in shard_parts]
+    here = Inventory(frozenset(parts[1:]), ("the first is gone",))
+    there = Inventory(frozenset(parts), ())
+
+    plan = plan_repair(described, here, there)
+
+    assert plan.taken == {parts[0]}
+    assert plan.kept == set(parts[1:])
+
+
+def test_inventory_tells_how_many_bytes_it_has_read(copies: Copies) -> None:
+    described = copies.here.scan(STEP).manifest()
+    counts: list[int] = []
+
+    found = take_inventory(
+        Disk(), copies.here.directory / step_name(STEP), described, counts.append
+    )
+
+    assert found.is_whole
+    assert sum(counts) == described.nbytes
