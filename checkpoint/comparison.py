@@ -67,8 +67,8 @@ def compare_steps(left: Opened, right: Opened) -> Comparison:
     for name in sorted(lefts.keys() | rights.keys()):
         one, other = lefts.get(name), rights.get(name)
         if one is None or other is None or one.spec != other.spec:
-            specs = [None if tensor is None else tensor.spec for tensor in (one, other)]
-            found.append(Difference(*specs))
+            old, new = (None if tensor is None else tensor.spec for tensor in (one, other))
+            found.append(Difference(old, new))
         elif not _have_same_pieces(one, other):
             difference = _difference(_read(left, one), _read(right, other), one.spec)
             found += [difference] if difference.elements else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,32 @@ from holdfast.runtime.config import CONFIG_FILE, read_config_file
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.exit_code import ExitCode
 
+# They load NumPy, which takes longer than all else that starts a job.
+_OVER_CHECKPOINTS = ("inspect", "repair", "verify")
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+
+class _Commands(click.Group):
+    """The subcommands; those over checkpoints are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names, for the help."""
+        return sorted([*self.commands, *_OVER_CHECKPOINTS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a subcommand by its name, None if there is none."""
+        if cmd_name not in _OVER_CHECKPOINTS:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(f"holdfast.runtime.cli.{cmd_name}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(package_name="holdfast")
 @click.pass_context
 def holdfast(context: click.Context) -> None:
@@ -24,7 +49,7 @@ def holdfast(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         context.exit(ExitCode.USAGE)
-    context.default_map = _options_from_file(Path(CONFIG_FILE))
+    context.default_map = _options_from_file(context, Path(CONFIG_FILE))
 
 
 for command in (run, report, doctor):
@@ -48,13 +73,14 @@ def _exit_code_of(argv: list[str] | None) -> int:
     return result if isinstance(result, int) else ExitCode.DONE
 
 
-def _options_from_file(path: Path) -> dict[str, dict[str, Any]]:
+def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:
     """Return the options that a file sets, each of which a command must know."""
     tables = read_config_file(path)
     for name, table in tables.items():
-        if name not in holdfast.commands:
+        command = holdfast.get_command(context, name)
+        if command is None:
             raise UsageError(f"{path} has a heading [{name}], but there is no such command")
-        known = sorted(option.name for option in holdfast.commands[name].params if option.name)
+        known = sorted(option.name for option in command.params if option.name)
         unknown = sorted(set(table) - set(known))
         if unknown:
             raise UsageError(

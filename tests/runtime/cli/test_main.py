@@ -11,6 +11,7 @@ from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.runtime.exit_code import ExitCode
 
+COMMANDS = ("run", "report", "doctor", "inspect", "repair", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
 
 
@@ -79,7 +80,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert _exit_code("--help") == ExitCode.DONE
 
     text = capsys.readouterr().out
-    assert all(f"\n  {command} " in text for command in ("run", "report", "doctor"))
+    assert all(f"\n  {command} " in text for command in COMMANDS)
 
 
 def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

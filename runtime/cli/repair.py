@@ -1,0 +1,69 @@
+"""``holdfast repair``: make damaged checkpoints whole from another copy of the run directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.inventory import Progress
+from holdfast.checkpoint.repair import Holders, Repair, repair_step
+from holdfast.runtime.cli.byte_progress import ByteProgress
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.stored_run import StoredRun
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "other_dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Another copy of the run directory: a mirror or a backup.",
+)
+@click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
+def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:
+    """Make the damaged steps in RUN_DIR whole from a second holder; exit 1 if that cannot be."""
+    run, other = StoredRun.open(run_dir), StoredRun.open(other_dir)
+    if run_dir.resolve() == other_dir.resolve():
+        raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
+    steps = run.steps() if step is None else (_known(run, other, step),)
+    lease = RunDirectory(run_dir).acquire_lease()
+    try:
+        with ByteProgress("reading", 0) as progress:
+            results = [_repair_one(run, other, known, progress) for known in steps]
+    finally:
+        lease.release()
+    sys.exit(ExitCode.DONE if all(results) else ExitCode.PROGRAM_FAILED)
+
+
+def _known(run: StoredRun, other: StoredRun, step: int) -> int:
+    """Return the step if one of the holders has it."""
+    return step if step in run.store.steps() else other.step(step)
+
+
+def _repair_one(run: StoredRun, other: StoredRun, step: int, progress: Progress) -> bool:
+    """Repair a step and say what became of it; return whether it is whole."""
+    try:
+        holders = Holders(run.store, other.store)
+        result = repair_step(holders, step, run_id=run.run_id, progress=progress)
+    except CheckpointError as error:
+        click.echo(f"step {step}: not repaired: {error}")
+        return False
+    click.echo(f"step {step}: {_describe(result, other.path)}")
+    return True
+
+
+def _describe(result: Repair, other_dir: Path) -> str:
+    if not result.faults:
+        return "whole, nothing to do"
+    aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
+    return (
+        f"repaired and verified, {result.taken} of {result.parts} parts from {other_dir}{aside}; "
+        f"it had: {'; '.join(result.faults)}"
+    )

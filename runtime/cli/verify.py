@@ -1,0 +1,53 @@
+"""``holdfast verify``: whether every byte of a run's checkpoints is what was saved."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.filesize import decimal
+
+from holdfast.checkpoint.errors import CheckpointInvalid
+from holdfast.checkpoint.inventory import Progress
+from holdfast.checkpoint.verification import Verdict, verify_step
+from holdfast.runtime.cli.byte_progress import ByteProgress
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.stored_run import StoredRun
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Only this step.")
+@click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
+def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
+    """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify."""
+    if all_steps and step is not None:
+        raise UsageError("--all and --step exclude each other; give one of them")
+    run = StoredRun.open(run_dir)
+    steps = run.steps() if step is None else (run.step(step),)
+    with ByteProgress("verifying", _total(run, steps)) as progress:
+        verdicts = [_tell(run, known, progress) for known in steps]
+    is_valid = all(verdict.is_valid for verdict in verdicts)
+    sys.exit(ExitCode.DONE if is_valid else ExitCode.PROGRAM_FAILED)
+
+
+def _tell(run: StoredRun, step: int, progress: Progress) -> Verdict:
+    verdict = verify_step(run.store, step, run_id=run.run_id, progress=progress)
+    state = (
+        f"valid, {decimal(verdict.nbytes)}" if verdict.is_valid else f"not valid: {verdict.reason}"
+    )
+    click.echo(f"step {step}: {state}")
+    return verdict
+
+
+def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
+    """Return the bytes that will be read, as far as the manifests say."""
+    total = 0
+    for step in steps:
+        try:
+            total += run.store.scan(step).manifest_alone().nbytes
+        except CheckpointInvalid:
+            continue  # nothing of it will be read
+    return total

@@ -1,0 +1,74 @@
+"""A run as commands find it on the disk: its directory, its id, its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.errors import CheckpointError, StorageFailed
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.errors import CheckpointUnusable, UsageError
+from holdfast.runtime.run_directory import RunDirectory
+
+_MOST_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """The checkpoints of a run directory; a copy without ``RUN.json`` has no ``run_id``."""
+
+    path: Path
+    store: CheckpointStore
+    run_id: str | None
+
+    @staticmethod
+    def open(path: Path) -> StoredRun:
+        """Return the run in a directory.
+
+        Raises:
+            UsageError: there is no such directory, or its record cannot be read.
+        """
+        if not path.is_dir():
+            raise UsageError(f"{path} is not a directory; give the directory of a run")
+        record = RunDirectory(path).load_record()
+        return StoredRun(path, CheckpointStore(path), record.run_id if record else None)
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the committed steps, newest first.
+
+        Raises:
+            UsageError: there is none, or they cannot be listed.
+        """
+        try:
+            steps = self.store.steps()
+        except StorageFailed as error:
+            raise UsageError(str(error)) from error
+        if not steps:
+            raise UsageError(f"{self.path} holds no checkpoint; give the directory of a run")
+        return steps
+
+    def step(self, wanted: int | None) -> int:
+        """Return the step that is wanted, the newest one by default.
+
+        Raises:
+            UsageError: there is no such step.
+        """
+        steps = self.steps()
+        if wanted is None:
+            return steps[0]
+        if wanted not in steps:
+            shown = ", ".join(map(str, steps[:_MOST_STEPS]))
+            more = " and older ones" if len(steps) > _MOST_STEPS else ""
+            raise UsageError(f"{self.path} has no step {wanted}; it has {shown}{more}")
+        return wanted
+
+
+@contextlib.contextmanager
+def as_job_errors() -> Iterator[None]:
+    """Let errors of the checkpoint layer end a command with one sentence and exit code 1."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointUnusable(str(error)) from error
