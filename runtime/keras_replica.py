@@ -42,7 +42,7 @@ from holdfast.runtime.aligned import (
 )
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.generator_seeds import generator_seeds
-from holdfast.runtime.named_variables import check_tensors, named_variables
+from holdfast.runtime.named_variables import check_tensors, model_variables
 from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
 from holdfast.runtime.vector_layout import ROW_FLOATS, Place, VectorLayout
 
@@ -108,7 +108,7 @@ class KerasReplica:
         self._seeds = tuple(v for v in state if model_rules.is_generator_state(v))
         self._state = tuple(v for v in state if not model_rules.is_generator_state(v))
         self._no_seeds = tf.zeros((0, 2), tf.int64)
-        self._tensors = named_variables(self._trainable + self._state, model.optimizer.variables)
+        self._tensors = model_variables(model)
         self._graph(x, y, training=True)
         _check_metrics(model, self._found.metrics, _tensor(x[:1]), _tensor(y[:1]))
         self._layout = VectorLayout.of(v.shape for v in self._found.graded + self._found.moving)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from holdfast.runtime import model_rules
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.replica import Tensors
 
@@ -24,6 +25,18 @@ def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[st
         for variable in variables:
             named[_unused(f"{prefix}/{variable.path}", named)] = variable
     return named
+
+
+def model_variables(model: Any) -> dict[str, Any]:
+    """Return the variables of a built Keras model, and of its optimizer, that a state holds.
+
+    States of seed generators are none of them: each microbatch sets its own.
+    """
+    state = (v for v in model.non_trainable_variables if not model_rules.is_generator_state(v))
+    optimizer = getattr(model, "optimizer", None)
+    return named_variables(
+        [*model.trainable_variables, *state], () if optimizer is None else optimizer.variables
+    )
 
 
 def check_tensors(variables: Mapping[str, Any], state: Tensors) -> None:

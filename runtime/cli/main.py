@@ -17,7 +17,7 @@ from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.exit_code import ExitCode
 
 # They load NumPy, which takes longer than all else that starts a job.
-_OVER_CHECKPOINTS = ("inspect", "repair", "verify")
+_OVER_CHECKPOINTS = ("export", "inspect", "repair", "verify")
 
 
 class _Commands(click.Group):

@@ -1,0 +1,97 @@
+"""A file or directory of the user's that appears whole under its name, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.runtime.errors import JobError, ProgramError, UsageError
+
+_SAVED_MODEL = "saved_model.pb"
+"""A directory with this file in it may be replaced; any other is somebody's."""
+
+
+def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> None:
+    """Let ``write`` make a draft beside ``target``, make it durable, and rename it.
+
+    Raises:
+        UsageError: the target exists and may not be replaced, or cannot be written.
+        ProgramError: ``write`` failed for another reason.
+    """
+    refuse_existing(target, is_forced=is_forced)
+    draft = target.with_name(f".{os.getpid()}-{target.name}")
+    try:
+        write(draft)
+        _sync_tree(draft)
+        _replace(draft, target, is_forced=is_forced)
+        _sync(target.parent)
+    except OSError as error:
+        raise _unwritable(target, error.strerror or str(error)) from error
+    except JobError:
+        raise
+    except Exception as error:
+        raise ProgramError(
+            f"{target} could not be made: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        _remove(draft)
+
+
+def refuse_existing(target: Path, *, is_forced: bool) -> None:
+    """Raise ``UsageError`` if the target may not be written, before any work is done."""
+    if not target.parent.is_dir():
+        raise _unwritable(target, f"{target.parent} is not a directory")
+    if not os.path.lexists(target):
+        return
+    if not is_forced:
+        raise UsageError(f"{target} exists; choose another --to, or replace it with --force")
+    if target.is_dir() and not (target / _SAVED_MODEL).is_file():
+        raise UsageError(f"{target} is a directory, and not of a SavedModel; choose another --to")
+
+
+def _replace(draft: Path, target: Path, *, is_forced: bool) -> None:
+    """Give the draft its name; a directory in its place has to be moved away first."""
+    if not is_forced:
+        LocalFileSystem().rename_noreplace(draft, target)
+    elif target.is_dir() and not target.is_symlink():
+        old = target.with_name(f".{os.getpid()}-old-{target.name}")
+        target.rename(old)
+        try:
+            draft.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        draft.replace(target)
+
+
+def _sync_tree(path: Path) -> None:
+    if path.is_dir():
+        for child in path.iterdir():
+            _sync_tree(child)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _unwritable(target: Path, reason: str) -> UsageError:
+    return UsageError(f"{target} cannot be written: {reason}; choose another --to")
