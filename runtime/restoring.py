@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.layout import specs_of
 from holdfast.checkpoint.reader import Restored, compare_specs
@@ -23,6 +24,7 @@ from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
+from holdfast.runtime.initial_weights import load_initial_weights
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.numerics_check import check_resumed
 from holdfast.runtime.replica import Replica
@@ -40,6 +42,8 @@ class JobRestore:
 
     def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
         """Return the newest state that verifies, None if the run has no checkpoint.
+
+        Then the replica of rank 0 has the weights that the job begins with.
 
         Raises:
             UsageError: the checkpoint belongs to another model, job or (if strict)
@@ -63,6 +67,8 @@ class JobRestore:
                 f"none of the {len(steps)} checkpoints in {self._context.run_dir} is valid; "
                 "restore one from a backup, or start over with --fresh"
             )
+        if is_first:  # whose state all others are given
+            _begin(self._context, self._job, self._replica)
         return None
 
     def _steps(self, is_first: bool) -> list[int]:  # noqa: FBT001
@@ -125,6 +131,15 @@ class JobRestore:
 def _from_first(communicator: Communicator, text: str) -> str:
     """Return what rank 0 says."""
     return communicator.allgather_bytes(text.encode())[0].decode()
+
+
+def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
+    """Give a fresh replica the weights that the job begins with, if it names any."""
+    if job.initial is None:
+        return
+    load_initial_weights(replica, job.initial)
+    sha256 = state_sha256(replica.state())
+    context.journal.record("initial_weights", source=str(job.initial), sha256=sha256)
 
 
 def _check_model(

@@ -6,8 +6,10 @@ what to do when one of them dies is not its business.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.digest import state_sha256
@@ -56,6 +58,9 @@ class Trainer:
         keep: newest checkpoints to keep, at least 2.
         verify_every: updates between comparisons of the workers' states, which find a
             worker whose memory is wrong; every save has one too.  0 for none.
+        initial: what a new run begins with instead of the weights that the model was built
+            with: a ``.weights.h5``, ``.keras`` or ``.npz`` file, the prefix of a TensorFlow
+            checkpoint, or another run's directory.  A run that resumes does not look at it.
     """
 
     def __init__(  # noqa: PLR0913  (each is one plain wish of the user's)
@@ -69,10 +74,12 @@ class Trainer:
         save_every: int | None = None,
         keep: int = 3,
         verify_every: int = 0,
+        initial: str | os.PathLike[str] | None = None,
     ) -> None:
         self._model = model
+        begin = None if initial is None else Path(initial)
         self._request = Request(
-            data, validation, global_batch, epochs, save_every, keep, verify_every
+            data, validation, global_batch, epochs, save_every, keep, verify_every, begin
         )
         self._replica: Replica | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.recovery.curriculum import Curriculum, Work
 from holdfast.recovery.order import SampleOrder, SequentialOrder
@@ -30,6 +31,7 @@ class Request:
     save_every: int | None
     keep: int
     verify_every: int = 0
+    initial: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class TrainingJob:
     curriculum: Curriculum
     numerics: Numerics
     keep: int
+    initial: Path | None = None
 
     @property
     def microbatches(self) -> int:
@@ -103,6 +106,7 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         curriculum,
         numerics,
         request.keep,
+        request.initial,
     )
 
 

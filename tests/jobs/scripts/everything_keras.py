@@ -46,6 +46,7 @@ def digits(samples: int, first: int) -> ArrayData:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--initial")
     options = parser.parse_args()
     result = Trainer(
         model,
@@ -54,6 +55,7 @@ def main() -> None:
         epochs=options.epochs,
         validation=digits(90, 310),
         save_every=4,
+        initial=options.initial,
     ).run()
     if result.is_first:
         print(f"accuracy {result.metrics['accuracy']} validation {result.validation}")

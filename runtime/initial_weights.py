@@ -1,0 +1,140 @@
+"""The weights that a new run begins with, where they are not those that the model was built with.
+
+Only weights are taken: the optimizer's state, with its count of updates and its
+learning rate, begins anew.  Every weight of the model must be set, and whatever is
+not is named; nothing is trained on a mixture that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.layout import specs_of
+from holdfast.checkpoint.reader import compare_specs, restore_newest
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.replica import Replica
+
+_NOT_WEIGHTS = ("cursor/", "optimizer/")
+_KERAS_SUFFIXES = (".weights.h5", ".keras")
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+def load_initial_weights(replica: Replica, source: Path) -> None:
+    """Set the weights of a replica from a file, or from the newest checkpoint of another run.
+
+    Raises:
+        UsageError: there is no such file, or it holds another model's weights.
+    """
+    if source.is_dir():
+        _take(replica, _of_run(source), source)
+    elif source.suffix == ".npz":
+        _take(replica, _of_archive(source), source)
+    elif source.name.endswith(_KERAS_SUFFIXES):
+        _require(source)
+        _fill(replica, source, lambda model: model.load_weights(source))
+    else:
+        _require(source.with_name(f"{source.name}.index"))
+        _fill(replica, source, lambda model: _read_tensorflow(model, source))
+
+
+def _of_run(run_dir: Path) -> Arrays:
+    try:
+        restored, rejections = restore_newest(CheckpointStore(run_dir))
+    except CheckpointError as error:
+        raise UsageError(f"{run_dir} cannot be begun with: {error}") from error
+    if restored is None:
+        reasons = "; ".join(rejection.reason for rejection in rejections) or "there is none"
+        raise UsageError(f"{run_dir} has no valid checkpoint to begin with: {reasons}")
+    return restored.state
+
+
+def _of_archive(path: Path) -> Arrays:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read as the weights to begin with: {error}") from error
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(
+            f"{path} does not exist; begin with a .weights.h5, .keras or .npz file, the prefix of "
+            "a TensorFlow checkpoint, or another run's directory"
+        )
+
+
+def _take(replica: Replica, found: Arrays, source: Path) -> None:
+    """Take weights by their names; any replica can do that."""
+    state = dict(replica.state())
+    given = {name: value for name, value in found.items() if not name.startswith(_NOT_WEIGHTS)}
+    wanted = {name: value for name, value in state.items() if not name.startswith(_NOT_WEIGHTS)}
+    difference = compare_specs(specs_of(wanted), specs_of(given))
+    if difference is not None:
+        raise UsageError(f"{source} holds another model's weights: {difference}; choose another")
+    replica.load(state | given)
+
+
+def _fill(replica: Replica, source: Path, read: Callable[[Any], None]) -> None:
+    """Let Keras or TensorFlow set the weights, and see which ones they have not set."""
+    model = getattr(replica, "model", None)
+    if model is None:
+        raise UsageError(f"{source} can only begin a Keras model; begin with a .npz file instead")
+    before = {name: np.array(value) for name, value in replica.state().items()}
+    replica.load({name: _marked(name, value) for name, value in before.items()})
+    complaint = "it says nothing of them"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the optimizer's state, which is not wanted
+            read(model)
+    except Exception as error:  # both raise anything at all
+        complaint = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        if not _unset(replica):
+            raise UsageError(f"{source} cannot be read: {complaint}") from error
+    missing = _unset(replica)
+    if missing:
+        raise UsageError(
+            f"{source} holds another model's weights: {_some(missing)} were not set ({complaint})"
+        )
+    after = replica.state()
+    replica.load({n: before[n] if n.startswith(_NOT_WEIGHTS) else after[n] for n in before})
+
+
+def _marked(name: str, value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return weights that no file holds, to find out whether they are set."""
+    if name.startswith(_NOT_WEIGHTS) or value.dtype.kind not in "fV":
+        return value
+    return np.full(value.shape, np.nan, value.dtype)
+
+
+def _unset(replica: Replica) -> list[str]:
+    """Return the names of weights that still are what ``_marked`` has made them."""
+    return [
+        name
+        for name, value in replica.state().items()
+        if not name.startswith(_NOT_WEIGHTS)
+        and value.dtype.kind in "fV"
+        and value.size
+        and bool(np.isnan(value.astype(np.float32)).all())
+    ]
+
+
+def _read_tensorflow(model: Any, prefix: Path) -> None:
+    from holdfast.runtime.tensorflow_checkpoint import read_into
+
+    read_into(model, prefix)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

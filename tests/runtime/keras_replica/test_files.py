@@ -1,0 +1,169 @@
+"""Weights go out to Keras's files and come in from them, without a bit changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_harness import IMAGES, build, convolutional, copy_of, dense
+
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.save import save
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state
+from holdfast.runtime.initial_weights import load_initial_weights
+from holdfast.runtime.model_source import ModelSource
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras's
+]
+
+SCRIPT = """
+import sys
+from types import SimpleNamespace
+sys.path.insert(0, {folder!r})
+import keras
+from keras_harness import convolutional, dense
+
+def model():
+    return convolutional(SimpleNamespace(keras=keras))
+
+def other():
+    return dense(SimpleNamespace(keras=keras))
+"""
+
+
+@pytest.fixture
+def trained(replicas: list[Any]) -> dict[str, np.ndarray]:
+    """A state in which no two values are alike."""
+    random = np.random.default_rng(7)
+    state = copy_of(replicas[0].state())
+    for name, value in state.items():
+        if value.dtype == np.float32:
+            state[name] = random.uniform(0.1, 1, value.shape).astype(np.float32)
+    return state
+
+
+@pytest.fixture
+def restored(trained: dict[str, np.ndarray], tmp_path: Path) -> Restored:
+    store = CheckpointStore(tmp_path / "run")
+    save(store, trained | {"cursor/step": np.array(3)}, header=Header("r", 1, 3), writers=2)
+    return restore(store, 3)
+
+
+@pytest.fixture
+def source(tf: SimpleNamespace, tmp_path: Path) -> ModelSource:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
+    tf.keras.backend.clear_session()
+    return ModelSource(path, "model", IMAGES.shape[1:])
+
+
+@pytest.mark.parametrize("kind", [ExportFormat.WEIGHTS, ExportFormat.KERAS])
+def test_exported_weights_begin_another_run(
+    kind: ExportFormat,
+    tf: SimpleNamespace,
+    restored: Restored,
+    source: ModelSource,
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / {"weights": "w.weights.h5", "keras": "w.keras"}[kind.value]
+    export_state(restored, ExportRequest(target, kind, source, is_forced=False))
+    replica = build(tf, convolutional)
+    before = copy_of(replica.state())
+
+    load_initial_weights(replica, target)
+
+    for name, value in replica.state().items():
+        wanted = restored.state if name.startswith("weights/") else before
+        assert value.tobytes() == wanted[name].tobytes(), name
+
+
+def test_archive_of_keras_has_the_optimizer_too(
+    tf: SimpleNamespace, restored: Restored, source: ModelSource, tmp_path: Path
+) -> None:
+    target = tmp_path / "w.keras"
+    export_state(restored, ExportRequest(target, ExportFormat.KERAS, source, is_forced=False))
+
+    optimizer = tf.keras.models.load_model(target).optimizer
+
+    wanted = [value for name, value in restored.state.items() if name.startswith("optimizer/")]
+    found = [np.asarray(variable.value) for variable in optimizer.variables]
+    assert sorted(v.tobytes() for v in found) == sorted(v.tobytes() for v in wanted)
+
+
+def test_saved_model_predicts_as_the_replica_does(
+    tf: SimpleNamespace,
+    restored: Restored,
+    source: ModelSource,
+    replicas: list[Any],
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "served"
+    export_state(restored, ExportRequest(target, ExportFormat.SAVEDMODEL, source, is_forced=False))
+    replicas[0].load({n: v for n, v in restored.state.items() if not n.startswith("cursor/")})
+
+    served = tf.tensorflow.saved_model.load(str(target))
+
+    np.testing.assert_allclose(
+        served.serve(IMAGES[:5]), replicas[0].model(IMAGES[:5], training=False), rtol=1e-5
+    )
+
+
+def test_another_model_is_refused_by_the_names_of_its_tensors(
+    restored: Restored, source: ModelSource, tmp_path: Path
+) -> None:
+    other = ModelSource(source.script, "other", source.input_shape)
+    request = ExportRequest(tmp_path / "w.keras", ExportFormat.KERAS, other, is_forced=False)
+
+    with pytest.raises(UsageError, match=r"is of another model: missing 'optimizer/.*and \d+ more"):
+        export_state(restored, request)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_tensorflow_checkpoint_begins_a_run(
+    is_named: bool,  # noqa: FBT001
+    tf: SimpleNamespace,
+    replicas: list[Any],
+    trained: dict[str, np.ndarray],
+    tmp_path: Path,
+) -> None:
+    saved, fresh = replicas[:2]
+    saved.load(trained)
+    before = copy_of(fresh.state())
+    checkpoint = tf.tensorflow.train.Checkpoint
+    made = checkpoint(model=saved.model) if is_named else checkpoint(saved.model)
+    prefix = made.write(str(tmp_path / "ckpt"))
+
+    load_initial_weights(fresh, Path(prefix))
+
+    for name, value in fresh.state().items():
+        wanted = trained if name.startswith("weights/") else before
+        assert value.tobytes() == wanted[name].tobytes(), name
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ""])
+def test_file_of_another_model_is_refused_by_the_names_of_tensors(
+    suffix: str, tf: SimpleNamespace, replicas: list[Any], tmp_path: Path
+) -> None:
+    model = build(tf, dense).model
+    if suffix:
+        model.save_weights(tmp_path / f"w{suffix}")
+    else:
+        tf.tensorflow.train.Checkpoint(model=model).write(str(tmp_path / "w"))
+
+    with pytest.raises(UsageError, match=r"another model's weights: 'weights/.* were not set"):
+        load_initial_weights(replicas[0], tmp_path / f"w{suffix}")
+
+
+def test_damaged_file_is_refused(replicas: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "w.weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(500))
+
+    with pytest.raises(UsageError, match=r"were not set|cannot be read"):
+        load_initial_weights(replicas[0], tmp_path / "w.weights.h5")

@@ -1,0 +1,155 @@
+"""A new run begins with all weights of a file, or says which ones it has not found there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.save import save
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.initial_weights import load_initial_weights
+
+
+class Replica:
+    """As much of a replica as has a state."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] = {
+            "optimizer/rate": np.array(0.25, np.float32),
+            "weights/a": np.zeros(2, np.float32),
+            "weights/b": np.zeros((2, 3), np.float32),
+            "weights/count": np.zeros(1, np.int64),
+        }
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._state = {name: np.array(value) for name, value in state.items()}
+
+
+class KerasLike(Replica):
+    """A replica whose model reads JSON files, whatever they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = SimpleNamespace(load_weights=self._load_weights)
+
+    def _load_weights(self, path: Path) -> None:
+        for name, value in json.loads(path.read_text()).items():
+            if value == "wrong":
+                raise ValueError("a shape\nis wrong")
+            self._state[name] = np.full_like(self._state[name], value)
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    found = {
+        "cursor/step": np.array(9),
+        "optimizer/rate": np.array(7.0, np.float32),
+        "weights/a": np.ones(2, np.float32),
+        "weights/b": np.ones((2, 3), np.float32),
+        "weights/count": np.ones(1, np.int64),
+    }
+    return found | changes
+
+
+def check_begun(replica: Replica) -> None:
+    state = replica.state()
+    assert state["weights/a"].tolist() == [1, 1]
+    assert state["weights/b"].tolist() == [[1, 1, 1]] * 2
+    assert state["optimizer/rate"] == 0.25
+    assert "cursor/step" not in state
+
+
+def test_archive_gives_the_weights_and_leaves_the_optimizer(tmp_path: Path) -> None:
+    replica = Replica()
+    np.savez(tmp_path / "w.npz", **weights())
+
+    load_initial_weights(replica, tmp_path / "w.npz")
+
+    check_begun(replica)
+
+
+def test_newest_checkpoint_of_another_run_gives_the_weights(tmp_path: Path) -> None:
+    replica = Replica()
+    store = CheckpointStore(tmp_path)
+    save(store, weights(**{"weights/a": np.zeros(2, np.float32)}), header=Header("r", 1, 1))
+    save(store, weights(), header=Header("r", 1, 2))
+
+    load_initial_weights(replica, tmp_path)
+
+    check_begun(replica)
+
+
+def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> None:
+    replica = KerasLike()
+    everything = {"weights/a": 1, "weights/b": 1, "weights/count": 1, "optimizer/rate": 7}
+    (tmp_path / "x.weights.h5").write_text(json.dumps(everything))
+
+    load_initial_weights(replica, tmp_path / "x.weights.h5")
+
+    check_begun(replica)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"weights/a": 1}, ["'weights/b' were not set", "says nothing of them"]),
+        ({"weights/b": 1, "weights/a": "wrong"}, ["'weights/a' were not set", "shape is wrong"]),
+        ({"weights/a": 1, "weights/b": 1, "x": "wrong"}, ["cannot be read", "a shape is wrong"]),
+    ],
+)
+def test_weights_that_the_model_did_not_set_are_named(
+    content: dict[str, object], words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.weights.h5").write_text(json.dumps(content))
+
+    with pytest.raises(UsageError) as caught:
+        load_initial_weights(KerasLike(), tmp_path / "x.weights.h5")
+
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
+    replica = Replica()
+    np.savez(tmp_path / "w.npz", **weights(**{"weights/b": np.ones(5), "weights/c": np.ones(1)}))
+
+    with pytest.raises(UsageError, match=r"extra 'weights/c'.*'weights/b' float32\[2, 3\] is"):
+        load_initial_weights(replica, tmp_path / "w.npz")
+
+    assert replica.state()["weights/a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nowhere.npz", "No such file"),
+        ("nowhere.weights.h5", "does not exist"),
+        ("nowhere", r"nowhere.index does not exist"),
+        ("empty", "no valid checkpoint"),
+        ("text.npz", "cannot be read"),
+        ("cut.npz", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(name: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.npz").write_text("no archive")
+    np.savez(tmp_path / "whole.npz", **weights())
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
+
+    with pytest.raises(UsageError, match=complaint):
+        load_initial_weights(Replica(), tmp_path / name)
+
+
+def test_keras_file_needs_a_keras_model(tmp_path: Path) -> None:
+    (tmp_path / "x.weights.h5").write_text("{}")
+
+    with pytest.raises(UsageError, match="can only begin a Keras model"):
+        load_initial_weights(Replica(), tmp_path / "x.weights.h5")
