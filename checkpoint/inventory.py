@@ -48,7 +48,7 @@ def take_inventory(
                 if size != shard.size:
                     faults.append(f"shard {shard.index} has {size} of {shard.size} bytes")
                 for part in parts:
-                    fault = _fault_of(file, part) if part.stop <= size else f"{part} is cut off"
+                    fault = _fault_of(file, part) if part.stop <= size else f"cut off: {part}"
                     progress(part.nbytes)
                     if fault is None:
                         sound.append(part)
@@ -62,6 +62,6 @@ def take_inventory(
 def _fault_of(file: ReadFile, part: Part) -> str | None:
     """Return what is wrong with a part; bad blocks of a disk spoil only what lies on them."""
     try:
-        return None if read_part(file, part) else f"{part} has a wrong digest"
+        return None if read_part(file, part) else f"wrong digest of {part}"
     except StorageFailed as error:
         return f"{part}: {error}"

@@ -17,7 +17,6 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.training_refusal import check_training
 from holdfast.runtime.worker_config import WorkerConfig
 
 
@@ -59,7 +58,6 @@ def claim() -> WorkerContext:
         ProgramError: another trainer has run in this process.
     """
     global _is_claimed  # noqa: PLW0603  (one job trains one model)
-    check_training()
     if _is_claimed:
         raise ProgramError(
             "a second Trainer was run in one script; a run directory holds the state of one "

@@ -53,7 +53,7 @@ class ExportRequest:
         if self.format is not ExportFormat.NPZ and self.model is None:
             raise UsageError(
                 f"the format {self.format.value} needs your model; "
-                "give the function that makes it, as --model script.py:function"
+                "give the script that trained it, or a function in it: --model script.py:function"
             )
         wanted = [suffix for suffix, kind in _SUFFIXES.items() if kind is self.format]
         if wanted and not self.target.name.endswith(wanted[0]):

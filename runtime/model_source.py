@@ -1,4 +1,9 @@
-"""The user's model, built by a function of the user's script, outside any training."""
+"""The user's model, made by the user's script outside any training.
+
+The script is run up to its trainer, which is refused.  The model is what a
+function of the script returns, or what the trainer was given; in both cases the
+trainer's data tells the shape of an input, if the model does not know it.
+"""
 
 from __future__ import annotations
 
@@ -6,87 +11,127 @@ import contextlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
-from holdfast.runtime.training_refusal import TrainingRefused, training_refused
+from holdfast.runtime.training_refusal import (
+    RefusedTraining,
+    TrainingRefused,
+    training_refused,
+)
 
 _MODULE_NAME = "holdfast_model"
-"""Not ``__main__``: what a script does behind that guard is not wanted here."""
+"""Not ``__main__``: with a function to call, what is behind that guard is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A function without arguments in a script, and the shape of one sample if need be."""
+    """A script, the function in it that makes the model, and the shape of one sample.
+
+    Without a function the model is the trainer's.
+    """
 
     script: Path
-    function: str
+    function: str | None = None
     input_shape: tuple[int, ...] | None = None
 
     @staticmethod
     def parse(text: str, input_shape: tuple[int, ...] | None = None) -> ModelSource:
-        """Return what ``script.py:function`` names.
+        """Return what ``script.py:function`` or ``script.py`` names.
 
         Raises:
             UsageError: it is not of that form, or there is no such script.
         """
         script, colon, function = text.rpartition(":")
-        if not colon or not function.isidentifier():
+        if not colon:
+            script, function = text, ""
+        elif not function.isidentifier():
             raise UsageError(f"--model is {text!r}; give it as script.py:function")
         if not Path(script).is_file():
             raise UsageError(f"{script} does not exist; give --model as script.py:function")
-        return ModelSource(Path(script), function, input_shape)
+        return ModelSource(Path(script), function or None, input_shape)
+
+    def __str__(self) -> str:
+        return str(self.script) if self.function is None else f"{self.script}:{self.function}"
 
     def build(self) -> Any:
         """Return the model, with all of its variables and its optimizer's.
 
         Raises:
-            UsageError: the script has no such function, or the model needs an input shape.
+            UsageError: there is no such model, or nothing tells the shape of its input.
             ProgramError: the user's code fails.
         """
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        function = self._namespace().get(self.function)
-        if not callable(function):
-            raise UsageError(f"{self.script} has no function {self.function}; name another one")
-        with _users_fault(f"{self.script}:{self.function}"):
-            model = function()
+        module = types.ModuleType("__main__" if self.function is None else _MODULE_NAME)
+        module.__file__ = str(self.script.resolve())
+        with _in_place_of(module), training_refused() as trainings:
+            with _users_fault(str(self.script)), contextlib.suppress(TrainingRefused):
+                exec(compile(self.script.read_bytes(), module.__file__, "exec"), vars(module))
+            training = trainings[0] if trainings else None
+            model = self._make(vars(module), training)
         if not hasattr(model, "trainable_variables"):
             raise UsageError(
-                f"{self.script}:{self.function} returns a {type(model).__name__}; "
-                "name a function that returns a Keras model"
+                f"{self} makes a {type(model).__name__}, which is no Keras model; "
+                "name a function that returns one, or export to .npz"
             )
-        self._build_variables(model)
+        self._build_variables(model, training)
         return model
 
-    def _namespace(self) -> dict[str, Any]:
-        """Run the script as a module, up to its training if it has that outside a guard."""
-        module = types.ModuleType(_MODULE_NAME)
-        module.__file__ = str(self.script.resolve())
-        sys.path.insert(0, str(self.script.resolve().parent))
-        sys.modules[_MODULE_NAME] = module
-        with (
-            _users_fault(str(self.script)),
-            contextlib.suppress(TrainingRefused),
-            training_refused(),
-        ):
-            exec(compile(self.script.read_bytes(), module.__file__, "exec"), module.__dict__)
-        return module.__dict__
+    def _make(self, namespace: Mapping[str, Any], training: RefusedTraining | None) -> Any:
+        origin = self._origin(namespace, training)
+        with _users_fault(str(self)):
+            is_factory = callable(origin) and not hasattr(origin, "trainable_variables")
+            return origin() if is_factory else origin
 
-    def _build_variables(self, model: Any) -> None:
-        if not model.built and self.input_shape is None:
+    def _origin(self, namespace: Mapping[str, Any], training: RefusedTraining | None) -> Any:
+        if self.function is not None:
+            function = namespace.get(self.function)
+            if not callable(function):
+                raise UsageError(f"{self.script} has no function {self.function}; name another one")
+            return function
+        if training is None:
             raise UsageError(
-                f"the model of {self.script}:{self.function} does not know the shape of its input; "
+                f"{self.script} does not come to a Trainer's run(); "
+                "give the function that makes the model, as --model script.py:function"
+            )
+        return training.model
+
+    def _build_variables(self, model: Any, training: RefusedTraining | None) -> None:
+        if not model.built and self.input_shape is None and training is None:
+            raise UsageError(
+                f"the model of {self} does not know the shape of its input; "
                 "give that of one sample, as in --input-shape 28,28,1"
             )
-        with _users_fault(f"building the model of {self.script}:{self.function}"):
-            if not model.built:
-                model.build((None, *(self.input_shape or ())))
+        with _users_fault(f"building the model of {self}"):
+            if not model.built and self.input_shape is not None:
+                model.build((None, *self.input_shape))
+            elif not model.built and training is not None:
+                x, _ = training.data.read(np.arange(1))
+                model(x)
             optimizer = getattr(model, "optimizer", None)
             if optimizer is not None and not optimizer.built:
                 optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def _in_place_of(module: types.ModuleType) -> Iterator[None]:
+    """Let a script find itself, its neighbours and no arguments, as if it had been started."""
+    script = str(module.__file__)
+    argv, before = sys.argv, sys.modules.get(module.__name__)
+    sys.argv = [script]
+    sys.path.insert(0, str(Path(script).parent))
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if before is not None:
+            sys.modules[module.__name__] = before
 
 
 @contextlib.contextmanager

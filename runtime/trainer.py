@@ -23,6 +23,7 @@ from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.training_refusal import check_training
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Trainer:
         Raises:
             JobError: the job cannot go on, or was asked to stop; one sentence says why.
         """
+        check_training(self._model, self._request.data)
         context = contexts.claim()
         config = context.config
         numerics = Numerics.here(threads=config.threads)

@@ -32,7 +32,7 @@ _PATH = click.Path(path_type=Path)
     type=click.Choice([kind.value for kind in ExportFormat]),
     help="The format.  [default: by the name]",
 )
-@click.option("--model", metavar="SCRIPT:FUNCTION", help="What makes your model; not for npz.")
+@click.option("--model", metavar="SCRIPT[:FUNCTION]", help="What makes your model; not for npz.")
 @click.option("--input-shape", metavar="SIZES", help="Of one sample, as in 28,28,1, if need be.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 def export(

@@ -35,6 +35,9 @@ def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
 
 def _tell(run: StoredRun, step: int, progress: Progress) -> Verdict:
     verdict = verify_step(run.store, step, run_id=run.run_id, progress=progress)
+    if not verdict.is_valid and step not in run.store.steps():
+        click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
+        return Verdict(step, 0)
     state = (
         f"valid, {decimal(verdict.nbytes)}" if verdict.is_valid else f"not valid: {verdict.reason}"
     )

@@ -85,8 +85,8 @@ def test_weights_are_written_by_the_users_model(
         ("wider", 2, "'weights/dense/bias' float32[8] is 'weights/dense/bias' float32[7] there"),
         ("nothing", 2, "has no function nothing"),
         ("not_a_function", 2, "has no function not_a_function"),
-        ("no_model", 2, "returns a int"),
-        ("not_built", 2, "--input-shape 28,28,1"),
+        ("no_model", 2, "makes a int"),
+        ("not_built", 1, "raised TypeError"),
         ("fails", 1, "raised RuntimeError: no luck today"),
         ("not_compiled", 1, "could not be made: AttributeError"),
     ],
@@ -111,7 +111,7 @@ def test_bad_model_is_one_sentence_and_nothing_is_written(
         (["--to", "x"], "the format savedmodel needs your model"),
         (["--to", "x.h5", "--format", "weights", "--model", f"{SCRIPT}:f"], "end in .weights.h5"),
         (["--to", "x.keras", "--model", "nowhere.py:f"], "nowhere.py does not exist"),
-        (["--to", "x.keras", "--model", "f"], "give it as script.py:function"),
+        (["--to", "x.keras", "--model", f"{SCRIPT}:f.g"], "give it as script.py:function"),
         (["--to", "x.keras", "--model", f"{SCRIPT}:f", "--input-shape", "3x"], "--input-shape"),
         (["--to", "nowhere/x.npz"], "nowhere is not a directory"),
         (["--to", "there.npz"], "exists; choose another --to, or replace it with --force"),
@@ -136,6 +136,78 @@ def test_bad_requests_are_one_sentence_and_exit_2(
     assert complaint in err
     assert Path("there.npz").read_text() == "mine"
     assert sorted(path.name for path in Path().iterdir()) == ["folder.npz", "run", "there.npz"]
+
+
+def test_script_alone_gives_the_model_of_its_trainer(
+    holdfast: Holdfast, run_dir: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "w.weights.h5"
+
+    code, _, err = holdfast("export", run_dir, "--to", target, "--model", SCRIPT)
+
+    assert (code, err) == (0, "")
+    assert json.loads(target.read_text())["dense/bias"] == 42.0
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "complaint"),
+    [
+        ("def model(): pass", 2, "does not come to a Trainer's run()"),
+        ("import sys; sys.exit(len(sys.argv) + 2)", 1, "ended the program with exit code 3"),
+        ("def model(:", 1, "raised SyntaxError"),
+        (
+            "from holdfast.runtime import *\n"
+            "Trainer(5, ArrayData([1], [1]), global_batch=1, epochs=1).run()",
+            2,
+            "makes a int",
+        ),
+    ],
+)
+def test_script_without_a_model_is_one_sentence(
+    script: str, code: int, complaint: str, *, holdfast: Holdfast, run_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+
+    found = holdfast(
+        "export", run_dir, "--to", tmp_path / "w.keras", "--model", tmp_path / "train.py"
+    )
+
+    assert found[0] == code
+    assert complaint in found[2]
+
+
+def test_function_that_trains_is_refused(
+    holdfast: Holdfast, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before, _, training = SCRIPT.read_text().partition("Trainer(")
+    body = training.partition("\n")[0]
+    Path("m.py").write_text(f"{before}def main(): Trainer({body}")
+
+    code, _, err = holdfast("export", run_dir, "--to", "w.keras", "--model", "m.py:main")
+
+    assert code == 1
+    assert "only asked for its model" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.py", "run"]
+
+
+def test_model_that_does_not_know_its_input_needs_its_shape(
+    holdfast: Holdfast, run_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "m.py").write_text(SCRIPT.read_text().partition("Trainer(")[0])
+    argv = [
+        "export",
+        run_dir,
+        "--to",
+        tmp_path / "w.keras",
+        "--model",
+        f"{tmp_path}/m.py:not_built",
+    ]
+
+    code, _, err = holdfast(*argv)
+
+    assert code == 2
+    assert "--input-shape 28,28,1" in err
 
 
 def test_force_replaces(holdfast: Holdfast, run_dir: Path, tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.verification import Verdict, verify_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 
+verify_file = importlib.import_module("holdfast.runtime.cli.verify")
 Holdfast = Callable[..., tuple[int, str, str]]
 
 
@@ -84,6 +90,22 @@ def test_bad_requests_are_one_sentence_and_exit_2(
 
         assert (code, out) == (2, "")
         assert complaint in err
+
+
+def test_step_that_the_job_removes_meanwhile_is_not_damaged(
+    holdfast: Holdfast, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_and_verify(store: CheckpointStore, step: int, **options: Any) -> Verdict:
+        if step == 4:
+            shutil.rmtree(store.directory / "step-000000000004")
+        return verify_step(store, step, **options)
+
+    monkeypatch.setattr(verify_file, "verify_step", remove_and_verify)
+
+    code, out, _ = holdfast("verify", run_dir)
+
+    assert code == 0
+    assert out.splitlines()[1] == "step 4: removed meanwhile"
 
 
 def test_step_and_all_exclude_each_other(holdfast: Holdfast, run_dir: Path) -> None:

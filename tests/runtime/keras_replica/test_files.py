@@ -36,6 +36,11 @@ def model():
 
 def other():
     return dense(SimpleNamespace(keras=keras))
+
+if __name__ == "__main__":
+    from keras_harness import IMAGES, LABELS
+    from holdfast.runtime import ArrayData, Trainer
+    Trainer(model, ArrayData(IMAGES, LABELS), global_batch=9, epochs=1).run()
 """
 
 
@@ -83,6 +88,19 @@ def test_exported_weights_begin_another_run(
     for name, value in replica.state().items():
         wanted = restored.state if name.startswith("weights/") else before
         assert value.tobytes() == wanted[name].tobytes(), name
+
+
+def test_script_alone_is_run_up_to_its_trainer(
+    tf: SimpleNamespace, restored: Restored, source: ModelSource, tmp_path: Path
+) -> None:
+    """Neither function nor shape: the model is the trainer's, built on a sample of its data."""
+    paths = [tmp_path / "a.weights.h5", tmp_path / "b.weights.h5"]
+    for path, model in zip(paths, (source, ModelSource(source.script)), strict=True):
+        tf.keras.backend.clear_session()
+        request = ExportRequest(path, ExportFormat.WEIGHTS, model, is_forced=False)
+        export_state(restored, request)
+
+    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_archive_of_keras_has_the_optimizer_too(
