@@ -136,6 +136,8 @@ def _replace(
         return None
     store.disk.rename(target, aside)
     try:
+        # Or a power cut could keep the second rename and lose this one.
+        store.disk.fsync_directory(store.directory)
         staging.commit(manifest)
     except CheckpointError:
         with contextlib.suppress(CheckpointError):
