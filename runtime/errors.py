@@ -5,7 +5,6 @@
     JobError
     ├── UsageError            2   the request makes no sense as it stands
     ├── ProgramError          1   the user's program is at fault
-    ├── CheckpointUnusable    1   a checkpoint that a command needs does not verify
     ├── RecoveryImpossible   70   budget spent, or nothing valid to restore
     │   └── WorldLost             not in place: a relaunch may
     ├── StoppedEarly         75   stopped with a checkpoint, run again
@@ -34,12 +33,6 @@ class UsageError(JobError):
 
 class ProgramError(JobError):
     """The user's program is at fault."""
-
-    exit_code = ExitCode.PROGRAM_FAILED
-
-
-class CheckpointUnusable(JobError):
-    """A checkpoint that a command is about does not verify, or cannot be made whole."""
 
     exit_code = ExitCode.PROGRAM_FAILED
 

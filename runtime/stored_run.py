@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.errors import CheckpointError, StorageFailed
+from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.errors import CheckpointUnusable, UsageError
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run_directory import RunDirectory
 
 _MOST_STEPS = 10
@@ -63,12 +61,3 @@ class StoredRun:
             more = " and older ones" if len(steps) > _MOST_STEPS else ""
             raise UsageError(f"{self.path} has no step {wanted}; it has {shown}{more}")
         return wanted
-
-
-@contextlib.contextmanager
-def as_job_errors() -> Iterator[None]:
-    """Let errors of the checkpoint layer end a command with one sentence and exit code 1."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointUnusable(str(error)) from error

@@ -11,7 +11,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state, format_of
 from holdfast.runtime.model_source import ModelSource
 from holdfast.runtime.publishing import refuse_existing
-from holdfast.runtime.stored_run import StoredRun, as_job_errors
+from holdfast.runtime.stored_run import StoredRun
 
 _PATH = click.Path(path_type=Path)
 
@@ -43,8 +43,7 @@ def export(
     request = ExportRequest(target, kind, _source(model["model"], model["input_shape"]), force)
     refuse_existing(target, is_forced=force)
     run = StoredRun.open(run_dir)
-    with as_job_errors():
-        restored = restore(run.store, run.step(step), run_id=run.run_id)
+    restored = restore(run.store, run.step(step), run_id=run.run_id)
     export_state(restored, request)
     click.echo(f"step {restored.manifest.step}, verified, is now {target}")
 

@@ -15,9 +15,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from holdfast.checkpoint.comparison import Comparison, Difference, Opened, compare_steps
+from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.runtime.errors import CheckpointUnusable, UsageError
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.inspection import (
     Inspection,
     StepSummary,
@@ -26,7 +27,7 @@ from holdfast.runtime.inspection import (
     inspection_json,
     position_of,
 )
-from holdfast.runtime.stored_run import StoredRun, as_job_errors
+from holdfast.runtime.stored_run import StoredRun
 
 
 @click.command()
@@ -49,8 +50,7 @@ def inspect(
         return
     if step is not None:
         raise UsageError("--diff and --step exclude each other; give one of them")
-    with as_job_errors():
-        found = compare_steps(*(_open(run_dir, text) for text in diff))
+    found = compare_steps(*(_open(run_dir, text) for text in diff))
     if as_json:
         click.echo(comparison_json(found))
     else:
@@ -67,7 +67,7 @@ def _show(run: StoredRun, step: int | None, console: Console | None) -> None:
         _print(found, console)
     if found.manifest is None:
         damage = next(summary.damage for summary in found.steps if summary.step == wanted)
-        raise CheckpointUnusable(f"step {wanted} cannot be shown: {damage}; give another --step")
+        raise CheckpointInvalid(wanted, damage or "its manifest cannot be read")
 
 
 def _open(run_dir: Path, text: str) -> Opened:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.runtime.cli.doctor import doctor
 from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
@@ -66,6 +67,8 @@ def _exit_code_of(argv: list[str] | None) -> int:
         result = holdfast.main(args=argv, prog_name="holdfast", standalone_mode=False)
     except JobError as error:
         return _fail(str(error), error.exit_code)
+    except CheckpointError as error:
+        return _fail(str(error), ExitCode.PROGRAM_FAILED)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):

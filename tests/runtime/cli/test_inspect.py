@@ -67,7 +67,7 @@ def test_step_without_a_valid_manifest_cannot_be_shown(holdfast: Holdfast, run_d
 
     assert code == 1
     assert "damaged or cut short" in out
-    assert "step 6 cannot be shown" in err
+    assert "checkpoint step 6 is invalid" in err
     assert holdfast("inspect", run_dir, "--step", 4)[0] == 0
 
 
