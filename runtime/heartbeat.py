@@ -15,18 +15,15 @@ its bit: the agent writes the one, the worker the other.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import threading
 from enum import IntEnum, IntFlag
 
+from holdfast.runtime.sealed_memory import sealed_memory
+
 _COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED = range(8)
 _SIZE_BYTES = 4096
-
-# linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
-_F_ADD_SEALS = 1033
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
 
 class Phase(IntEnum):
@@ -67,11 +64,7 @@ class HeartbeatPage:
     @staticmethod
     def create() -> HeartbeatPage:
         """Return a fresh page, all zero, whose size nobody can change any more."""
-        fd = os.memfd_create("holdfast-heartbeat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, _SIZE_BYTES)
-        # a truncated page would end its readers with SIGBUS
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
-        return HeartbeatPage(fd)
+        return HeartbeatPage(sealed_memory("holdfast-heartbeat", _SIZE_BYTES))
 
     @staticmethod
     def attach(fd: int) -> HeartbeatPage:

@@ -11,7 +11,6 @@ before it is written for the first time.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -22,15 +21,12 @@ from collections.abc import Callable
 import numpy as np
 
 from holdfast.runtime.replica import FloatVector
+from holdfast.runtime.sealed_memory import sealed_memory
 
 _TICKET = struct.Struct("<qqqq16s")
 _HEADER_BYTES = 4096
 _LINE_FLOATS = 16
 """Vectors begin at multiples of 64 bytes: TensorFlow takes no others without a copy."""
-
-# linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
-_F_ADD_SEALS = 1033
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
 
 class SharedVectors:
@@ -50,10 +46,7 @@ class SharedVectors:
     @staticmethod
     def create(floats: int, count: int) -> SharedVectors:
         """Return ``count`` vectors of ``floats`` zeros, owned by this process."""
-        fd = os.memfd_create("holdfast-vectors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, _bytes_of(floats, count))
-        # memory that shrinks would end its readers with SIGBUS
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        fd = sealed_memory("holdfast-vectors", _bytes_of(floats, count))
         vectors = SharedVectors(fd, floats, count)
         vectors._map[:16] = secrets.token_bytes(16)
         vectors._closer = weakref.finalize(vectors, os.close, fd)
