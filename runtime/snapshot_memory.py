@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 
+from holdfast.runtime.sealed_memory import sealed_memory
+
 _MAP_POPULATE = 0x8000  # linux/mman.h
 
 
@@ -42,7 +44,7 @@ class _Buffer:
     """A memfd and our view of it."""
 
     def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("holdfast-snapshot", os.MFD_CLOEXEC)
+        self.fd = sealed_memory("holdfast-snapshot", size)
         try:
             os.posix_fallocate(self.fd, 0, size)
             self._map = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED | _MAP_POPULATE)
