@@ -25,16 +25,21 @@ class Curriculum:
         steps_per_epoch: updates of the model in one pass over the data.
         epochs: passes over the data.
         has_validation: whether each epoch ends with a pass over validation data.
-        save_every: steps between checkpoints; one is always made at the end.
+        save_every: steps between checkpoints, None if a clock decides instead; one is
+            always made at the end.
         verify_every: steps between comparisons of the replicas' states, apart from
             saves, each of which begins with one; 0 for none.
+        saves_epochs: whether a checkpoint is due at each epoch's end too.
+        keep_every: steps between checkpoints that are kept for ever, None for none.
     """
 
     steps_per_epoch: int
     epochs: int
     has_validation: bool
-    save_every: int
+    save_every: int | None
     verify_every: int = 0
+    saves_epochs: bool = False
+    keep_every: int | None = None
 
     @property
     def steps(self) -> int:
@@ -69,7 +74,14 @@ class Curriculum:
 
     def is_save_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint is due at ``cursor``, right after a transaction."""
-        return self.is_save_point(cursor) and cursor.step % self.save_every == 0
+        if not self.is_save_point(cursor):
+            return False
+        if self.saves_epochs and self.has_ended_epoch(cursor):
+            return True
+        return any(
+            every is not None and cursor.step % every == 0
+            for every in (self.save_every, self.keep_every)
+        )
 
     def is_check_due(self, cursor: Cursor) -> bool:
         """Return whether the replicas' states are to be compared at ``cursor``."""

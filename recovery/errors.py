@@ -3,11 +3,12 @@
 ::
 
     RecoveryError
-     ├─ FaultSyntaxError   the text of a fault cannot be understood
-     ├─ FaultConflict      two faults of a plan have one address
-     ├─ IllegalTransition  a machine got an event that its table does not list
-     ├─ LeafMissing        a partial sum was asked for before its leaves were there
-     └─ LedgerUnreadable   reduced ledger lanes are not whole numbers
+     ├─ FaultSyntaxError     the text of a fault cannot be understood
+     ├─ FaultConflict        two faults of a plan have one address
+     ├─ IllegalTransition    a machine got an event that its table does not list
+     ├─ LeafMissing          a partial sum was asked for before its leaves were there
+     ├─ LedgerUnreadable     reduced ledger lanes are not whole numbers
+     └─ ScheduleSyntaxError  the text of a schedule cannot be understood
 
 Mistakes of a caller within holdfast (a negative count, a worker that is not in
 the world) are ``ValueError``: no caller is meant to handle those.
@@ -38,3 +39,7 @@ class LeafMissing(RecoveryError):
 
 class LedgerUnreadable(RecoveryError):
     """Reduced ledger lanes are not the whole numbers that workers put in."""
+
+
+class ScheduleSyntaxError(RecoveryError):
+    """The text of a schedule cannot be understood."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,9 +58,36 @@ def test_no_save_point_between_an_epoch_and_its_validation(curriculum: Curriculu
 
 @given(_CURRICULA)
 def test_saves_are_due_once_at_every_multiple(curriculum: Curriculum) -> None:
-    due = [cursor.step for _, cursor in whole_job(curriculum) if curriculum.is_save_due(cursor)]
+    every = curriculum.save_every
+    assert every is not None
 
-    assert due == list(range(curriculum.save_every, curriculum.steps + 1, curriculum.save_every))
+    assert steps_due(curriculum) == list(range(every, curriculum.steps + 1, every))
+
+
+@given(_CURRICULA)
+def test_saves_of_epochs_come_beside_those_of_steps(curriculum: Curriculum) -> None:
+    ends = range(curriculum.steps_per_epoch, curriculum.steps + 1, curriculum.steps_per_epoch)
+
+    both = steps_due(dataclasses.replace(curriculum, saves_epochs=True))
+    epochs = steps_due(dataclasses.replace(curriculum, save_every=None, saves_epochs=True))
+
+    assert epochs == list(ends)
+    assert both == sorted({*steps_due(curriculum), *ends})
+    assert steps_due(dataclasses.replace(curriculum, save_every=None)) == []
+
+
+@given(_CURRICULA, st.integers(1, 9))
+def test_what_is_kept_for_ever_has_to_be_saved(curriculum: Curriculum, every: int) -> None:
+    kept = dataclasses.replace(curriculum, keep_every=every)
+
+    assert steps_due(kept) == sorted(
+        {*steps_due(curriculum), *range(every, curriculum.steps + 1, every)}
+    )
+
+
+def steps_due(curriculum: Curriculum) -> list[int]:
+    """Return the steps of the whole job at which the cursor alone makes a save due."""
+    return [cursor.step for _, cursor in whole_job(curriculum) if curriculum.is_save_due(cursor)]
 
 
 @given(_CURRICULA)

@@ -1,0 +1,149 @@
+"""When a checkpoint is due: every n steps, every t seconds, at each epoch's end, or ``auto``.
+
+Steps and epochs are functions of the cursor, so all workers find them due alike
+(`recovery.curriculum`).  Seconds are not: clocks differ.  So a clock only makes a
+worker *wish* for a checkpoint, in a vote that all learn the outcome of.
+
+Theory of ``auto``.  A save costs C seconds of training.  A failure that leaves no
+worker costs what was trained since the last save, half an interval T on average.
+With one such failure every M seconds the share of time lost is C/T + T/2M, which is
+least at T = sqrt(2 C M) (Young 1974; Daly's higher orders change nothing while C is
+much smaller than M).  The share C/T alone may not exceed 3.5 % (the rule of
+CheckFreq, FAST 2021), however often the job fails.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+from holdfast.recovery.errors import ScheduleSyntaxError
+
+LARGEST_SHARE = 0.035
+"""Of the time that saving may take under ``auto``."""
+
+PRIOR_S = 24 * 3600.0
+"""Nothing is known yet: as if the job had run for a day before it began, and failed once."""
+
+FIRST_SAVE_S = 5.0
+"""The first save of ``auto`` measures C, and shows early whether the disk takes checkpoints."""
+
+LEAST_COST_S = 0.01
+"""What is cheaper than this cannot be told from the noise of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class EverySteps:
+    """A checkpoint is due at every multiple of so many steps."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class EverySeconds:
+    """A checkpoint is due so many seconds after the last one was begun."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EachEpoch:
+    """A checkpoint is due at the end of each epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """A checkpoint is due when it costs less than what a failure may cost without it."""
+
+
+Schedule: TypeAlias = EverySteps | EverySeconds | EachEpoch | Auto
+
+
+@dataclass(frozen=True, slots=True)
+class FailureHistory:
+    """How long a run was trained, and how often it lost all of its workers meanwhile."""
+
+    seconds: float = 0.0
+    failures: int = 0
+
+    @property
+    def mean_time_between_failures_s(self) -> float:
+        """The estimate that begins with one failure a day and believes what it sees more and more.
+
+        That is the mean of a Poisson process's rate under a gamma prior of one failure in
+        ``PRIOR_S``; the prior's failure stays, so it is never infinite.
+        """
+        return (self.seconds + PRIOR_S) / (self.failures + 1)
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
+_HELP = 'give a number of steps (100), a time ("90s", "10min", "2h"), "epoch" or "auto"'
+
+
+def parse_schedule(value: object) -> Schedule:
+    """Return the schedule that an int (steps) or a text such as ``10min`` or ``auto`` means.
+
+    Raises:
+        ScheduleSyntaxError: it means none; the message says what would.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _every_steps(value)
+    if not isinstance(value, str):
+        raise ScheduleSyntaxError(f"{value!r} is no schedule of checkpoints: {_HELP}")
+    text = value.strip().lower()
+    if text == "auto":
+        return Auto()
+    if text == "epoch":
+        return EachEpoch()
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return _every_steps(int(text))
+    return _every_seconds(text, value)
+
+
+def _every_steps(steps: int) -> EverySteps:
+    if steps < 1:
+        raise ScheduleSyntaxError(f"steps between checkpoints must be at least 1, got {steps}")
+    return EverySteps(steps)
+
+
+def _every_seconds(text: str, value: str) -> EverySeconds:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ScheduleSyntaxError(f"{value!r} is no schedule of checkpoints: {_HELP}")
+    if match[2] not in _UNITS:
+        raise ScheduleSyntaxError(
+            f"{value!r} has the unit {match[2]!r}; units of time are {', '.join(_UNITS)}"
+        )
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if not 0 < seconds < math.inf:
+        raise ScheduleSyntaxError(f"the time between checkpoints must be positive, got {value!r}")
+    return EverySeconds(seconds)
+
+
+def best_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float:
+    """Return the seconds between saves that lose the least time, saving at most 3.5 % of it."""
+    cost_s = max(cost_s, LEAST_COST_S)
+    return max(math.sqrt(2 * cost_s * mean_time_between_failures_s), cost_s / LARGEST_SHARE)
+
+
+def interval_s(
+    schedule: Schedule, costs_s: Sequence[float], history: FailureHistory
+) -> float | None:
+    """Return after how many seconds the next save is due, None if the cursor decides.
+
+    ``costs_s`` are those of the latest saves; their median counts.
+    """
+    match schedule:
+        case EverySeconds(seconds):
+            return seconds
+        case Auto():
+            if not costs_s:
+                return FIRST_SAVE_S
+            return best_interval_s(median(costs_s), history.mean_time_between_failures_s)
+        case _:
+            return None

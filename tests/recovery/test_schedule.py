@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from holdfast.recovery.errors import ScheduleSyntaxError
+from holdfast.recovery.schedule import (
+    FIRST_SAVE_S,
+    LARGEST_SHARE,
+    LEAST_COST_S,
+    PRIOR_S,
+    Auto,
+    EachEpoch,
+    EverySeconds,
+    EverySteps,
+    FailureHistory,
+    Schedule,
+    best_interval_s,
+    interval_s,
+    parse_schedule,
+)
+
+_COSTS = st.floats(0, 1e4)
+_MEANS = st.floats(1, 1e8)
+
+
+@pytest.mark.parametrize(
+    ("value", "schedule"),
+    [
+        (1, EverySteps(1)),
+        (100, EverySteps(100)),
+        ("100", EverySteps(100)),
+        ("90s", EverySeconds(90.0)),
+        ("0.5s", EverySeconds(0.5)),
+        ("10min", EverySeconds(600.0)),
+        ("10 min", EverySeconds(600.0)),
+        (" 2H ", EverySeconds(7200.0)),
+        ("1d", EverySeconds(86400.0)),
+        ("250ms", EverySeconds(0.25)),
+        ("epoch", EachEpoch()),
+        ("auto", Auto()),
+        ("AUTO", Auto()),
+    ],
+)
+def test_schedule_is_understood(value: object, schedule: Schedule) -> None:
+    assert parse_schedule(value) == schedule
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "at least 1, got 0"),
+        (-3, "at least 1, got -3"),
+        ("0", "at least 1, got 0"),
+        ("-3", "at least 1, got -3"),
+        ("0s", "must be positive, got '0s'"),
+        ("10m", "the unit 'm'; units of time are ms, s, min, h, d"),
+        ("10 weeks", "the unit 'weeks'"),
+        ("", "'' is no schedule"),
+        ("often", "'often' is no schedule"),
+        ("-5s", "'-5s' is no schedule"),
+        ("1e3s", "'1e3s' is no schedule"),
+        (2.5, "2.5 is no schedule"),
+        (True, "True is no schedule"),
+        (None, "None is no schedule"),
+        (b"auto", "b'auto' is no schedule"),
+        ("9" * 400 + "s", "must be positive"),
+        ("9" * 5000, "is no schedule"),
+    ],
+)
+def test_nonsense_is_refused_with_what_would_do(value: object, words: str) -> None:
+    with pytest.raises(ScheduleSyntaxError) as caught:
+        parse_schedule(value)
+    assert words in str(caught.value)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_schedule_or_refused(text: str) -> None:
+    with contextlib.suppress(ScheduleSyntaxError):
+        assert isinstance(parse_schedule(text), (EverySteps, EverySeconds, EachEpoch, Auto))
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "mean_s", "interval"),
+    [
+        (1.0, 86400.0, 415.69),  # Young: sqrt(2 * 1 * 86400)
+        (0.5, 3600.0, 60.0),
+        (60.0, 86400.0, 3219.94),
+        (60.0, 3600.0, 1714.29),  # sqrt(2 C M) = 657 s would be 9 % of the time
+        (0.0, 86400.0, 41.57),  # as for a cost of 10 ms
+    ],
+)
+def test_interval_is_youngs_until_the_cap(cost_s: float, mean_s: float, interval: float) -> None:
+    assert best_interval_s(cost_s, mean_s) == pytest.approx(interval, abs=0.01)
+
+
+@given(_COSTS, _MEANS)
+def test_saving_never_takes_more_than_its_share(cost_s: float, mean_s: float) -> None:
+    assert cost_s <= LARGEST_SHARE * best_interval_s(cost_s, mean_s) * (1 + 1e-9)
+
+
+@given(_COSTS, _MEANS, st.floats(1, 1e9))
+def test_no_interval_that_keeps_the_share_loses_less(
+    cost_s: float, mean_s: float, other: float
+) -> None:
+    cost_s = max(cost_s, LEAST_COST_S)
+    assume(cost_s <= LARGEST_SHARE * other)
+
+    def lost(interval: float) -> float:
+        return cost_s / interval + interval / (2 * mean_s)
+
+    assert lost(best_interval_s(cost_s, mean_s)) <= lost(other) * (1 + 1e-9)
+
+
+@given(_COSTS, _COSTS, _MEANS, _MEANS)
+def test_dearer_saves_are_rarer_and_failures_make_them_more_frequent(
+    cost_a: float, cost_b: float, mean_a: float, mean_b: float
+) -> None:
+    low = best_interval_s(min(cost_a, cost_b), min(mean_a, mean_b))
+    high = best_interval_s(max(cost_a, cost_b), max(mean_a, mean_b))
+    assert low <= high
+
+
+@pytest.mark.parametrize(
+    ("seconds", "failures", "mean_s"),
+    [
+        (0.0, 0, PRIOR_S),
+        (60.0, 0, PRIOR_S + 60),
+        (3600.0, 3, (3600 + PRIOR_S) / 4),
+        (100 * PRIOR_S, 99, 1.01 * PRIOR_S),
+    ],
+)
+def test_prior_gives_way_to_what_is_seen(seconds: float, failures: int, mean_s: float) -> None:
+    history = FailureHistory(seconds, failures)
+
+    assert history.mean_time_between_failures_s == pytest.approx(mean_s)
+
+
+def test_interval_of_each_schedule() -> None:
+    never = FailureHistory()
+
+    assert interval_s(EverySteps(5), (), never) is None
+    assert interval_s(EachEpoch(), (1.0,), never) is None
+    assert interval_s(EverySeconds(7.5), (1e9,), never) == 7.5
+    assert interval_s(Auto(), (), never) == FIRST_SAVE_S
+    assert interval_s(Auto(), (9.0, 0.5, 0.1), never) == pytest.approx(math.sqrt(PRIOR_S))
