@@ -167,6 +167,11 @@ class ReadFile:
         """Return the bytes of the file."""
         return _complete("look at", self._path, lambda: self._files.size(self._handle))
 
+    def uncache(self) -> None:
+        """Let the next reads come from the disk, where the system can do that."""
+        with contextlib.suppress(OSError):
+            self._files.uncache(self._handle)
+
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill the whole ``buffer`` from ``offset``; a file that ends early is a failure."""
         done = 0

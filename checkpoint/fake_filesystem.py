@@ -154,6 +154,10 @@ class FakeFileSystem:
         buffer[: len(data)] = data
         return len(data)
 
+    def uncache(self, handle: int) -> None:
+        """Change nothing: the fake has no cache."""
+        self._opened("uncache", handle)
+
     def fsync(self, handle: int) -> None:
         """Make the contents durable, or mark them as clean if this is to fail."""
         file = self._open[handle][0]

@@ -50,6 +50,9 @@ class FileSystem(Protocol):
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Fill ``buffer`` from ``offset``; return how many bytes came, 0 at the end."""
 
+    def uncache(self, handle: int) -> None:
+        """Forget what memory holds of an open file, so that it is read from the disk."""
+
     def fsync(self, handle: int) -> None:
         """Make the contents of an open file durable."""
 
@@ -109,6 +112,10 @@ class LocalFileSystem:
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Read by preadv(2), without the GIL."""
         return os.preadv(handle, [buffer], offset)
+
+    def uncache(self, handle: int) -> None:
+        """Drop clean pages by posix_fadvise(2)."""
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, handle: int) -> None:
         """Sync data and size."""

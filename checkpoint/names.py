@@ -2,12 +2,13 @@
 
 ``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` is
 being removed; ``.bad-%012d-g%d-a%d`` was found damaged when that generation and
-attempt saved the step again, or repaired it.
+attempt saved the step again, repaired it, or read it once more.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MANIFEST_NAME = "MANIFEST.json"
@@ -49,6 +50,13 @@ class StagingName:
         """Return which save has moved a damaged checkpoint to ``name``, None for other names."""
         match = _BAD.fullmatch(name)
         return StagingName(*map(int, match.groups())) if match else None
+
+
+def next_bad_name(step: int, generation: int, names: Iterable[str]) -> str:
+    """Return where ``generation`` moves a damaged ``step`` to, beside what is there already."""
+    found = map(StagingName.parse_bad, names)
+    taken = [name.attempt for name in found if name is not None and name.step == step]
+    return StagingName(step, generation, max(taken, default=0) + 1).bad_name
 
 
 def shard_name(index: int, writers: int) -> str:

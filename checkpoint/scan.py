@@ -73,8 +73,9 @@ class Scan:
         return manifest
 
     def verify(self, manifest: Manifest) -> None:
-        """Compare all digests, keep nothing."""
-        self.read(manifest, lambda _tensor, _piece: None)
+        """Compare all digests with what the disk holds, not with what memory does; keep nothing."""
+        shards = range(manifest.writers)
+        self.read_shards(manifest, shards, lambda _tensor, _piece: None, is_from_disk=True)
 
     def read(self, manifest: Manifest, target: Target) -> None:
         """Read every piece into the buffer that ``target`` returns for it, or nowhere for None.
@@ -83,13 +84,22 @@ class Scan:
         """
         self.read_shards(manifest, range(manifest.writers), target)
 
-    def read_shards(self, manifest: Manifest, shards: Iterable[int], target: Target) -> None:
+    def read_shards(
+        self,
+        manifest: Manifest,
+        shards: Iterable[int],
+        target: Target,
+        *,
+        is_from_disk: bool = False,
+    ) -> None:
         """Do what ``read`` does for some of the shards."""
         placed = pieces_by_shard(manifest)
         for index in shards:
             shard = manifest.shards[index]
             try:
                 with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    if is_from_disk:
+                        file.uncache()
                     self._read_shard(file, shard, placed[index], target=target)
             except StorageFailed as error:
                 raise self._failed(error) from error

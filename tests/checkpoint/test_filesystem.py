@@ -57,6 +57,21 @@ class FileSystemContract:
 
         assert self.get(files, root / "file") == b"\0\0\0abcd\0\0\0\0\0"
 
+    def test_uncached_file_has_its_contents(self, files: FileSystem, root: Path) -> None:
+        handle = files.create_exclusive(root / "file")
+        files.write(handle, [memoryview(b"data")], 0)
+        files.fsync(handle)
+        buffer = bytearray(4)
+
+        files.uncache(handle)
+
+        files.close(handle)
+        handle = files.open_read(root / "file")
+        files.uncache(handle)
+        assert files.read(handle, memoryview(buffer), 0) == 4
+        assert buffer == b"data"
+        files.close(handle)
+
     def test_read_past_the_end_returns_nothing(self, files: FileSystem, root: Path) -> None:
         self.put(files, root / "file", b"abc")
         handle = files.open_read(root / "file")

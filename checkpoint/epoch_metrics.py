@@ -1,0 +1,55 @@
+"""What was measured of a state, as its checkpoint's manifest keeps it.
+
+Training measures at the end of each epoch, so most checkpoints were never measured:
+their manifests hold the metrics of the last epoch before them, and at which step
+that ended.  Only of a checkpoint of that very step do the metrics speak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+VALIDATION_PREFIX = "val/"
+
+_FIELD = "epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """The metrics of the epoch that ended at ``step``; those of validation begin with ``val/``."""
+
+    epoch: int
+    step: int
+    values: Mapping[str, float]
+
+    @staticmethod
+    def join(
+        epoch: int, step: int, training: Mapping[str, float], validation: Mapping[str, float]
+    ) -> EpochMetrics:
+        """Return both kinds of metrics of one epoch, each under a name of its own."""
+        found = {f"{VALIDATION_PREFIX}{name}": value for name, value in validation.items()}
+        return EpochMetrics(epoch, step, {**training, **found})
+
+    def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
+        """Return a manifest's cursor with these metrics in it; JSON has no infinity and no NaN."""
+        finite = {name: value for name, value in self.values.items() if math.isfinite(value)}
+        found = {"number": self.epoch, "step": self.step, "metrics": finite}
+        return {**cursor, _FIELD: found}
+
+    @staticmethod
+    def of(cursor: Mapping[str, object]) -> EpochMetrics | None:
+        """Return the metrics that a manifest's cursor holds, None if it holds none."""
+        found = cursor.get(_FIELD)
+        if not isinstance(found, Mapping) or not isinstance(found.get("metrics"), Mapping):
+            return None
+        number, step = found.get("number"), found.get("step")
+        if not isinstance(number, int) or not isinstance(step, int):
+            return None
+        values = {
+            str(name): float(value)
+            for name, value in found["metrics"].items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        return EpochMetrics(number, step, values)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.checkpoint.fake_filesystem import FakeFileSystem
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.read_marks import ReadMarks
+from holdfast.checkpoint.save import save
+from holdfast.checkpoint.store import CheckpointStore
+
+
+def saved_once() -> tuple[FakeFileSystem, CheckpointStore]:
+    filesystem = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), filesystem)
+    save(store, {"a": np.arange(1000)}, header=Header("run", 1, 10), writers=2)
+    return filesystem, store
+
+
+def test_step_is_marked_when_all_of_it_was_read() -> None:
+    _, store = saved_once()
+    marks = ReadMarks()
+
+    assert marks.verify(store, 10, 5.0) is None
+    assert 10 in marks
+    assert marks.time_of(10) == 5.0
+
+
+def test_memory_is_not_asked_what_the_disk_holds() -> None:
+    filesystem, store = saved_once()
+    before = len(filesystem.calls)
+
+    ReadMarks().verify(store, 10, 5.0)
+
+    calls = [call for call in filesystem.calls[before:] if "shard" in call]
+    for shard in ("shard-00000-of-00002.h5", "shard-00001-of-00002.h5"):
+        own = [call.split()[0] for call in calls if call.endswith(shard)]
+        assert "uncache" in own
+        assert "read" not in own[: own.index("uncache")]
+
+
+def test_system_that_cannot_forget_is_read_all_the_same() -> None:
+    filesystem, store = saved_once()
+    before = len(filesystem.calls)
+    ReadMarks().verify(store, 10, 5.0)
+    number = next(
+        number
+        for number, call in enumerate(filesystem.calls)
+        if number >= before and call.startswith("uncache")
+    )
+    filesystem, store = saved_once()
+    filesystem.fail_at(number, errno.EINVAL)
+
+    assert ReadMarks().verify(store, 10, 5.0) is None
+
+
+def test_step_that_does_not_verify_loses_its_mark() -> None:
+    _, store = saved_once()
+    marks = ReadMarks()
+    marks.mark(10, 1.0)
+    store.disk.remove_tree(store.directory / "step-000000000010")
+
+    reason = marks.verify(store, 10, 5.0)
+
+    assert reason is not None
+    assert "MANIFEST.json" in reason
+    assert 10 not in marks

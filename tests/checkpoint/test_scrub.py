@@ -1,0 +1,193 @@
+"""Old steps are read again in turn; a damaged one is reported, and moved while another is good."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.fake_filesystem import FakeFileSystem
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.read_marks import ReadMarks
+from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.save import save
+from holdfast.checkpoint.scrub import Finding, Scrubber, next_step
+from holdfast.checkpoint.store import CheckpointStore
+
+GENERATION = 7
+
+
+def fill(store: CheckpointStore, *steps: int) -> None:
+    for step in steps:
+        save(store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    shard = next((store.directory / f"step-{step:012d}").glob("*.h5"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+
+def scrubber_of(store: CheckpointStore) -> tuple[Scrubber, ReadMarks]:
+    marks = ReadMarks()
+    return Scrubber(store, marks, GENERATION, interval_s=10.0), marks
+
+
+@pytest.mark.parametrize(
+    ("steps", "times", "expected"),
+    [
+        ((), {}, None),
+        ((30, 20, 10), {}, 10),
+        ((30, 20, 10), {10: 5.0}, 20),
+        ((30, 20, 10), {10: 5.0, 20: 1.0, 30: 9.0}, 20),
+        ((30, 20, 10), {10: 0.0, 20: 0.0, 30: 0.0}, 10),
+        ((30, 20), {10: 0.0, 20: 2.0, 30: 1.0}, 30),
+    ],
+)
+def test_next_step_is_the_one_verified_longest_ago(
+    steps: tuple[int, ...], times: dict[int, float], expected: int | None
+) -> None:
+    assert next_step(steps, times.get) == expected
+
+
+@given(st.sets(st.integers(0, 50), min_size=1, max_size=8))
+def test_every_step_has_its_turn(steps: set[int]) -> None:
+    times: dict[int, float] = {}
+    for now in range(2 * len(steps)):
+        chosen = next_step(steps, times.get)
+        assert chosen is not None
+        times[chosen] = float(now)
+
+    assert times.keys() == steps
+    assert min(times.values()) >= len(steps)
+
+
+def test_one_step_an_interval(store: CheckpointStore) -> None:
+    fill(store, 10, 20)
+    scrubber, marks = scrubber_of(store)
+
+    assert not scrubber.due(100.0)
+    assert not scrubber.due(109.0)
+    assert scrubber.due(110.0)
+    assert scrubber.run_one(110.0) is None
+    assert not scrubber.due(119.0)
+    assert scrubber.due(120.0)
+    assert scrubber.run_one(120.0) is None
+    assert (marks.time_of(10), marks.time_of(20)) == (110.0, 120.0)
+
+
+def test_empty_store_has_nothing_to_read(tmp_path: Path) -> None:
+    scrubber, _ = scrubber_of(CheckpointStore(tmp_path / "missing"))
+
+    assert scrubber.run_one(0.0) is None
+
+
+def test_damaged_step_is_moved_aside(store: CheckpointStore) -> None:
+    fill(store, 10, 20, 30)
+    damage(store, 10)
+    scrubber, marks = scrubber_of(store)
+
+    failure = scrubber.run_one(5.0)
+
+    assert failure is not None
+    assert (failure.step, failure.moved_to) == (10, ".bad-000000000010-g7-a1")
+    assert "digest" in failure.reason
+    assert str(failure) == (
+        f"checkpoint step 10 does not verify any more: {failure.reason}; "
+        "it was moved to .bad-000000000010-g7-a1; look at the disk"
+    )
+    assert store.steps() == (30, 20)
+    assert 10 not in marks
+    assert 30 in marks
+
+
+def test_moving_never_hides_what_was_moved_before(store: CheckpointStore) -> None:
+    fill(store, 20)
+    scrubber, _ = scrubber_of(store)
+    for attempt in (1, 2):
+        fill(store, 10)
+        damage(store, 10)
+
+        failure = scrubber.run_one(float(attempt)) or scrubber.conclude(Finding(10, "bad"), 0.0)
+
+        assert failure is not None
+        assert failure.moved_to == f".bad-000000000010-g7-a{attempt}"
+
+
+def test_last_good_step_is_needed_to_move_a_damaged_one(store: CheckpointStore) -> None:
+    fill(store, 10, 20)
+    damage(store, 10)
+    damage(store, 20)
+    scrubber, _ = scrubber_of(store)
+
+    failure = scrubber.run_one(5.0)
+
+    assert failure is not None
+    assert failure.moved_to is None
+    assert "stays where it is" in str(failure)
+    assert store.steps() == (20, 10)
+
+
+def test_what_is_found_is_looked_at_again_before_anything_is_moved(store: CheckpointStore) -> None:
+    fill(store, 10, 20)
+    scrubber, marks = scrubber_of(store)
+
+    assert scrubber.conclude(Finding(10, "it was saved again meanwhile"), 5.0) is None
+    assert scrubber.conclude(Finding(15, "it was removed meanwhile"), 5.0) is None
+    assert store.steps() == (20, 10)
+    assert 10 in marks
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOSPC])
+def test_failing_calls_never_raise_and_never_cost_a_good_step(number: int) -> None:
+    run_dir = Path("/run/job")
+    undisturbed = FakeFileSystem()
+    fill(CheckpointStore(run_dir, undisturbed), 10, 20)
+    before = len(undisturbed.calls)
+    scrubber_of(CheckpointStore(run_dir, undisturbed))[0].run_one(0.0)
+
+    for call in range(before, len(undisturbed.calls)):
+        filesystem = FakeFileSystem()
+        store = CheckpointStore(run_dir, filesystem)
+        fill(store, 10, 20)
+        filesystem.fail_at(call, number)
+
+        scrubber_of(store)[0].run_one(0.0)
+
+        assert store.steps() == (20, 10), filesystem.calls[call]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_failing_calls_leave_a_good_step_while_a_damaged_one_is_moved(
+    number: int,
+) -> None:
+    store, undisturbed = damaged_fake()
+    before = len(undisturbed.calls)
+    assert scrubber_of(store)[0].run_one(0.0) is not None
+
+    for call in range(before, len(undisturbed.calls)):
+        store, filesystem = damaged_fake()
+        filesystem.fail_at(call, number)
+
+        scrubber_of(store)[0].run_one(0.0)
+
+        assert 20 in store.steps(), filesystem.calls[call]
+        restored, _ = restore_newest(store)
+        assert restored is not None
+        assert restored.manifest.step == 20
+
+
+def damaged_fake() -> tuple[CheckpointStore, FakeFileSystem]:
+    """Return a store of two steps, the older of which is another step's manifest."""
+    filesystem = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), filesystem)
+    fill(store, 10, 15, 20)
+    directory = store.directory
+    store.disk.remove_tree(directory / "step-000000000010")
+    store.disk.rename(directory / "step-000000000015", directory / "step-000000000010")
+    return store, filesystem
