@@ -9,6 +9,7 @@
     │   └── WorldLost             not in place: a relaunch may
     ├── StoppedEarly         75   stopped with a checkpoint, run again
     │   └── StopRequested         because somebody asked for it
+    ├── NotSaved             75   a running job did not make the checkpoint that was asked for
     └── RunDirectoryBusy     76   another job owns the run directory
 """
 
@@ -55,6 +56,12 @@ class StoppedEarly(JobError):
 
 class StopRequested(StoppedEarly):
     """The job was asked to stop, and did so at a step that all workers agreed on."""
+
+
+class NotSaved(JobError):
+    """A running job did not make the checkpoint that was asked for; asking again may help."""
+
+    exit_code = ExitCode.STOPPED_EARLY
 
 
 class RunDirectoryBusy(JobError):

@@ -100,7 +100,7 @@ def read_journal(path: Path) -> list[Record]:
     """
     records = []
     for line in path.read_bytes().splitlines():
-        record = _parse(line)
+        record = parse_line(line)
         if record is not None:
             records.append(record)
     return records
@@ -116,14 +116,15 @@ def last_generation(path: Path) -> int:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            records = [_parse(line) for line in file.read().splitlines()]
+            records = [parse_line(line) for line in file.read().splitlines()]
     except FileNotFoundError:
         return 0
     found = [record.get("generation", 0) for record in records if record is not None]
     return max((number for number in found if isinstance(number, int)), default=0)
 
 
-def _parse(line: bytes) -> Record | None:
+def parse_line(line: bytes) -> Record | None:
+    """Return the record of a journal's line, None if it is torn or none."""
     try:
         record = json.loads(line)
     except ValueError:  # covers JSONDecodeError and UnicodeDecodeError

@@ -13,6 +13,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.runtime.cli.doctor import doctor
 from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
+from holdfast.runtime.cli.save import save
 from holdfast.runtime.config import CONFIG_FILE, read_config_file
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.exit_code import ExitCode
@@ -53,7 +54,7 @@ def holdfast(context: click.Context) -> None:
     context.default_map = _options_from_file(context, Path(CONFIG_FILE))
 
 
-for command in (run, report, doctor):
+for command in (run, save, report, doctor):
     holdfast.add_command(command)
 
 

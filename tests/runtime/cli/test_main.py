@@ -11,7 +11,7 @@ from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.runtime.exit_code import ExitCode
 
-COMMANDS = ("run", "report", "doctor", "inspect", "repair", "verify")
+COMMANDS = ("run", "save", "report", "doctor", "inspect", "repair", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
 
 

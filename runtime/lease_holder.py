@@ -1,0 +1,109 @@
+"""The supervisor that owns a run directory, found by its lease and safe to signal.
+
+The lease names host and process, but processes end and their numbers are used
+again.  So whoever is named counts only if it has that very lease file open, and
+signals go through a descriptor of the process (pidfd) that was opened *before* this was
+looked at: if the number has changed hands meanwhile, the signal reaches nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+from pathlib import Path
+from types import TracebackType
+
+from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.run_directory import RunDirectory
+
+
+class LeaseHolder:
+    """A living supervisor; a context manager that lets go of it."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self._pid = pid
+        self._descriptor = descriptor
+
+    @staticmethod
+    def find(directory: RunDirectory) -> LeaseHolder:
+        """Return the supervisor that owns ``directory``.
+
+        Raises:
+            NotSaved: there is none, or it is out of reach; the message says which.
+        """
+        host, pid = _owner_of(directory)
+        here = os.uname().nodename
+        if host != here:
+            raise NotSaved(f"{directory.path} belongs to host {host}, this is {here}; ask there")
+        with contextlib.suppress(ProcessLookupError):
+            holder = LeaseHolder(pid, os.pidfd_open(pid))
+            if holder._holds(directory.lease_path):
+                return holder
+            holder.close()
+        raise NotSaved(_NOBODY.format(directory.path))
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it has set up its signals: before that SIGUSR2 would end it."""
+        try:
+            status = Path(f"/proc/{self._pid}/status").read_text()
+        except OSError:
+            return False
+        caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), ":0")
+        return bool(int(caught.split(":")[1], 16) >> (signal.SIGUSR2 - 1) & 1)
+
+    def ask_to_save(self) -> None:
+        """Send the signal that asks for a checkpoint; nobody gets it once the holder is dead."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGUSR2)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Wait a little for its end; return whether it has come."""
+        return bool(select.select([self._descriptor], [], [], within_s)[0])
+
+    def close(self) -> None:
+        """Let go of the process."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> LeaseHolder:
+        """Return the holder."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of the process."""
+        self.close()
+
+    def _holds(self, lease_path: Path) -> bool:
+        """Return whether it has the lease file open."""
+        try:
+            lease = lease_path.stat()
+            for link in Path(f"/proc/{self._pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(link.stat(), lease):
+                        return True
+        except PermissionError as error:
+            raise NotSaved(
+                f"process {self._pid} belongs to another user; ask as that user"
+            ) from error
+        except OSError:  # it has ended meanwhile
+            return False
+        return False
+
+
+_NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
+
+
+def _owner_of(directory: RunDirectory) -> tuple[str, int]:
+    try:
+        owner = json.loads(directory.lease_path.read_bytes())
+        return str(owner["host"]), int(owner["pid"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotSaved(_NOBODY.format(directory.path)) from error

@@ -1,0 +1,178 @@
+"""Asking a running job for a checkpoint, and waiting until it is committed.
+
+The answer is in the journal.  A checkpoint counts if it was *begun* after it was asked
+for: one in flight holds an older state.  What was asked of workers dies with them, and
+a save may fail, so both are asked for again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.journal import Record, parse_line
+from holdfast.runtime.lease_holder import LeaseHolder
+from holdfast.runtime.run_directory import RunDirectory
+
+_LOOK_S = 0.05
+_TAIL_BYTES = 1 << 20
+_MOST_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was asked for; ``seconds`` passed until it was committed."""
+
+    step: int
+    seconds: float
+
+
+class SaveWatch:
+    """What the journal says about a checkpoint that was asked for; pure."""
+
+    def __init__(self) -> None:
+        self.saved: Saved | None = None
+        self.is_over = False
+        self._is_training = False
+        self._is_asked = False
+        self._asked_at: float | None = None
+        self._newest: Record | None = None
+        self._last_step: int | None = None
+        self._failures: list[str] = []
+
+    @property
+    def needs_asking(self) -> bool:
+        """Whether there are workers that have not been asked yet."""
+        return self._is_training and not self._is_asked
+
+    @property
+    def failure(self) -> str | None:
+        """Why there will be no checkpoint although the job goes on."""
+        return self._failures[-1] if len(self._failures) >= _MOST_FAILURES else None
+
+    def asked(self, now: float) -> None:
+        """Take note that the workers were asked; the first time counts."""
+        self._is_asked = True
+        if self._asked_at is None:
+            self._asked_at = now
+
+    def saw(self, record: Record) -> None:
+        """Take note of the journal's next record."""
+        match record["event"]:
+            case "job_started" | "launch":
+                self._is_training = self._is_asked = self.is_over = False
+            case "world" | "step" | "epoch":
+                self._is_training = True
+            case "checkpoint":
+                self._is_training = True
+                self._newest = record
+                self._compare(record)
+            case "checkpoint_failed":
+                self._failed(str(record.get("reason")))
+            case "completed" | "stopped":
+                self._last_step = record.get("step")
+            case "job_ended":
+                self._ended(record["now"])
+
+    def _compare(self, record: Record) -> None:
+        if self._asked_at is not None and record["now"] - record["seconds"] >= self._asked_at:
+            self.saved = Saved(record["step"], record["now"] - self._asked_at)
+
+    def _failed(self, reason: str) -> None:
+        if self._asked_at is not None:
+            self._failures.append(reason)
+            self._is_asked = False
+
+    def _ended(self, now: float) -> None:
+        """Without a checkpoint of its own the order is served by that of the job's last step."""
+        self.is_over, self._is_training = True, False
+        newest = self._newest
+        if self._asked_at is not None and newest and newest["step"] == self._last_step:
+            self.saved = Saved(newest["step"], now - self._asked_at)
+
+
+class JournalTail:
+    """The end of a journal, and what is appended to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position: int | None = None
+        self._rest = b""
+
+    def read(self) -> Iterator[Record]:
+        """Yield what has come since the last call; at first, what the last MiB holds.
+
+        Raises:
+            NotSaved: the journal cannot be read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                if self._position is None:
+                    file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+                else:
+                    file.seek(self._position)
+                content = file.read()
+                self._position = file.tell()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise NotSaved(f"{self._path} cannot be read: {error.strerror}") from error
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        yield from filter(None, map(parse_line, lines))
+
+
+def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -> Saved | None:
+    """Ask the job in ``directory`` for a checkpoint; return it once it is committed.
+
+    Returns ``None`` as soon as the workers are asked unless ``is_waiting``.
+
+    Raises:
+        NotSaved: no job runs there, it ended or failed to save, or time ran out.
+    """
+    with LeaseHolder.find(directory) as holder:
+        return _Order(directory, holder, timeout_s).carry_out(is_waiting=is_waiting)
+
+
+class _Order:
+    """One order, from asking to the answer."""
+
+    def __init__(self, directory: RunDirectory, holder: LeaseHolder, timeout_s: float) -> None:
+        self._directory = directory
+        self._holder = holder
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._watch = SaveWatch()
+        self._tail = JournalTail(directory.journal_path)
+
+    def carry_out(self, *, is_waiting: bool) -> Saved | None:
+        """Look, ask, and look again until there is an answer."""
+        for record in self._tail.read():
+            self._watch.saw(record)
+        self._watch.is_over = False  # if a job has ended, it was one before this holder's
+        while True:
+            if self._watch.needs_asking and self._holder.is_listening:
+                self._watch.asked(time.monotonic())
+                self._holder.ask_to_save()
+                if not is_waiting:
+                    return None
+            has_ended = self._holder.has_ended(_LOOK_S)
+            for record in self._tail.read():
+                self._watch.saw(record)
+            if self._watch.saved is not None:
+                return self._watch.saved
+            self._refuse_to_wait(has_ended=has_ended)
+
+    def _refuse_to_wait(self, *, has_ended: bool) -> None:
+        path, watch = self._directory.path, self._watch
+        if has_ended or watch.is_over:
+            raise NotSaved(f"the job in {path} ended without another checkpoint; run it again")
+        if watch.failure is not None:
+            raise NotSaved(f"the job in {path} goes on but cannot save: {watch.failure}")
+        if time.monotonic() > self._deadline:
+            raise NotSaved(
+                f"the job in {path} has not committed a checkpoint within {self._timeout_s:g} s; "
+                "give a longer --timeout, or look at `holdfast report`"
+            )
