@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
+from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.processes import usable_cores
 
@@ -41,7 +42,7 @@ class RunConfig:
     ``RUN.json`` holds and a new one takes the defaults (``new_microbatches`` and
     so on).  ``threads`` are those of one worker.  ``preload`` are modules that
     warm processes import before they become workers; one that is not installed
-    is the script's business, not the pool's.
+    is the script's business, not the pool's.  ``save_every`` overrides the script's.
     """
 
     script: Path
@@ -52,6 +53,7 @@ class RunConfig:
     microbatches: int | None = None
     threads: int | None = None
     seed: int | None = None
+    save_every: str | None = None
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     max_restarts: int = DEFAULT_MAX_RESTARTS
     faults: tuple[str, ...] = ()
@@ -66,8 +68,8 @@ class RunConfig:
         """Refuse requests that make no sense, with one sentence each.
 
         Raises:
-            UsageError: a value is out of range, a fault address does not parse, or
-                the script is no file.
+            UsageError: a value is out of range, a schedule or a fault address does not
+                parse, or the script is no file.
         """
         _at_least(1, self.workers, "-n (workers)")
         _at_least(0, self.spares, "--spares")
@@ -83,6 +85,7 @@ class RunConfig:
                 f"--heartbeat-timeout must be a positive number of seconds, "
                 f"got {self.heartbeat_timeout_s}"
             )
+        _check_schedule(self.save_every)
         _check_faults(self.faults)
         _check_script(self.script)
 
@@ -136,6 +139,14 @@ def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
 def _at_least(least: int, value: int, option: str) -> None:
     if value < least:
         raise UsageError(f"{option} must be at least {least}, got {value}")
+
+
+def _check_schedule(save_every: str | None) -> None:
+    try:
+        if save_every is not None:
+            parse_schedule(save_every)
+    except RecoveryError as error:
+        raise UsageError(f"--save-every: {error}") from error
 
 
 def _check_faults(faults: tuple[str, ...]) -> None:

@@ -55,6 +55,7 @@ class JobSetup:
             "faults": list(config.faults),
             "strict": config.strict,
             "shrink": config.shrink,
+            "save_every": config.save_every,
         }
 
 

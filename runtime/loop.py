@@ -29,6 +29,7 @@ from holdfast.runtime.communicator import WorldBroken
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchanges import Exchanges
+from holdfast.runtime.failure_history import history_of
 from holdfast.runtime.heartbeat import Phase, Request
 from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.numerics_check import check_peers
@@ -37,6 +38,7 @@ from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.replica import FloatVector, Replica, Tensors
 from holdfast.runtime.restoring import JobRestore
+from holdfast.runtime.save_clock import SaveClock
 from holdfast.runtime.saver import Saver
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Transaction
@@ -64,6 +66,8 @@ class TrainingLoop:
         self._progress = Progress(replica, job, self._records)
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job, self._records)
+        history = history_of(job.schedule, context.run_dir)
+        self._clock = SaveClock(job.schedule, history, self._records.note)
         self._transactions: dict[Work, Transaction] = job.transactions(replica)
         self._exchanges = Exchanges(self._membership, self._transactions, job.microbatches)
         self._transaction = self._transactions[Work.TRAIN]
@@ -198,6 +202,7 @@ class TrainingLoop:
         before = self._membership.world
         phases = self._membership.repair(self._version, lambda: self._visit(Site.REPAIR))
         self._saver.abandon()
+        self._clock.interrupted()
         self._assignment = adopt(self._assignment, self._membership.world)
         times = RepairTimes(self._detected, *phases)
         self._records.repaired(before, times, attempts=self._repairs)
@@ -243,6 +248,11 @@ class TrainingLoop:
 
     def _transaction_committed(self, agreed: Outcome) -> None:
         """Do what follows every commit: tell the agent, save if due, stop if asked to."""
+        self._clock.committed(
+            time.monotonic(),
+            is_step=self._transaction.work is Work.TRAIN,
+            is_saving=self._saver.is_busy,
+        )
         self._forget_leaves()
         self._preparation.prepare_next()
         self._repairs = 0
@@ -261,7 +271,9 @@ class TrainingLoop:
     def _begin_save(self) -> None:
         cursor = self._progress.cursor
         self._records.flush()  # the journal is never behind a checkpoint
-        if self._saver.begin(cursor, lambda: whole_state(self._replica, cursor)):
+        now, measured = time.monotonic(), self._progress.measured
+        if self._saver.begin(cursor, lambda: whole_state(self._replica, cursor), measured):
+            self._clock.began(now)
             self._context.page.answer(Request.SAVE)
             self._visit(Site.SAVE, step=cursor.step)
 
@@ -278,9 +290,14 @@ class TrainingLoop:
 
     def _wishes(self) -> Wishes:
         requests = self._context.page.requests
-        if not requests:
+        # Clocks differ, and one wish is enough.
+        is_due = self._membership.is_first and self._clock.is_due(time.monotonic())
+        if not (requests or is_due):
             return _NO_WISHES
-        return Wishes(save=Request.SAVE in requests, stop=Request.STOP in requests)
+        return Wishes(
+            save=is_due or Request.SAVE in requests,
+            stop=Request.STOP in requests,
+        )
 
     def _visit(self, site: Site, step: int | None = None) -> None:
         """Pass a fault site, by default of the update in hand or of the one being validated."""

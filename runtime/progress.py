@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from holdfast.checkpoint.epoch_metrics import EpochMetrics
 from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
@@ -23,6 +24,7 @@ class Progress:
         self.cursor = Cursor.start(replica.shape.metrics)
         self.metrics: dict[str, float] = {}
         self.validation: dict[str, float] | None = None
+        self.measured: EpochMetrics | None = None
 
     def restore(self, cursor: Cursor) -> None:
         """Go on from ``cursor``; the replica holds the state that belongs to it."""
@@ -70,6 +72,7 @@ class Progress:
     def _end_epoch(self, epoch: int, validation: dict[str, float] | None) -> None:
         self.metrics = self._replica.results(self.cursor.sums, self.cursor.ledger.samples)
         self.validation = validation
+        self.measured = EpochMetrics.join(epoch, self.cursor.step, self.metrics, validation or {})
         self._records.ended_epoch(epoch, self.cursor, self.metrics, validation)
 
     def _check_ledger(self, epoch: int) -> None:

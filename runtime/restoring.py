@@ -17,6 +17,7 @@ from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.layout import specs_of
 from holdfast.checkpoint.reader import Restored, compare_specs
+from holdfast.checkpoint.retention import prune
 from holdfast.checkpoint.state_reader import StateReader
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
@@ -61,6 +62,7 @@ class JobRestore:
                 if is_first:
                     generation = self._context.config.generation
                     self._context.journal.record("restored", step=step, generation=generation)
+                    self._prune()
                 return restored
         if steps:
             raise RecoveryImpossible(
@@ -70,6 +72,11 @@ class JobRestore:
         if is_first:  # whose state all others are given
             _begin(self._context, self._job, self._replica)
         return None
+
+    def _prune(self) -> None:
+        """Carry out what a dead process has left of its plan."""
+        for reason in prune(self._store, self._job.retention):
+            self._context.journal.record("prune_failed", reason=reason)
 
     def _steps(self, is_first: bool) -> list[int]:  # noqa: FBT001
         return list(self._store.steps()) if is_first else []

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.checkpoint.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.record import ShardRecord
-from holdfast.checkpoint.retention import prune
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.saving import SavePhase, after_vote
@@ -32,6 +32,7 @@ from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWrit
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.snapshot import SavePlan
 from holdfast.runtime.training_job import TrainingJob
+from holdfast.runtime.upkeep import Upkeep
 
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
@@ -80,11 +81,17 @@ class Saver:
         self._shards = Shards(context, self._store, self._thread)
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0
+        self._upkeep = Upkeep(context, self._store, job.retention, self._thread.submit)
         self._flight: _Flight | None = None
         self._is_wanted = False
         self._attempts = 0
         self._failures: Counter[int] = Counter()
         self.saved_step = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is in flight."""
+        return self._flight is not None
 
     def want(self, *, is_asked: bool) -> None:
         """Remember that a checkpoint was asked for."""
@@ -99,16 +106,19 @@ class Saver:
         is_wanted = is_due or (self._is_wanted and curriculum.is_save_point(cursor))
         return is_wanted and self._flight is None and cursor.step != self.saved_step
 
-    def begin(self, cursor: Cursor, state: Callable[[], State]) -> bool:
+    def begin(
+        self, cursor: Cursor, state: Callable[[], State], measured: EpochMetrics | None = None
+    ) -> bool:
         """Copy this worker's share of the state and write it in the background.
 
-        Returns whether a save was begun; one at a time is in flight.
+        Returns whether a save was begun; one at a time is in flight.  The manifest will
+        hold what was ``measured`` last.
         """
         if self._flight is not None:
             return False
         self._attempts += 1
         self._is_wanted = False
-        self._flight = self._launch(cursor, state())
+        self._flight = self._launch(cursor, state(), measured)
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:
@@ -202,18 +212,19 @@ class Saver:
         if self._job.curriculum.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
-    def _plan(self, cursor: Cursor, state: State) -> SavePlan:
+    def _plan(self, cursor: Cursor, state: State, measured: EpochMetrics | None = None) -> SavePlan:
         """Return the save of ``state`` in this world."""
+        place: dict[str, object] = {**self._job.identity, "step": cursor.step}
         return SavePlan(
             Header(self._context.config.run_id, self._membership.world.generation, cursor.step),
             self._attempts,
             ShardLayout(specs_of(state), self._membership.communicator.size),
-            cursor=dict(self._job.identity) | {"step": cursor.step},
+            cursor=measured.into(place) if measured else place,
             numerics=self._job.numerics.to_json(),
         )
 
-    def _launch(self, cursor: Cursor, state: State) -> _Flight:
-        plan = self._plan(cursor, state)
+    def _launch(self, cursor: Cursor, state: State, measured: EpochMetrics | None) -> _Flight:
+        plan = self._plan(cursor, state, measured)
         began = time.monotonic()
         digest = self._check.take(cursor.step, state)
         mine = self._shards.begin(plan, self._membership.communicator.rank, state, digest)
@@ -223,10 +234,7 @@ class Saver:
         """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
         manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
         flight.staging.commit(manifest)
-        reasons = prune(self._store, self._job.keep)
-        reasons += self._store.clean_staging(flight.plan.header.generation)
-        for reason in reasons:
-            self._context.journal.record("prune_failed", reason=reason)
+        self._upkeep.committed(flight.step, flight.plan.header.generation)
         return manifest.nbytes
 
     def _committed(self, flight: _Flight) -> None:

@@ -4,8 +4,9 @@ Without supervisor and agent there is no fencing, no warm start and no relaunch.
 What MPI itself allows still works: survivors of a death by signal go on in
 place, checkpoints are made, and running the script again resumes it.
 
-``HOLDFAST_RUN_DIR``, ``HOLDFAST_MICROBATCHES``, ``HOLDFAST_SEED`` and
-``HOLDFAST_THREADS`` stand for the options of ``holdfast run``.
+``HOLDFAST_RUN_DIR``, ``HOLDFAST_MICROBATCHES``, ``HOLDFAST_SEED``,
+``HOLDFAST_THREADS`` and ``HOLDFAST_SAVE_EVERY`` stand for the options of
+``holdfast run``.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def standalone() -> WorkerContext:
         threads=record.threads,
         heartbeat_timeout_s=float("inf"),
         script=sys.argv[0],
+        save_every=os.environ.get("HOLDFAST_SAVE_EVERY"),
     )
     journal = journal_of(config)
     injector = injector_of(config, journal)

@@ -22,6 +22,7 @@ from holdfast.runtime.errors import ProgramError, StopRequested
 from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import Replica
+from holdfast.runtime.retention_terms import check_metric
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
 from holdfast.runtime.training_refusal import check_training
 
@@ -54,14 +55,20 @@ class Trainer:
         global_batch: samples of one update, over all workers.
         epochs: passes over the data.
         validation: samples to evaluate on at the end of each epoch.
-        save_every: updates between checkpoints; by default one epoch.  One is
-            always made at the end.
+        save_every: when to make a checkpoint: every so many updates (100), after a time
+            ("90s", "10min", "2h"), at each epoch's end ("epoch"), or "auto": as often
+            as loses least, given what a save costs and how often the job fails, and
+            never for more than 3.5 % of the time.  One is always made at the end.
         keep: newest checkpoints to keep, at least 2.
         verify_every: updates between comparisons of the workers' states, which find a
             worker whose memory is wrong; every save has one too.  0 for none.
         initial: what a new run begins with instead of the weights that the model was built
             with: a ``.weights.h5``, ``.keras`` or ``.npz`` file, the prefix of a TensorFlow
             checkpoint, or another run's directory.  A run that resumes does not look at it.
+        keep_every: at every multiple of so many updates a checkpoint is made and kept for ever.
+        keep_best: a metric and "min" or "max", such as ("val/loss", "min"): the
+            checkpoint of the epoch with the best one is kept too, and one is made at each
+            epoch's end.
     """
 
     def __init__(  # noqa: PLR0913  (each is one plain wish of the user's)
@@ -72,15 +79,26 @@ class Trainer:
         global_batch: int,
         epochs: int,
         validation: Data | None = None,
-        save_every: int | None = None,
+        save_every: int | str = "auto",
         keep: int = 3,
         verify_every: int = 0,
         initial: str | os.PathLike[str] | None = None,
+        keep_every: int | None = None,
+        keep_best: tuple[str, str] | None = None,
     ) -> None:
         self._model = model
         begin = None if initial is None else Path(initial)
         self._request = Request(
-            data, validation, global_batch, epochs, save_every, keep, verify_every, begin
+            data,
+            validation,
+            global_batch,
+            epochs,
+            save_every=save_every,
+            keep=keep,
+            verify_every=verify_every,
+            initial=begin,
+            keep_every=keep_every,
+            keep_best=keep_best,
         )
         self._replica: Replica | None = None
 
@@ -102,6 +120,7 @@ class Trainer:
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(self._request, config, numerics)
         replica = self._replica = _build_replica(self._model, job, context)
+        check_metric(job.retention, replica, has_validation=job.validation is not None)
         loop = TrainingLoop(context, replica, job)
         cursor = loop.run()
         return _conclude(context, job, loop, whole_state_of=(replica, cursor))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.checkpoint.retention import Retention
 from holdfast.recovery.curriculum import Curriculum, Work
+from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.order import SampleOrder, SequentialOrder
+from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.runtime.data import Data
-from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import Replica
+from holdfast.runtime.retention_terms import retention_of
 from holdfast.runtime.transaction import (
     Contributor,
     TrainingContributor,
@@ -28,10 +32,12 @@ class Request:
     validation: Data | None
     global_batch: int
     epochs: int
-    save_every: int | None
-    keep: int
+    save_every: int | str = "auto"
+    keep: int = 3
     verify_every: int = 0
     initial: Path | None = None
+    keep_every: int | None = None
+    keep_best: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,8 @@ class TrainingJob:
     validation_order: SequentialOrder | None
     curriculum: Curriculum
     numerics: Numerics
-    keep: int
+    schedule: Schedule
+    retention: Retention
     initial: Path | None = None
 
     @property
@@ -91,12 +98,17 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         validation_order = SequentialOrder(
             len(request.validation), request.global_batch, config.microbatches
         )
+    schedule = _schedule_of(request, config)
+    retention = retention_of(request.keep, request.keep_every, request.keep_best)
     curriculum = Curriculum(
         steps_per_epoch=order.steps_per_epoch,
         epochs=request.epochs,
         has_validation=request.validation is not None,
-        save_every=request.save_every or order.steps_per_epoch,
+        save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
         verify_every=request.verify_every,
+        # What is best is known of an epoch's end only, so there has to be a checkpoint of it.
+        saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
+        keep_every=retention.every,
     )
     return TrainingJob(
         request.data,
@@ -105,17 +117,29 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         validation_order,
         curriculum,
         numerics,
-        request.keep,
+        schedule,
+        retention,
         request.initial,
     )
+
+
+def _schedule_of(request: Request, config: WorkerConfig) -> Schedule:
+    """Return the schedule that the command line asks for, else the script's."""
+    if config.save_every is not None:
+        try:
+            return parse_schedule(config.save_every)
+        except ScheduleSyntaxError as error:
+            raise UsageError(f"--save-every: {error}") from error
+    try:
+        return parse_schedule(request.save_every)
+    except ScheduleSyntaxError as error:
+        raise ProgramError(f"save_every: {error}; change the script") from error
 
 
 def _check(request: Request) -> None:
     lower_bounds = {
         "global_batch": (request.global_batch, 1),
         "epochs": (request.epochs, 1),
-        "save_every": (1 if request.save_every is None else request.save_every, 1),
-        "keep": (request.keep, 2),
         "verify_every": (request.verify_every, 0),
         "the number of samples": (len(request.data), 1),
     }

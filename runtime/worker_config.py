@@ -33,6 +33,7 @@ class WorkerConfig:
     faults: tuple[str, ...] = ()
     strict: bool = False
     shrink: bool = True
+    save_every: str | None = None
 
     def encode(self) -> str:
         """Return the configuration as one line of JSON."""

@@ -61,6 +61,11 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) 
 )
 @click.option("--seed", type=int, help="Seed of everything random in the run.  [default: 0]")
 @click.option(
+    "--save-every",
+    metavar="WHEN",
+    help='Steps (100), a time ("10min"), "epoch" or "auto".  [default: what the script says]',
+)
+@click.option(
     "--heartbeat-timeout",
     type=float,
     default=DEFAULT_HEARTBEAT_TIMEOUT_S,

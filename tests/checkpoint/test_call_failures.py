@@ -15,7 +15,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
@@ -199,8 +199,8 @@ def test_failure_while_pruning_never_raises_and_never_loses_the_newest(
         filesystem, store = three_steps()
         filesystem.fail_at(call, number)
 
-        prune(store, 2)
-        reasons = prune(store, 2)
+        prune(store, Retention(2))
+        reasons = prune(store, Retention(2))
 
         assert reasons == ()
         assert store.steps() == (30, 20)
@@ -208,6 +208,33 @@ def test_failure_while_pruning_never_raises_and_never_loses_the_newest(
         step, state = newest(filesystem.after_power_cut(Survival.ANYTHING, seed=call))
         assert step == 30
         assert same_bytes(state, small_state(30))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_failure_while_pruning_never_costs_the_last_good_step(number: int) -> None:
+    """The two that are kept are damaged, so nothing older may go, whatever else fails."""
+    filesystem, store = two_damaged_of_four()
+    before = len(filesystem.calls)
+    prune(store, Retention(2))
+
+    for call in range(before, len(filesystem.calls)):
+        failing, store = two_damaged_of_four()
+        failing.fail_at(call, number)
+
+        prune(store, Retention(2))
+
+        assert newest(failing)[0] == 20, failing.calls[call]
+        assert store.steps() == (40, 30, 20, 10)
+
+
+def two_damaged_of_four() -> tuple[FakeFileSystem, CheckpointStore]:
+    """Return a store whose newest two steps are those of other steps."""
+    filesystem = saved(10, 20, 28, 38)
+    store = CheckpointStore(RUN_DIR, filesystem)
+    for step in (28, 38):
+        old, new = (store.directory / f"step-{number:012d}" for number in (step, step + 2))
+        store.disk.rename(old, new)
+    return filesystem, store
 
 
 def three_steps() -> tuple[FakeFileSystem, CheckpointStore]:
@@ -221,7 +248,7 @@ def calls_before_prune() -> int:
 
 def calls_with_prune() -> int:
     filesystem, store = three_steps()
-    prune(store, 2)
+    prune(store, Retention(2))
     return len(filesystem.calls)
 
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
@@ -51,7 +51,7 @@ def train(filesystem: FakeFileSystem, acknowledge: Callable[[int], None]) -> Non
     for step in STEPS:
         save(store, small_state(step), header=Header("run", 1, step), writers=2)
         acknowledge(step)
-        prune(store, 2)
+        prune(store, Retention(2))
 
 
 def count_calls() -> int:
@@ -110,7 +110,7 @@ def test_saving_goes_on_after_a_power_cut_at_every_call(
 
         after.clean_staging(2)
         save(after, small_state(50), header=Header("run", 2, 50))
-        reasons = prune(after, 2)
+        reasons = prune(after, Retention(2))
 
         restored, rejections = restore_newest(after)
         assert restored is not None

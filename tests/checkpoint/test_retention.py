@@ -1,16 +1,28 @@
-"""The newest steps stay; whatever is removed is hidden first."""
+"""What is promised to stay stays; the rest is hidden first, and only for a step that verifies."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from holdfast.checkpoint.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.names import removed_name
+from holdfast.checkpoint.read_marks import ReadMarks
 from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.retention import prune, prune_plan
+from holdfast.checkpoint.retention import (
+    Best,
+    KnownStep,
+    Pruner,
+    Retention,
+    prune,
+    prune_plan,
+)
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 
@@ -31,7 +43,75 @@ from holdfast.checkpoint.store import CheckpointStore
 def test_plan_keeps_the_newest_and_never_fewer_than_two(
     steps: tuple[int, ...], keep: int, removed: tuple[int, ...]
 ) -> None:
-    assert prune_plan(steps, keep) == removed
+    plan = prune_plan(map(KnownStep, steps), Retention(keep))
+
+    assert plan.removed == removed
+    assert {*plan.kept, *plan.removed} == set(steps)
+
+
+@pytest.mark.parametrize(
+    ("best", "metrics", "kept"),
+    [
+        (Best("loss"), {10: 3.0, 20: 1.0, 30: 2.0}, {20}),
+        (Best("loss", is_smaller_better=False), {10: 3.0, 20: 1.0, 30: 2.0}, {10}),
+        (Best("loss"), {20: 1.0, 30: 1.0}, {20}),
+        (Best("accuracy"), {10: 3.0}, set()),
+        (Best("loss"), {10: None, 20: 5.0, 30: 2.0}, {10, 30}),
+    ],
+)
+def test_plan_keeps_the_best_and_what_may_be(
+    best: Best, metrics: dict[int, float | None], kept: set[int]
+) -> None:
+    steps = [
+        KnownStep(step, None if value is None else {"loss": value})
+        for step, value in metrics.items()
+    ]
+
+    plan = prune_plan([*steps, KnownStep(40), KnownStep(50)], Retention(2, best=best))
+
+    assert set(plan.kept) == kept | {40, 50}
+
+
+KNOWN = st.builds(
+    KnownStep,
+    st.integers(0, 60),
+    st.none() | st.dictionaries(st.sampled_from(["loss", "val/loss"]), st.floats(-5, 5)),
+)
+STEPS = st.lists(KNOWN, max_size=12, unique_by=lambda known: known.step)
+RETENTIONS = st.builds(
+    Retention,
+    st.integers(-1, 6),
+    st.none() | st.integers(1, 20),
+    st.none() | st.builds(Best, st.sampled_from(["loss", "val/loss"]), st.booleans()),
+)
+
+
+@given(STEPS, RETENTIONS)
+def test_plan_splits_the_steps_and_keeps_what_it_promises(
+    steps: list[KnownStep], retention: Retention
+) -> None:
+    plan = prune_plan(steps, retention)
+
+    newest_first = sorted((known.step for known in steps), reverse=True)
+    assert sorted(plan.kept + plan.removed, reverse=True) == newest_first
+    assert plan.kept[:2] == tuple(newest_first[:2])
+    assert set(newest_first[: max(2, retention.newest)]) <= set(plan.kept)
+    if retention.every is not None:
+        assert {step for step in newest_first if step % retention.every == 0} <= set(plan.kept)
+
+
+@given(STEPS, RETENTIONS, st.randoms(use_true_random=False))
+def test_plan_made_again_plans_the_rest(
+    steps: list[KnownStep], retention: Retention, dice: Random
+) -> None:
+    """Whatever part of a plan was carried out, the next one ends where the first would."""
+    plan = prune_plan(steps, retention)
+    done = {step for step in plan.removed if dice.random() < 0.5}
+
+    again = prune_plan([known for known in steps if known.step not in done], retention)
+
+    assert again.kept == plan.kept
+    assert set(again.removed) == set(plan.removed) - done
 
 
 def fill(store: CheckpointStore, *steps: int) -> None:
@@ -39,10 +119,104 @@ def fill(store: CheckpointStore, *steps: int) -> None:
         save(store, {"a": np.full(3, step)}, header=Header("run", 1, step))
 
 
+def fill_measured(store: CheckpointStore, losses: dict[int, float], *, epoch: int) -> None:
+    """Save steps, those at the end of an epoch with its loss and all others with the last one."""
+    latest: EpochMetrics | None = None
+    for step, loss in losses.items():
+        if step % epoch == 0:
+            latest = EpochMetrics(step // epoch, step, {"loss": loss})
+        cursor = latest.into({}) if latest else {}
+        save(store, {"a": np.full(3, step)}, header=Header("run", 1, step), cursor=cursor)
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    shard = next((store.directory / f"step-{step:012d}").glob("*.h5"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+
+def pruner_of(store: CheckpointStore, retention: Retention) -> tuple[Pruner, ReadMarks]:
+    marks = ReadMarks()
+    return Pruner(store, retention, marks), marks
+
+
+def test_multiples_and_the_best_stay(store: CheckpointStore) -> None:
+    losses = {10: 5.0, 20: 1.0, 25: 0.0, 30: 2.0, 35: 0.0, 40: 3.0, 50: 4.0}
+    fill_measured(store, losses, epoch=10)
+
+    reasons = prune(store, Retention(2, every=15, best=Best("loss")))
+
+    assert reasons == ()
+    assert store.steps() == (50, 40, 30, 20)
+
+
+def test_best_is_learned_once_and_moves(store: CheckpointStore) -> None:
+    pruner, _ = pruner_of(store, Retention(2, best=Best("loss")))
+    for step, loss in {10: 2.0, 20: 3.0, 30: 4.0, 40: 1.0, 50: 5.0, 60: 5.0}.items():
+        fill_measured(store, {step: loss}, epoch=10)
+        assert pruner.prune(float(step)) == ()
+
+    assert store.steps() == (60, 50, 40)
+
+
+def test_step_of_an_unreadable_manifest_stays(store: CheckpointStore) -> None:
+    fill_measured(store, {10: 5.0, 20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
+    (store.directory / "step-000000000010" / "MANIFEST.json").write_text("{}")
+
+    prune(store, Retention(2, best=Best("loss")))
+
+    assert store.steps() == (40, 30, 20, 10)
+
+
+def test_nothing_goes_for_a_step_that_does_not_verify(store: CheckpointStore) -> None:
+    fill(store, 10, 20, 30, 40)
+    damage(store, 40)
+    damage(store, 30)
+
+    reasons = prune(store, Retention(2))
+
+    assert store.steps() == (40, 30, 20, 10)
+    assert [reason.split(":")[0] for reason in reasons] == [
+        "nothing older than step 40 is removed for it",
+        "nothing older than step 30 is removed for it",
+    ]
+
+
+def test_what_is_older_than_a_verified_step_goes(store: CheckpointStore) -> None:
+    fill(store, 10, 20, 30, 40)
+    damage(store, 40)
+
+    reasons = prune(store, Retention(2))
+
+    assert store.steps() == (40, 30)
+    assert len(reasons) == 1
+
+
+def test_one_save_in_as_many_as_are_kept_is_read_back(store: CheckpointStore) -> None:
+    pruner, marks = pruner_of(store, Retention(3))
+    for step in range(1, 13):
+        fill(store, step)
+        assert pruner.prune(float(step)) == ()
+
+    assert store.steps() == (12, 11, 10)
+    assert [step for step in range(1, 13) if step in marks] == [4, 7, 10]
+
+
+def test_step_that_is_known_to_verify_is_not_read_again(store: CheckpointStore) -> None:
+    fill(store, 10, 20, 30)
+    pruner, marks = pruner_of(store, Retention(2))
+    marks.mark(20, 0.0)
+    damage(store, 30)
+
+    assert pruner.prune(1.0) == ()
+    assert store.steps() == (30, 20)
+
+
 def test_prune_leaves_the_newest_intact(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
 
-    reasons = prune(store, 2)
+    reasons = prune(store, Retention(2))
 
     assert reasons == ()
     assert store.names() == ("step-000000000030", "step-000000000040")
@@ -50,7 +224,7 @@ def test_prune_leaves_the_newest_intact(store: CheckpointStore) -> None:
 
 
 def test_prune_of_nothing_does_nothing(tmp_path: Path) -> None:
-    assert prune(CheckpointStore(tmp_path / "missing"), 2) == ()
+    assert prune(CheckpointStore(tmp_path / "missing"), Retention(2)) == ()
 
 
 def test_removal_that_was_cut_short_goes_on(store: CheckpointStore) -> None:
@@ -59,7 +233,7 @@ def test_removal_that_was_cut_short_goes_on(store: CheckpointStore) -> None:
     (store.directory / "step-000000000010").rename(hidden)
     (hidden / "MANIFEST.json").unlink()
 
-    reasons = prune(store, 2)
+    reasons = prune(store, Retention(2))
 
     assert reasons == ()
     assert store.names() == ("step-000000000020", "step-000000000030")
@@ -69,7 +243,7 @@ def test_obstacle_is_a_reason_not_an_error(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30)
     (store.directory / removed_name(10)).write_text("in the way")
 
-    reasons = prune(store, 2)
+    reasons = prune(store, Retention(2))
 
     assert len(reasons) > 0
     assert store.steps() == (30, 20, 10)
@@ -82,7 +256,7 @@ def test_links_out_of_the_store_are_not_followed(store: CheckpointStore, tmp_pat
     (precious / "file").write_text("keep")
     (store.directory / "step-000000000010" / "link").symlink_to(precious)
 
-    prune(store, 2)
+    prune(store, Retention(2))
 
     assert (precious / "file").read_text() == "keep"
     assert store.steps() == (30, 20)

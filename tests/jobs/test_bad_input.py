@@ -80,6 +80,8 @@ def mpiexec_without_ulfm(tmp_path: Path) -> Path:
         (["--microbatches", "0"], ["--microbatches", "at least 1", "0"]),
         (["--spares", "-1"], ["--spares", "at least 0", "-1"]),
         (["--heartbeat-timeout", "0"], ["--heartbeat-timeout", "positive", "0"]),
+        (["--save-every", "0"], ["--save-every", "at least 1", "0"]),
+        (["--save-every", "10m"], ["--save-every", "'10m'", "min"]),
         (["--inject", "zap worker=0 step=1"], ["zap", "kill, stop, exit"]),
         (["--inject", "kill worker=0"], ["kill worker=0", "step must be given"]),
         (["--inject", "kill worker=0 step=1 site=lunch"], ["lunch", "compute, reduce"]),

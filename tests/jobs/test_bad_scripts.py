@@ -32,6 +32,8 @@ def _run(
         ("other length", ["x has 20 samples", "y has 13"]),
         ("no model", ["str", "Keras", "Replica"]),
         ("no batch", ["global_batch", "at least 1", "0"]),
+        ("no schedule", ["save_every", "'sometimes'", "auto"]),
+        ("no metric", ["keep_best", "'val/loss'", "an epoch has loss"]),
         ("exit", ["exit code 3"]),
     ],
 )

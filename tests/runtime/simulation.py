@@ -118,6 +118,7 @@ class LazyExecutor:
     """
 
     dice = random.Random(0)
+    patience = (0, 0, 1, 3, 8)
 
     def __init__(self, threads: int, thread_name_prefix: str) -> None:
         assert threads == 1
@@ -131,7 +132,7 @@ class LazyExecutor:
                 future._run()
             return call(*arguments)
 
-        self._queue.append(LazyFuture(task, self.dice.choice([0, 0, 1, 3, 8])))
+        self._queue.append(LazyFuture(task, self.dice.choice(self.patience)))
         return self._queue[-1]
 
 
@@ -158,7 +159,8 @@ class Launch:
     faults: tuple[Fault, ...] = ()
     asks: Request = Request.NONE
     asks_at_step: int = 0
-    save_every: int = 2
+    save_every: int | str = 2
+    keep_best: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,9 @@ class SimulatedJob:
             strike=lambda kind: communicator.die(),
         )
         context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
-        request = TrainingRequest(data(), data(11), BATCH, EPOCHS, terms.save_every, keep=2)
+        request = TrainingRequest(
+            data(), data(11), BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
+        )
         replica = TinyReplica()
         loop = TrainingLoop(context, replica, describe_job(request, config, self._numerics))
         if terms.asks and communicator.rank == communicator.size - 1:

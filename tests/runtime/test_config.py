@@ -26,6 +26,8 @@ def config(tmp_path: Path) -> RunConfig:
         ({"spares": -1}, "--spares must be at least 0, got -1"),
         ({"max_restarts": -2}, "--max-restarts must be at least 0, got -2"),
         ({"threads": 0}, "--threads must be at least 1, got 0"),
+        ({"save_every": "0"}, "--save-every: .* at least 1, got 0"),
+        ({"save_every": "often"}, "--save-every: 'often' is no schedule .*: give a number"),
         ({"seed": -1}, "--seed must be at least 0, got -1"),
         ({"heartbeat_timeout_s": 0.0}, "--heartbeat-timeout must be a positive .* got 0.0"),
         (

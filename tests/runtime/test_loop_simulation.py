@@ -11,12 +11,25 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from simulation import EPOCHS, KILL, SAMPLES, STEPS, Ending, Launch, SimulatedJob, wait_for_nothing
+from simulation import (
+    EPOCHS,
+    KILL,
+    SAMPLES,
+    STEPS,
+    Ending,
+    Launch,
+    LazyExecutor,
+    SimulatedJob,
+    wait_for_nothing,
+)
 
+from holdfast.checkpoint.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.heartbeat import Request
 from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.save_clock import SaveClock
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -101,6 +114,75 @@ def test_random_deaths_change_no_bit(
         seed = 1000 * (path == "messages") + batch * SEEDS_IN_A_BATCH + number
         print("seed", seed)
         play(SimulatedJob(tmp_path / f"seed-{seed}", numerics), seed, undisturbed)
+
+
+def test_clocks_that_differ_change_no_bit(
+    tmp_path: Path,
+    numerics: Numerics,
+    undisturbed: dict[int, Ending],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each worker's clock says by the dice that a save is due; all save the same steps."""
+    dice = random.Random(2003)
+    monkeypatch.setattr(SaveClock, "is_due", lambda clock, now: dice.random() < 0.4)
+    for seed in range(SEEDS_IN_A_BATCH):
+        print("seed", seed)
+        job = SimulatedJob(tmp_path / f"seed-{seed}", numerics)
+        deaths = _random_deaths(dice, 4)
+        deaths.pop(max(deaths, default=0), None)  # one lives to tell
+
+        endings = job.launch(Launch(4, 4, 6, seed=seed, deaths=deaths, save_every="1h"))
+
+        alive = [ending for ending in endings if ending is not None]
+        assert alive == [undisturbed[6]] * len(alive)
+        assert {record["step"] for record in job.journal("checkpoint")} >= {STEPS}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "kept"),
+    [
+        ((1, None), (6, 5)),
+        ((1, ("loss", "min")), (6, 5)),
+        ((1, ("loss", "max")), (6, 5, 3)),
+        ((1, ("val/loss", "max")), (6, 5, 3)),
+        (("1h", None), (6,)),
+        (("1h", ("val/loss", "min")), (6, 3)),
+        (("epoch", None), (6, 3)),
+    ],
+)
+def test_checkpoints_that_are_kept(
+    tmp_path: Path,
+    numerics: Numerics,
+    monkeypatch: pytest.MonkeyPatch,
+    wishes: tuple[int | str, tuple[str, str] | None],
+    kept: tuple[int, ...],
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics)
+    monkeypatch.setattr(LazyExecutor, "patience", (0,))
+
+    save_every, keep_best = wishes
+    job.launch(Launch(1, 1, 2, save_every=save_every, keep_best=keep_best))
+
+    store = CheckpointStore(tmp_path / "run")
+    assert store.steps() == kept
+    measured = EpochMetrics.of(store.scan(6).manifest().cursor)
+    assert measured is not None
+    assert (measured.epoch, measured.step) == (EPOCHS, STEPS)
+    assert measured.values.keys() == {"loss", "val/loss"}
+
+
+def test_plan_that_was_cut_short_is_carried_out_when_the_run_goes_on(
+    tmp_path: Path, numerics: Numerics
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics)
+    job.launch(Launch(1, 1, 2, save_every=1))
+    store = CheckpointStore(tmp_path / "run")
+    oldest = store.steps()[-1]
+    (store.directory / f"step-{oldest:012d}").rename(store.directory / f".del-{oldest:012d}")
+
+    job.launch(Launch(1, 1, 2, save_every=1))
+
+    assert store.names() == (f"step-{STEPS:012d}",)
 
 
 def play(job: SimulatedJob, seed: int, undisturbed: dict[int, Ending]) -> None:

@@ -107,7 +107,7 @@ class Run:
 
     def _job(self) -> TrainingJob:
         data = ArrayData(np.zeros((8, 1)), np.zeros(8))
-        request = Request(data, None, 8, 1, None, 2)
+        request = Request(data, None, 8, 1, keep=2)
         return describe_job(request, self._config(WorkerId(0), 1), self.numerics)
 
     def _config(self, worker: WorkerId, ranks: int) -> WorkerConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -40,23 +41,28 @@ class Mean:
         self._mean[...] = state["mean"]
 
 
-def train(samples: int = 20, targets: int | None = None, seventh: float = 1.0) -> None:
+def train(
+    samples: int = 20, targets: int | None = None, seventh: float = 1.0, **wishes: Any
+) -> None:
     x = np.ones((samples, 1), np.float32)
     x[7:8] = seventh
     y = np.zeros(samples if targets is None else targets, np.float32)
-    Trainer(Mean, ArrayData(x, y), global_batch=5, epochs=2, save_every=1).run()
+    wishes = {"save_every": 1} | wishes
+    Trainer(Mean, ArrayData(x, y), global_batch=5, epochs=2, **wishes).run()
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "no samples": {"samples": 0},
+    "other length": {"targets": 13},
+    "not finite": {"seventh": -1},
+    "bad sample": {"seventh": -2},
+    "no schedule": {"save_every": "sometimes"},
+    "no metric": {"keep_best": ("val/loss", "min")},
+}
 
 
 def main(mistake: str) -> None:
-    if mistake == "no samples":
-        train(samples=0)
-    elif mistake == "other length":
-        train(targets=13)
-    elif mistake == "not finite":
-        train(seventh=-1)
-    elif mistake == "bad sample":
-        train(seventh=-2)
-    elif mistake == "no model":
+    if mistake == "no model":
         Trainer("model", ArrayData(np.ones(5), np.ones(5)), global_batch=5, epochs=1).run()
     elif mistake == "no batch":
         Trainer(Mean, ArrayData(np.ones(5), np.ones(5)), global_batch=0, epochs=1).run()
@@ -68,7 +74,7 @@ def main(mistake: str) -> None:
     elif mistake == "exit":
         sys.exit(3)
     else:
-        train()
+        train(**WRONG[mistake])
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ def test_without_options_the_defaults_hold(asked: list[RunConfig], tmp_path: Pat
 def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) -> None:
     numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
     others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
+    others += " --save-every 10min"
     switches = "--fresh --strict --no-shrink -v"
     faults = ("--inject", "kill worker=2 step=30", "--inject", "stop worker=1 step=9 site=vote")
 
@@ -74,6 +75,7 @@ def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) ->
         seed=7,
         heartbeat_timeout_s=1.5,
         max_restarts=5,
+        save_every="10min",
         faults=("kill worker=2 step=30", "stop worker=1 step=9 site=vote"),
         preload=("numpy", "h5py"),
         mpiexec=Path("/opt/mpiexec"),

@@ -1,0 +1,106 @@
+"""Whether this worker's clock says that a checkpoint is due, and what the last ones cost.
+
+All workers keep such a clock, because any of them may become rank 0, whose clock
+alone counts: it makes rank 0 wish for a checkpoint in its next vote, and all learn
+that from the outcome.  Time is passed in.
+
+The cost of a save is what it took away from training: the time of the steps from its
+beginning to its end beyond what as many steps usually take.  That holds the copy of
+the state, which stands in the way, as well as the slowdown by the writing beside.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+from holdfast.recovery.schedule import Auto, FailureHistory, Schedule, interval_s
+
+_USUAL_STEPS = 64
+_LATEST_SAVES = 5
+
+
+class SaveClock:
+    """Times the steps and saves of one worker's training loop.
+
+    Args:
+        schedule: what the job asks for.
+        history: what is known of the run's failures when the launch begins.
+        tell: takes a journal record's event and fields, of each interval that was found.
+    """
+
+    def __init__(
+        self, schedule: Schedule, history: FailureHistory, tell: Callable[..., None]
+    ) -> None:
+        self._schedule = schedule
+        self._history = history
+        self._tell = tell
+        self._costs: deque[float] = deque(maxlen=_LATEST_SAVES)
+        self._usual: deque[float] = deque(maxlen=_USUAL_STEPS)
+        self._during: list[float] | None = None
+        self._started: float | None = None
+        self._since = 0.0
+        self._last: float | None = None
+        self._interval = interval_s(schedule, (), history)
+        self.is_idle = self._interval is None
+        """Whether the cursor alone decides, so that nothing needs to be timed."""
+
+    @property
+    def costs_s(self) -> tuple[float, ...]:
+        """Seconds of training that the latest saves took."""
+        return tuple(self._costs)
+
+    @property
+    def interval_s(self) -> float | None:
+        """The seconds from the beginning of one save to that of the next."""
+        return self._interval
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the last save was begun so long ago that another one is due."""
+        if self._interval is None or self._started is None or self._during is not None:
+            return False
+        return now - self._since >= self._interval
+
+    def committed(self, now: float, *, is_step: bool, is_saving: bool) -> None:
+        """Take note of a committed transaction, and whether a save is still in flight."""
+        if self.is_idle:
+            return
+        if self._started is None:
+            self._started = self._since = now
+        if self._last is not None and is_step:
+            (self._usual if self._during is None else self._during).append(now - self._last)
+        self._last = now
+        if self._during is not None and not is_saving:
+            self._saved(now)
+
+    def began(self, now: float) -> None:
+        """Take note that a save has begun, whoever asked for it."""
+        self._since = now
+        self._during = []
+
+    def interrupted(self) -> None:
+        """Forget what is being timed: a repair has come between, and abandoned the save."""
+        self._last = None
+        self._during = None
+
+    def _saved(self, now: float) -> None:
+        """Count what the save cost, if it is known how long its steps would have taken."""
+        during, self._during = self._during or [], None
+        if self._usual and during:
+            self._costs.append(max(0.0, sum(during) - len(during) * median(self._usual)))
+        if isinstance(self._schedule, Auto):
+            self._decide(now)
+
+    def _decide(self, now: float) -> None:
+        """Find the interval anew from what saves cost and what has failed by now."""
+        seconds = self._history.seconds + now - (self._started or now)
+        history = FailureHistory(seconds, self._history.failures)
+        self._interval = interval_s(self._schedule, self._costs, history)
+        self._tell(
+            "save_interval",
+            seconds=self._interval,
+            costs_s=[round(cost, 6) for cost in self._costs],
+            failures=history.failures,
+            mean_time_between_failures_s=round(history.mean_time_between_failures_s, 3),
+        )

@@ -1,0 +1,81 @@
+"""What becomes of old checkpoints after each commit: pruned, and now and then read again.
+
+It belongs to the process that commits.  Everything that changes the store runs on
+the thread that commits; only the reading of a scrub has a thread of its own, of the
+lowest priority, because it may take long and nothing should wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from holdfast.checkpoint.read_marks import ReadMarks
+from holdfast.checkpoint.retention import Pruner, Retention
+from holdfast.checkpoint.scrub import Finding, Scrubber
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.context import WorkerContext
+
+_LOWEST_PRIORITY = 19
+
+
+class Upkeep:
+    """Keeps one store as the job wants it, and tells what goes wrong with it.
+
+    Args:
+        context: where to tell it.
+        store: the checkpoints.
+        retention: which of them stay.
+        submit: runs a call, soon, on the thread that commits.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        store: CheckpointStore,
+        retention: Retention,
+        submit: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._context = context
+        self._submit = submit
+        self._store = store
+        self._marks = ReadMarks()
+        self._pruner = Pruner(store, retention, self._marks)
+        self._scrubber = Scrubber(store, self._marks, context.config.generation)
+        self._reader: threading.Thread | None = None
+
+    def committed(self, step: int, generation: int) -> None:
+        """Prune, and begin to read an old step again if that is due; ``step`` is new."""
+        now = time.monotonic()
+        self._marks.forget(step)
+        reasons = self._pruner.prune(now) + self._store.clean_staging(generation)
+        for reason in reasons:
+            self._context.journal.record("prune_failed", reason=reason)
+        if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
+            self._begin_scrub(now)
+
+    def _begin_scrub(self, now: float) -> None:
+        step = self._scrubber.choose(now)
+        if step is not None:
+            self._reader = threading.Thread(
+                target=self._read, args=(step,), name="holdfast-scrubber", daemon=True
+            )
+            self._reader.start()
+
+    def _read(self, step: int) -> None:
+        # On Linux a thread has a priority of its own.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        finding = self._scrubber.read(step)
+        self._submit(lambda: self._conclude(finding))
+
+    def _conclude(self, finding: Finding) -> None:
+        failure = self._scrubber.conclude(finding, time.monotonic())
+        if failure is None:
+            self._context.journal.record("scrubbed", step=finding.step)
+            return
+        self._context.journal.record(
+            "scrub_failed", step=failure.step, reason=failure.reason, moved_to=failure.moved_to
+        )
+        self._context.tell_agent({"kind": "notice", "text": str(failure)})

@@ -1,0 +1,117 @@
+"""When real jobs save: by time, by themselves, and because somebody asks for it."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from workload import LONG, Undisturbed, Workload, assert_whole, request_of
+
+from holdfast.recovery.schedule import FIRST_SAVE_S
+from holdfast.runtime.testing import JobRun, RunningJob, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+ENDLESS = Workload(microbatches=3, samples=160, global_batch=40, epochs=10**6, save_every=10**9)
+MAIN = "from holdfast.runtime.cli.main import main; main()"
+
+
+def order_save(run_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", MAIN, "save", str(run_dir), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def stop(job: RunningJob) -> JobRun:
+    job.signal(signal.SIGTERM)
+    ended = job.wait()
+    assert ended.exit_code == 75, ended.stderr
+    assert ended.report.checkpoints[-1].step == ended.events("stopped")[0]["step"]
+    assert ended.leftovers == ()
+    return ended
+
+
+def wait_for_saves(job: RunningJob, count: int, after: float = 0.0) -> list[float]:
+    """Wait until so many checkpoints were begun after a moment; return when they were."""
+    while True:
+        records = job.journal
+        saves = [record for record in records if record["event"] == "checkpoint"]
+        begins = [record["now"] - record["seconds"] for record in saves]
+        found = [begin for begin in begins if begin > after]
+        if len(found) >= count:
+            return found
+        steps = [record["step"] for record in records if record["event"] == "step"]
+        job.wait_for("step", step=max(steps, default=0) + 1)
+
+
+def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) -> None:
+    options = ["--save-every", "0.5s"]
+    with start_job(request_of(ENDLESS, tmp_path, workers=3, options=options)) as job:
+        before = wait_for_saves(job, 2)
+        job.signal(signal.SIGKILL, "holdfast-w0")
+        recovery = job.wait_for("recovery")
+        after = wait_for_saves(job, 3, after=recovery["now"])
+        stop(job)
+
+    for begins in (before, after[1:]):  # a save that the death has cut off is begun again
+        # The copy of the state stands between the clock and the record.
+        assert all(late - early > 0.25 for early, late in itertools.pairwise(begins)), begins
+
+
+def test_often_saved_job_has_the_bytes_of_the_undisturbed(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    options = ["--save-every", "20ms"]
+    with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert len(job.report.checkpoints) > 2
+
+
+def test_auto_saves_early_and_then_seldom(tmp_path: Path) -> None:
+    options = ["--save-every", "auto"]
+    with start_job(request_of(ENDLESS, tmp_path, workers=2, options=options)) as job:
+        first_step = job.wait_for("step")
+        saved = job.wait_for("checkpoint")
+        ended = stop(job)
+
+    assert saved["now"] - saved["seconds"] - first_step["now"] > FIRST_SAVE_S - 0.5
+    assert len(ended.report.checkpoints) == 2  # the other one is that of the end
+
+
+def test_order_is_carried_out_and_the_run_goes_on_from_it(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with start_job(request_of(ENDLESS, run_dir, workers=3)) as job:
+        asked_at = job.wait_for("step", step=3)["now"]
+        first = order_save(run_dir)
+        second = order_save(run_dir)
+        quiet = order_save(run_dir, "--no-wait")
+        copy = shutil.copytree(run_dir / "checkpoints", tmp_path / "copy")
+        saves = [record for record in job.journal if record["event"] == "checkpoint"]
+        stop(job)
+    late = order_save(run_dir)
+
+    assert (first.returncode, second.returncode, quiet.returncode) == (0, 0, 0), first.stderr
+    steps = [int(order.stdout.split()[2]) for order in (first, second)]
+    assert steps[0] < steps[1]
+    assert steps == [record["step"] for record in saves][:2]
+    assert all(record["now"] - record["seconds"] > asked_at for record in saves)
+    assert {f"step-{step:012d}" for step in steps} <= {path.name for path in copy.iterdir()}
+    assert quiet.stdout == "asked for a checkpoint\n"
+    assert late.returncode == 75
+    assert late.stderr.startswith("holdfast: error: no supervisor runs in ")
+
+
+def test_order_at_the_very_beginning_ends_nothing(tmp_path: Path) -> None:
+    """The supervisor has no handler for the signal yet when it takes the lease."""
+    with start_job(request_of(ENDLESS, tmp_path, workers=2)) as job:
+        order = order_save(tmp_path)
+        while order.returncode == 75:  # not even the lease is taken yet
+            order = order_save(tmp_path)
+        job.wait_for("step", step=int(order.stdout.split()[2]) + 1)
+        stop(job)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from simulation import TinyReplica, data
+
+from holdfast.checkpoint.retention import Best, Retention
+from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.data import Data
+from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.retention_terms import check_metric, retention_of
+from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.worker_config import WorkerConfig
+
+CONFIG = WorkerConfig(
+    worker=WorkerId(0),
+    generation=1,
+    workers=(WorkerId(0),),
+    capacity=1,
+    run_id="r",
+    run_dir="",
+    microbatches=2,
+    seed=0,
+    threads=1,
+    heartbeat_timeout_s=1.0,
+    script="",
+)
+REQUEST = Request(data(), None, global_batch=9, epochs=2)
+
+
+def test_options_become_a_retention() -> None:
+    assert retention_of(3, None, None) == Retention(3)
+    assert retention_of(2, 100, ("val/loss", "min")) == Retention(2, 100, Best("val/loss"))
+    assert retention_of(2, None, ["accuracy", "max"]).best == Best("accuracy", False)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ((1, None, None), "keep must be at least 2, got 1; change the script"),
+        ((True, None, None), "keep must be at least 2, got True"),
+        ((2.5, None, None), "keep must be at least 2, got 2.5"),
+        ((2, 0, None), "keep_every must be at least 1, got 0"),
+        ((2, "5", None), "keep_every must be at least 1, got '5'"),
+        ((2, None, "loss"), "keep_best must be a metric and .*, got 'loss'"),
+        ((2, None, ("loss",)), r"keep_best must be .*, got \('loss',\)"),
+        ((2, None, ("loss", "best")), r"keep_best must be .*, got \('loss', 'best'\)"),
+        ((2, None, (3, "min")), r"keep_best must be .*, got \(3, 'min'\)"),
+    ],
+)
+def test_nonsense_is_refused_with_its_value(
+    options: tuple[object, object, object], complaint: str
+) -> None:
+    with pytest.raises(ProgramError, match=complaint):
+        retention_of(*options)
+
+
+@pytest.mark.parametrize(
+    ("metric", "validation"), [("loss", None), ("loss", data()), ("val/loss", data())]
+)
+def test_metric_of_an_epoch_is_accepted(metric: str, validation: Data | None) -> None:
+    retention = Retention(best=Best(metric))
+
+    check_metric(retention, TinyReplica(), has_validation=validation is not None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "validation", "known"),
+    [("val/loss", None, "loss;"), ("val_loss", data(), "loss, val/loss;")],
+)
+def test_metric_that_no_epoch_has_is_refused(
+    metric: str, validation: Data | None, known: str
+) -> None:
+    retention = Retention(best=Best(metric))
+
+    with pytest.raises(ProgramError, match=f"asks for '{metric}', but an epoch has {known}"):
+        check_metric(retention, TinyReplica(), has_validation=validation is not None)
+
+
+def describe(save_every: int | str, override: str | None = None) -> TrainingJob:
+    request = dataclasses.replace(REQUEST, save_every=save_every)
+    config = dataclasses.replace(CONFIG, save_every=override)
+    return describe_job(request, config, Numerics.here(threads=1))
+
+
+@pytest.mark.parametrize(
+    ("save_every", "override", "schedule", "cursors_part"),
+    [
+        ("auto", None, Auto(), (None, False)),
+        (7, None, EverySteps(7), (7, False)),
+        ("10min", None, EverySeconds(600.0), (None, False)),
+        ("epoch", None, EachEpoch(), (None, True)),
+        (7, "90s", EverySeconds(90.0), (None, False)),
+        ("auto", "5", EverySteps(5), (5, False)),
+        ("auto", "epoch", EachEpoch(), (None, True)),
+    ],
+)
+def test_command_line_overrides_the_scripts_schedule(
+    save_every: int | str,
+    override: str | None,
+    schedule: Schedule,
+    cursors_part: tuple[int | None, bool],
+) -> None:
+    job = describe(save_every, override)
+
+    assert job.schedule == schedule
+    assert (job.curriculum.save_every, job.curriculum.saves_epochs) == cursors_part
+
+
+def test_what_is_to_be_kept_has_to_be_saved() -> None:
+    request = dataclasses.replace(REQUEST, keep_best=("loss", "min"), keep_every=50)
+
+    job = describe_job(request, CONFIG, Numerics.here(threads=1))
+
+    assert job.schedule == Auto()
+    assert job.curriculum.saves_epochs
+    assert job.curriculum.keep_every == 50
+    assert job.retention == Retention(3, 50, Best("loss"))
+
+
+def test_without_a_wish_the_job_finds_its_own_schedule() -> None:
+    job = describe_job(REQUEST, CONFIG, Numerics.here(threads=1))
+
+    assert (job.schedule, job.retention) == (Auto(), Retention(3))
+
+
+def test_nonsense_is_refused_where_it_stands() -> None:
+    with pytest.raises(ProgramError, match=r"save_every: steps .* at least 1, got 0; change the"):
+        describe(0)
+    with pytest.raises(UsageError, match="--save-every: 'soon' is no schedule"):
+        describe(1, "soon")

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.recovery.schedule import (
+    FIRST_SAVE_S,
+    Auto,
+    EachEpoch,
+    EverySeconds,
+    EverySteps,
+    FailureHistory,
+    Schedule,
+    best_interval_s,
+)
+from holdfast.runtime.save_clock import SaveClock
+
+
+class Training:
+    """A loop of steps under a clock that it moves itself."""
+
+    def __init__(self, schedule: Schedule, history: FailureHistory | None = None) -> None:
+        self.told: list[dict[str, object]] = []
+        self.clock = SaveClock(schedule, history or FailureHistory(), self.tell)
+        self.now = 1000.0
+        self.commit(0.0)
+
+    def tell(self, event: str, **fields: object) -> None:
+        self.told.append({"event": event, **fields})
+
+    def commit(self, seconds: float, *, is_step: bool = True, is_saving: bool = False) -> None:
+        self.now += seconds
+        self.clock.committed(self.now, is_step=is_step, is_saving=is_saving)
+
+    def steps(self, count: int, seconds: float, *, is_saving: bool = False) -> None:
+        for _ in range(count):
+            self.commit(seconds, is_saving=is_saving)
+
+    def save(self, *durations: float) -> None:
+        """Save beside steps that last so long."""
+        self.clock.began(self.now)
+        *during, last = durations
+        for seconds in during:
+            self.commit(seconds, is_saving=True)
+        self.commit(last)
+
+    @property
+    def is_due(self) -> bool:
+        return self.clock.is_due(self.now)
+
+
+@pytest.mark.parametrize("schedule", [EverySteps(3), EachEpoch()])
+def test_without_a_clock_nothing_is_timed(schedule: Schedule) -> None:
+    training = Training(schedule)
+    training.steps(5, 1e6)
+
+    assert training.clock.is_idle
+    assert not training.is_due
+    assert training.clock.interval_s is None
+
+
+def test_seconds_count_from_the_first_step_and_then_from_the_beginning_of_each_save() -> None:
+    clock = SaveClock(EverySeconds(10.0), FailureHistory(), print)
+    assert not clock.is_due(5000.0)  # starting and compiling are no training
+
+    training = Training(EverySeconds(10.0))
+    training.steps(9, 1.0)
+    assert not training.is_due
+    training.commit(1.0)
+    assert training.is_due
+
+    training.save(1.0, 1.0)
+    training.steps(7, 1.0)
+    assert not training.is_due
+    training.commit(1.0)
+    assert training.is_due
+
+
+def test_save_that_was_asked_for_counts_too() -> None:
+    training = Training(EverySeconds(10.0))
+    training.steps(9, 1.0)
+    training.save(1.0)
+
+    assert not training.is_due
+
+
+def test_none_is_due_while_one_is_in_flight() -> None:
+    training = Training(EverySeconds(10.0))
+    training.steps(20, 1.0)
+    training.clock.began(training.now)
+    training.steps(20, 1.0, is_saving=True)
+    assert not training.is_due
+
+    training.commit(1.0)
+    assert training.is_due
+
+
+def test_cost_is_what_the_steps_beside_it_took_longer() -> None:
+    training = Training(Auto())
+    training.steps(10, 0.5)
+
+    training.save(1.5, 0.5, 1.0)
+
+    assert training.clock.costs_s == pytest.approx((1.5,))
+
+
+def test_evaluations_do_not_count() -> None:
+    training = Training(Auto())
+    training.steps(10, 0.5)
+    training.commit(60.0, is_step=False)
+    training.clock.began(training.now)
+    training.commit(1.0, is_saving=True)
+    training.commit(60.0, is_step=False, is_saving=True)
+    training.commit(0.5)
+
+    assert training.clock.costs_s == pytest.approx((0.5,))
+
+
+def test_cost_is_never_negative() -> None:
+    training = Training(Auto())
+    training.steps(10, 1.0)
+
+    training.save(0.1, 0.1)
+
+    assert training.clock.costs_s == (0.0,)
+
+
+def test_slow_first_steps_and_slow_saves_are_outvoted() -> None:
+    training = Training(Auto())
+    training.commit(120.0)  # compiling
+    training.steps(20, 1.0)
+    for seconds in (31.0, 1.5, 1.5):
+        training.save(seconds)
+        training.steps(5, 1.0)
+
+    interval = training.clock.interval_s
+    assert interval is not None
+    history = FailureHistory(training.now - 1000.0, 0)
+    assert interval == pytest.approx(
+        best_interval_s(0.5, history.mean_time_between_failures_s), rel=1e-3
+    )
+
+
+def test_auto_saves_early_then_by_cost_and_failures() -> None:
+    calm, stormy = Training(Auto()), Training(Auto(), FailureHistory(86400.0, 99))
+    for training in (calm, stormy):
+        training.steps(int(FIRST_SAVE_S) - 1, 1.0)
+        assert not training.is_due
+        training.commit(1.0)
+        assert training.is_due
+        training.save(1.5)
+
+    assert calm.clock.interval_s == pytest.approx(293.95, abs=0.1)
+    assert stormy.clock.interval_s == pytest.approx(41.57, abs=0.1)
+
+
+def test_interval_is_told_with_its_reasons() -> None:
+    training = Training(Auto(), FailureHistory(3600.0, 2))
+    training.steps(10, 1.0)
+    training.save(1.5)
+
+    assert training.told == [
+        {
+            "event": "save_interval",
+            "seconds": training.clock.interval_s,
+            "costs_s": [0.5],
+            "failures": 2,
+            "mean_time_between_failures_s": round((3600 + 11.5 + 86400) / 3, 3),
+        }
+    ]
+
+
+@pytest.mark.parametrize("schedule", [EverySteps(1), EverySeconds(1.0)])
+def test_interval_that_was_asked_for_is_not_told(schedule: Schedule) -> None:
+    training = Training(schedule)
+    training.steps(10, 1.0)
+    training.save(1.5)
+
+    assert training.told == []
+
+
+def test_save_before_any_usual_step_measures_nothing() -> None:
+    training = Training(Auto())
+    training.save(7.0)
+
+    assert training.clock.costs_s == ()
+    assert training.clock.interval_s == FIRST_SAVE_S
+
+
+def test_repair_is_not_counted() -> None:
+    training = Training(Auto())
+    training.steps(10, 1.0)
+    training.clock.began(training.now)
+    training.commit(1.0, is_saving=True)
+    training.clock.interrupted()
+    training.commit(500.0)
+    training.commit(1.0)
+
+    assert training.clock.costs_s == ()
+    assert training.is_due

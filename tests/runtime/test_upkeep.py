@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.save import save
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.fault import FaultPlan
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.heartbeat import HeartbeatPage
+from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.journal import Record, read_journal
+from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.upkeep import Upkeep
+from holdfast.runtime.worker_config import WorkerConfig
+
+
+class Committer:
+    """A process that commits, with its upkeep, under a clock that the test moves."""
+
+    def __init__(self, run_dir: Path, patch: pytest.MonkeyPatch) -> None:
+        run_dir.mkdir()
+        self.now = 1000.0
+        patch.setattr("holdfast.runtime.upkeep.time.monotonic", lambda: self.now)
+        # A priority that was lowered stays so; the reader's is that of a thread of its own.
+        self.priorities: list[int] = []
+        patch.setattr(
+            "holdfast.runtime.upkeep.os.setpriority",
+            lambda which, who, priority: self.priorities.append(priority),
+        )
+        self.store = CheckpointStore(run_dir)
+        self.told: list[dict[str, object]] = []
+        self.submitted: list[Callable[[], None]] = []
+        self._run_dir = run_dir
+        self._upkeep = Upkeep(self._context(), self.store, Retention(2), self.submitted.append)
+
+    def commit(self, step: int) -> None:
+        save(self.store, {"a": np.full(1000, step)}, header=Header("r", 1, step))
+        self._upkeep.committed(step, 1)
+
+    def scrub(self) -> None:
+        """Wait for the reader, and do what it has submitted to this thread."""
+        reader: Any = self._upkeep._reader
+        reader.join()
+        while self.submitted:
+            self.submitted.pop(0)()
+
+    def journal(self, event: str) -> list[Record]:
+        records = read_journal(self._run_dir / "journal.jsonl")
+        return [record for record in records if record["event"] == event]
+
+    def _context(self) -> WorkerContext:
+        config = WorkerConfig(
+            worker=WorkerId(0),
+            generation=7,
+            workers=(WorkerId(0),),
+            capacity=1,
+            run_id="r",
+            run_dir=str(self._run_dir),
+            microbatches=1,
+            seed=0,
+            threads=1,
+            heartbeat_timeout_s=1.0,
+            script="",
+        )
+        return WorkerContext(
+            config,
+            LocalCommunicator(),
+            journal_of(config),
+            HeartbeatPage.create(),
+            FaultInjector(config.worker, FaultPlan(()), announce=lambda visit, kind: None),
+            self.told.append,
+        )
+
+
+@pytest.fixture
+def committer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Committer:
+    return Committer(tmp_path / "run", monkeypatch)
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    shard = next((store.directory / f"step-{step:012d}").glob("*.h5"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+
+def test_commit_prunes(committer: Committer) -> None:
+    for step in (10, 20, 30):
+        committer.commit(step)
+
+    assert committer.store.steps() == (30, 20)
+    assert committer.journal("prune_failed") == []
+
+
+def test_damage_that_stops_the_pruning_is_recorded(committer: Committer) -> None:
+    committer.commit(10)
+    committer.commit(20)
+    damage(committer.store, 20)
+    save(committer.store, {"a": np.full(1000, 30)}, header=Header("r", 1, 30))
+    damage(committer.store, 30)
+    committer._upkeep.committed(30, 1)
+
+    assert committer.store.steps() == (30, 20, 10)
+    reasons = [record["reason"] for record in committer.journal("prune_failed")]
+    assert [reason.split(":")[0] for reason in reasons] == [
+        "nothing older than step 30 is removed for it",
+        "nothing older than step 20 is removed for it",
+    ]
+
+
+def test_old_step_is_read_once_an_hour(committer: Committer) -> None:
+    committer.commit(10)
+    committer.now += 3599
+    committer.commit(20)
+    assert committer._upkeep._reader is None
+
+    committer.now += 1
+    committer.commit(20)
+    committer.scrub()
+
+    assert [record["step"] for record in committer.journal("scrubbed")] == [10]
+    assert committer.priorities == [19]
+    assert committer.told == []
+
+
+def test_damaged_step_is_told_and_moved(committer: Committer) -> None:
+    committer.commit(10)
+    committer.commit(20)
+    damage(committer.store, 10)
+    committer.now += 3600
+    committer.commit(20)
+    committer.scrub()
+
+    (record,) = committer.journal("scrub_failed")
+    assert (record["step"], record["moved_to"]) == (10, ".bad-000000000010-g7-a1")
+    assert committer.store.steps() == (20,)
+    (notice,) = committer.told
+    assert notice["kind"] == "notice"
+    assert "step 10 does not verify any more" in str(notice["text"])
