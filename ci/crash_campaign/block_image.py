@@ -1,0 +1,122 @@
+"""A file system of its own in a file, which can be copied as it lies on the disk at any time.
+
+What the kernel has not written back is not in the file, so a copy is what a power cut
+leaves on a disk that keeps what it has been given, in the order in which it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_CLONE_NEWNS = 0x00020000
+_MOST_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file system: how large its smallest image is, and how it is mounted."""
+
+    name: str
+    size_mib: int
+    options: str
+
+    @property
+    def why_not(self) -> str | None:
+        """Return why this machine cannot make one, None if it can."""
+        if os.geteuid() != 0:
+            return "only root can mount an image; run as root"
+        if shutil.which(f"mkfs.{self.name}") is None:
+            package = "xfsprogs" if self.name == "xfs" else "e2fsprogs"
+            return f"mkfs.{self.name} is missing; install {package}"
+        kernel = Path("/proc/filesystems").read_text(encoding="ascii").split()
+        if (
+            self.name not in kernel
+            and subprocess.run(["modprobe", self.name], capture_output=True, check=False).returncode
+        ):
+            return f"this kernel has no {self.name}"
+        if not Path("/dev/loop-control").exists():
+            return "this machine has no loop devices"
+        return None
+
+
+# ext4 writes nothing back for its age, so that a case is the same every time; a copy of an XFS
+# has the UUID of the original, which is mounted too.
+EXT4 = Kind("ext4", 24, "commit=600")
+XFS = Kind("xfs", 300, "nouuid")
+
+
+def hide_mounts() -> None:
+    """Give this process mounts of its own, which end with it however it ends."""
+    if os.geteuid() == 0 and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) == 0:
+        _run("mount", "--make-rprivate", "/")
+
+
+class BlockImage:
+    """A mounted image."""
+
+    def __init__(self, file: Path, mount_point: Path) -> None:
+        device = mount_point.stat().st_dev
+        self._file = file
+        self._statistics = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+        self.mount_point = mount_point
+
+    def copy_to(self, target: Path) -> None:
+        """Copy what is on the disk now, whole: again if the kernel wrote meanwhile."""
+        for _ in range(_MOST_TRIES):
+            before = self._statistics.read_text(encoding="ascii")
+            _run("cp", "--reflink=auto", "--sparse=auto", str(self._file), str(target))
+            if self._statistics.read_text(encoding="ascii") == before:
+                return
+        raise SystemExit(f"{self._file} is never at rest; run again on a calmer machine")
+
+
+@contextlib.contextmanager
+def new_image(kind: Kind, folder: Path) -> Iterator[BlockImage]:
+    """Make and mount an empty file system; unmount and remove it at the end."""
+    file = folder / f"{kind.name}.img"
+    with file.open("wb") as empty:
+        empty.truncate(kind.size_mib * 2**20)
+    with removed(file):
+        _run(f"mkfs.{kind.name}", "-q", str(file))
+        with mounted(file, folder / "disk", kind.options) as image:
+            yield image
+
+
+@contextlib.contextmanager
+def removed(file: Path) -> Iterator[None]:
+    """Remove a file at the end."""
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+@contextlib.contextmanager
+def mounted(file: Path, mount_point: Path, options: str) -> Iterator[BlockImage]:
+    """Mount an image, which recovers its journal; unmount it at the end."""
+    mount_point.mkdir(exist_ok=True)
+    try:
+        # A loop device that mount(8) makes is gone with its mount, whatever happens to us.
+        _run("mount", "-o", f"loop,{options}", str(file), str(mount_point))
+        yield BlockImage(file, mount_point)
+    finally:
+        if mount_point.is_mount():
+            _run("umount", str(mount_point))
+
+
+def _run(*command: str) -> str:
+    # Out of reach of what is sent to our whole group: an unmount must come to its end.
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, start_new_session=True
+    )
+    if done.returncode:
+        # Not an error of the file system that is on trial.
+        raise SystemExit(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    return done.stdout

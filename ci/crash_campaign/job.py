@@ -1,0 +1,75 @@
+"""The job that everything bad happens to: its states and its saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.image import ShardImage
+from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.save import save
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import Tensor
+
+# Whatever is loaded late would be loaded in the middle of a save, where calls are counted.
+import holdfast.checkpoint.writer  # noqa: F401  isort: skip
+
+RUN_ID = "crash"
+WRITERS = 3
+KEEP = 2
+GENERATION, NEXT_GENERATION = 1, 2
+
+
+def state_of(seed: int, step: int) -> dict[str, Tensor]:
+    """Return the state after ``step``: a few tensors, cut by the borders of three shards."""
+    random = np.random.default_rng((seed, step))
+    return {
+        "bias": random.normal(size=90).astype(np.float16),
+        "flag": np.array(True),
+        "kernel": random.normal(size=(61, 90)).astype(np.float32),
+        "step": np.array(step, np.int64),
+        "empty": np.zeros((0, 3), np.float32),
+    }
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Return whether two states have the same names, dtypes, shapes and bits."""
+    return left.keys() == right.keys() and all(
+        (left[name].dtype, left[name].shape, left[name].tobytes())
+        == (right[name].dtype, right[name].shape, right[name].tobytes())
+        for name in left
+    )
+
+
+def open_store(run_dir: Path, filesystem: FileSystem | None = None) -> CheckpointStore:
+    """Return the store of a process that knows nothing of earlier ones."""
+    return CheckpointStore(run_dir, filesystem)
+
+
+def save_step(store: CheckpointStore, seed: int, step: int, generation: int = GENERATION) -> None:
+    """Save a step in one process, as three shards."""
+    header = Header(RUN_ID, generation, step)
+    save(store, state_of(seed, step), header=header, writers=WRITERS)
+
+
+def save_images(store: CheckpointStore, seed: int, step: int) -> None:
+    """Save a step the way of a job: from snapshots in memory, by whoever holds them."""
+    state, header = state_of(seed, step), Header(RUN_ID, GENERATION, step)
+    layout = ShardLayout(specs_of(state), WRITERS)
+    staging = store.staging(step, GENERATION, store.next_attempt(header))
+    records = []
+    try:
+        for writer in range(WRITERS):
+            image = ShardImage(layout, writer, RUN_ID)
+            buffer = memoryview(bytearray(image.size))
+            records.append(image.fill(buffer, state, header))
+            staging.write_image(buffer, records[-1], WRITERS)
+        staging.commit(Manifest.assemble(layout, records, header=header, cursor={}, numerics={}))
+    except CheckpointError:
+        staging.abandon()
+        raise

@@ -1,0 +1,67 @@
+"""What a part of the campaign found: how many cases, and how many went wrong in which way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Wrong(Enum):
+    """The ways in which a case can go wrong."""
+
+    SILENT = "silent"
+    """Other bytes than those that were saved, or an older step without a reason."""
+    LOST = "lost"
+    """A step that was acknowledged, or one that nobody touched, is not restored."""
+    FALSE = "falsely saved"
+    """A save reported success, and its step is not restored."""
+    OTHER = "other"
+    """A later save or prune fails, a visible step is not whole, an error that is not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """One thing that went wrong in one case."""
+
+    wrong: Wrong
+    case: int
+    what: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """The count of one part."""
+
+    part: str
+    cases: int = 0
+    complaints: list[Complaint] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+    skipped: str | None = None
+
+    def note(self, name: str) -> None:
+        """Count something that is worth to be known and not wrong."""
+        self.notes[name] = self.notes.get(name, 0) + 1
+
+    def complain(self, wrong: Wrong, case: int, what: str) -> None:
+        """Record that a case went wrong."""
+        self.complaints.append(Complaint(wrong, case, what))
+
+    def count(self, wrong: Wrong) -> int:
+        """Return how many cases went wrong in this way."""
+        return len({c.case for c in self.complaints if c.wrong is wrong})
+
+
+def table(tallies: list[Tally]) -> str:
+    """Return the campaign's figures, a line for each part, and what each part noted."""
+    header = f"{'part':<24}{'cases':>8}" + "".join(f"{wrong.value:>15}" for wrong in Wrong)
+    lines = [header]
+    for tally in tallies:
+        counts = "".join(f"{tally.count(wrong):>15}" for wrong in Wrong)
+        lines.append(f"{tally.part:<24}{tally.cases:>8}{counts}")
+    for tally in tallies:
+        if tally.skipped:
+            lines.append(f"skipped: {tally.part}: {tally.skipped}")
+        noted = ", ".join(f"{name}: {count}" for name, count in sorted(tally.notes.items()))
+        if noted:
+            lines.append(f"{tally.part}: {noted}")
+    return "\n".join(lines)
