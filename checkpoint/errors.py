@@ -30,7 +30,7 @@ _ADVICE = {
     errno.ENFILE: "raise the limit of open files (fs.file-max)",
     errno.ENOENT: "check that nobody removed the run directory",
     errno.ESTALE: "check the network file system's server",
-    errno.ENOTDIR: "move it away",
+    errno.ENOTDIR: "replace the link or file by a directory",
     errno.ELOOP: "replace the symbolic link by what it names",
 }
 

@@ -10,11 +10,12 @@ asked, as the system calls may.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +24,6 @@ DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
 _RENAME_NOREPLACE = 1  # linux/fs.h
-_AT_FDCWD = -100  # fcntl.h
 
 
 class FileSystem(Protocol):
@@ -79,19 +79,32 @@ class FileSystem(Protocol):
 
 
 class LocalFileSystem:
-    """The file system of this machine."""
+    """The file system of this machine.
+
+    Below ``root`` no symbolic link is followed, whenever it was put there: each call
+    goes down from the root, directory by directory.  How to get to the root itself,
+    and to what does not lie below it, is the user's business.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
 
     def mkdir(self, path: Path) -> None:
         """Make a directory of mode 0700."""
-        os.mkdir(path, DIRECTORY_MODE)
+        with self._parent(path) as parent:
+            os.mkdir(path.name, DIRECTORY_MODE, dir_fd=parent)
 
     def create_exclusive(self, path: Path) -> int:
         """Create a file of mode 0600."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with self._parent(path) as parent:
+            return os.open(path.name, flags, FILE_MODE, dir_fd=parent)
 
     def open_read(self, path: Path) -> int:
         """Open a regular file; a FIFO does not block, it is refused."""
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        with self._parent(path) as parent:
+            handle = os.open(path.name, flags, dir_fd=parent)
         if stat.S_ISREG(os.fstat(handle).st_mode):
             return handle
         os.close(handle)
@@ -127,11 +140,8 @@ class LocalFileSystem:
 
     def fsync_directory(self, path: Path) -> None:
         """Open the directory, call fsync(2) on it."""
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with self._directory(path) as directory:
+            os.fsync(directory)
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
         """Rename by renameat2(2) where there is one.
@@ -139,27 +149,74 @@ class LocalFileSystem:
         Elsewhere rename(2) must do: it refuses to put a directory onto one that
         is not empty, and a committed checkpoint never is.
         """
-        if not _renameat2(source, target):
-            os.rename(source, target)
+        with self._parent(source) as old, self._parent(target) as new:
+            if not _renameat2((old, source.name), (new, target.name)):
+                os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
 
     def list(self, path: Path) -> tuple[str, ...]:
         """Return the names in a directory."""
-        return tuple(sorted(os.listdir(path)))
+        with self._directory(path) as directory:
+            return tuple(sorted(os.listdir(directory)))
 
     def is_directory(self, path: Path) -> bool:
-        """Call lstat(2)."""
+        """Call fstatat(2) without following a link."""
         try:
-            return stat.S_ISDIR(os.lstat(path).st_mode)
+            with self._parent(path) as parent:
+                found = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
+        return stat.S_ISDIR(found.st_mode)
 
     def unlink(self, path: Path) -> None:
         """Remove a name; the file goes with its last one."""
-        os.unlink(path)
+        with self._parent(path) as parent:
+            os.unlink(path.name, dir_fd=parent)
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
-        os.rmdir(path)
+        with self._parent(path) as parent:
+            os.rmdir(path.name, dir_fd=parent)
+
+    @contextlib.contextmanager
+    def _parent(self, path: Path) -> Iterator[int]:
+        """Open the directory that a name lies in, to be used for calls that take a name."""
+        with self._opened(path.parent, os.O_PATH) as handle:
+            yield handle
+
+    @contextlib.contextmanager
+    def _directory(self, path: Path) -> Iterator[int]:
+        """Open a directory for reading its names, or syncing them."""
+        with self._opened(path, os.O_RDONLY) as handle:
+            yield handle
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path, access: int) -> Iterator[int]:
+        """Open a directory, going down from the root if it lies below it."""
+        below = self._parts_below_root(path)
+        if self._root is None or not below:
+            handle = os.open(path, os.O_DIRECTORY | access)
+        else:
+            handle = os.open(self._root, os.O_DIRECTORY | os.O_PATH)
+        try:
+            for depth, name in enumerate(below, start=1):
+                flags = access if depth == len(below) else os.O_PATH
+                outer = handle
+                handle = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW | flags, dir_fd=outer)
+                _close_directory(outer)
+            yield handle
+        finally:
+            _close_directory(handle)
+
+    def _parts_below_root(self, path: Path) -> tuple[str, ...]:
+        if self._root is None or not path.is_relative_to(self._root):
+            return ()
+        return path.relative_to(self._root).parts
+
+
+def _close_directory(handle: int) -> None:
+    """Close a directory: nothing was written to it, so its failure is not the call's."""
+    with contextlib.suppress(OSError):
+        os.close(handle)
 
 
 @lru_cache(maxsize=1)
@@ -167,15 +224,18 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _renameat2(source: Path, target: Path) -> bool:
-    """Rename without replacing; return False where kernel, libc or file system cannot."""
+def _renameat2(source: tuple[int, str], target: tuple[int, str]) -> bool:
+    """Rename without replacing; return False where kernel, libc or file system cannot.
+
+    Source and target are a directory's descriptor and a name in it.
+    """
     function = getattr(_libc(), "renameat2", None)
     if function is None:
         return False
-    old, new = os.fsencode(source), os.fsencode(target)
-    if function(_AT_FDCWD, old, _AT_FDCWD, new, ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
+    old, new = os.fsencode(source[1]), os.fsencode(target[1])
+    if function(source[0], old, target[0], new, ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         return False
-    raise OSError(number, os.strerror(number), str(source), None, str(target))
+    raise OSError(number, os.strerror(number), source[1], None, target[1])

@@ -26,7 +26,7 @@ from holdfast.checkpoint.errors import (
     StagingExists,
     StorageFailed,
 )
-from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout
 from holdfast.checkpoint.manifest import Manifest
@@ -47,7 +47,7 @@ class CheckpointStore:
 
     def __init__(self, run_dir: Path, filesystem: FileSystem | None = None) -> None:
         self._run_dir = Path(run_dir)
-        self._disk = Disk(filesystem)
+        self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
         self._is_anchored = False
 
     @property

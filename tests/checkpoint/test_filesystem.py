@@ -192,6 +192,52 @@ class TestLocalFileSystem(FileSystemContract):
             files.open_read(root / "fifo")
 
 
+class TestLocalFileSystemBelowRoot(TestLocalFileSystem):
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        (tmp_path / "root" / "inner").mkdir(parents=True)
+        return tmp_path / "root" / "inner"
+
+    @pytest.fixture
+    def files(self, root: Path) -> FileSystem:
+        return LocalFileSystem(root.parent)
+
+    def test_no_call_goes_through_a_link_to_a_directory(
+        self, files: FileSystem, root: Path, tmp_path: Path
+    ) -> None:
+        self.put(files, root / "file", b"contents")
+        (root / "directory").mkdir()
+        (root / "link").symlink_to(root)
+        link = root / "link"
+
+        calls: list[Callable[[], object]] = [
+            lambda: files.open_read(link / "file"),
+            lambda: files.create_exclusive(link / "new"),
+            lambda: files.mkdir(link / "new"),
+            lambda: files.list(link),
+            lambda: files.fsync_directory(link),
+            lambda: files.is_directory(link / "directory"),
+            lambda: files.rename_noreplace(link / "file", link / "new"),
+            lambda: files.rename_noreplace(root / "file", link / "new"),
+            lambda: files.unlink(link / "file"),
+            lambda: files.rmdir(link / "directory"),
+        ]
+        assert [errno_of(call) for call in calls] == [errno.ENOTDIR] * len(calls)
+        assert files.list(root) == ("directory", "file", "link")
+
+    def test_no_call_leaves_a_descriptor_behind(self, files: FileSystem, root: Path) -> None:
+        before = os.listdir("/proc/self/fd")
+
+        self.put(files, root / "file", b"contents")
+        files.mkdir(root / "directory")
+        files.rename_noreplace(root / "directory", root / "new")
+        errno_of(lambda: files.list(root / "missing" / "deeper"))
+        files.fsync_directory(root)
+        files.rmdir(root / "new")
+
+        assert os.listdir("/proc/self/fd") == before
+
+
 class TestLocalFileSystemWithoutRenameat2(TestLocalFileSystem):
     """Plain rename(2) refuses to replace a directory that is not empty."""
 

@@ -189,6 +189,7 @@ class BadBlock(LocalFileSystem):
     """A disk on which the first page of data of one shard cannot be read."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._inode = path.stat().st_ino
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:

@@ -264,7 +264,7 @@ def test_directory_that_became_a_link_fails_the_save(
     store.directory.parent.mkdir()
     store.directory.symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(StorageFailed, match="checkpoints: it is a link or a file"):
+    with pytest.raises(StorageFailed, match="checkpoints: Not a directory"):
         save(store, state_of(1.0), header=HEADER)
 
     assert list((tmp_path / "elsewhere").iterdir()) == []
