@@ -26,6 +26,8 @@ from holdfast.checkpoint.record import ShardRecord
 
 FORMAT = "holdfast-checkpoint"
 VERSION = 1
+LARGEST_MANIFEST_BYTES = 64 * 2**20
+"""Room for 200,000 tensors; JSON takes up to twenty times its size once it is parsed."""
 _SHA256_LENGTH = 64
 
 
@@ -92,7 +94,8 @@ class Manifest:
     def encode(self) -> bytes:
         """Return the manifest as it is written.
 
-        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON.
+        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, or if
+        it is larger than what a reader takes.
         """
         document = {
             "format": FORMAT,
@@ -115,7 +118,13 @@ class Manifest:
                 "put only JSON values into cursor and numerics"
             ) from error
         body = text.encode() + b"\n"
-        return body + hashlib.sha256(body).hexdigest().encode() + b"\n"
+        data = body + hashlib.sha256(body).hexdigest().encode() + b"\n"
+        if len(data) > LARGEST_MANIFEST_BYTES:
+            raise CommitRefused(
+                f"the manifest of step {self.step} has {len(data)} bytes, at most "
+                f"{LARGEST_MANIFEST_BYTES} can be read back; save fewer tensors or a smaller cursor"
+            )
+        return data
 
     @staticmethod
     def decode(data: bytes) -> Manifest:

@@ -25,6 +25,7 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.manifest import (
+    LARGEST_MANIFEST_BYTES,
     Manifest,
     PieceEntry,
     ShardEntry,
@@ -36,7 +37,6 @@ from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
 Placed: TypeAlias = tuple[TensorEntry, PieceEntry]
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
 
-LARGEST_MANIFEST_BYTES = 256 * 2**20
 _CHUNK_BYTES = 2**20
 # What damage to a checkpoint looks like; anything else may pass.
 _DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR})
@@ -68,6 +68,9 @@ class Scan:
             raise self._invalid(str(error)) from error
         except StorageFailed as error:
             raise self._failed(error) from error
+        except MemoryError as error:
+            reason = "there is no memory for its manifest"
+            raise CheckpointUnreadable(self._step, reason) from error
         if manifest.step != self._step:
             raise self._invalid(f"its manifest is that of step {manifest.step}")
         return manifest

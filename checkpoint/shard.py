@@ -24,15 +24,18 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 from holdfast.checkpoint.dataset_path import dataset_paths
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import Piece, ShardLayout
+from holdfast.checkpoint.plugins import no_plugins
 from holdfast.checkpoint.tensor import storage_dtype
+
+with no_plugins():
+    import h5py
+    from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 ALIGNMENT_BYTES = 4096
 # Readable by every HDF5 since 1.10, and its metadata has checksums.
