@@ -7,14 +7,12 @@ what it refuses with what has really changed.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from job import RUN_ID, WRITERS, open_store, same, save_step, state_of
+from job import RUN_ID, WRITERS, open_store, same, save_step, scratch, state_of
 from tally import Tally, Wrong
 
 from holdfast.checkpoint.header import Header
@@ -26,7 +24,6 @@ OLD, NEW = 100, 200
 CASES = 10_000
 _SHORT_CASES = 2_000
 _BLOCK_BYTES = 4096
-_MEMORY = Path("/dev/shm")
 Files = dict[str, bytes]
 """A run directory's files by their paths below ``checkpoints``."""
 
@@ -34,9 +31,8 @@ Files = dict[str, bytes]
 def run(seed: int, *, is_short: bool, only: int | None) -> list[Tally]:
     """Run the part; ``only`` replays the case of that number."""
     tally = Tally("damage")
-    place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="holdfast-crash-", dir=place) as name:
-        campaign = _Campaign(Path(name), seed, tally)
+    with scratch() as root:
+        campaign = _Campaign(root, seed, tally)
         count = _SHORT_CASES if is_short else CASES
         for case in [only] if only is not None else range(count):
             campaign.run(case)

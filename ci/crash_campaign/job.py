@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,17 @@ RUN_ID = "crash"
 WRITERS = 3
 KEEP = 2
 GENERATION, NEXT_GENERATION = 1, 2
+
+
+_MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a directory, in memory where that can be: what is tried is not the disk's speed."""
+    place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="holdfast-crash-", dir=place) as name:
+        yield Path(name)
 
 
 def state_of(seed: int, step: int) -> dict[str, Tensor]:

@@ -13,12 +13,11 @@ import os
 import random
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from block_image import EXT4, XFS, BlockImage, Kind, hide_mounts, mounted, new_image, removed
-from job import KEEP, open_store, save_images, save_step
+from job import KEEP, open_store, save_images, save_step, scratch
 from tally import Tally
 from verdict import Verdict
 
@@ -38,7 +37,6 @@ _SHORT_CASES = 30
 _SYNCED_SHARE = 0.3
 WAYS = (save_step, save_images)
 _stops: list[int] = []
-_MEMORY = Path("/dev/shm")
 
 
 def run(seed: int, *, is_short: bool, only: int | None) -> list[Tally]:
@@ -59,11 +57,10 @@ def _run_kind(kind: Kind, seed: int, *, is_short: bool, only: int | None) -> Tal
     chosen = {only} if only is not None else set(cases)
     if is_short and only is None:
         chosen = set(random.Random(seed).sample(cases, _SHORT_CASES))
-    place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     for number in sorted({case // changes for case in chosen}):
-        with tempfile.TemporaryDirectory(prefix="holdfast-crash-", dir=place) as name:
+        with scratch() as folder:
             first = number * changes
-            cuts = _Round(kind, Path(name), seed, tally)
+            cuts = _Round(kind, folder, seed, tally)
             cuts.run({case - first for case in chosen}, number=number, first=first)
     return tally
 
@@ -150,8 +147,8 @@ def _ask_to_stop(number: int, _frame: object) -> None:
 
 def _count_changes(seed: int) -> int:
     changes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="holdfast-crash-") as name:
-        work(save_step, Path(name) / "run", seed, changes.append, lambda _: None)
+    with scratch() as folder:
+        work(save_step, folder / "run", seed, changes.append, lambda _: None)
     return len(changes)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 NAMES = (
     "open", "openat", "close", "fstat", "lstat", "stat", "newfstatat", "statx", "getdents64",
     "mkdir", "mkdirat", "rmdir", "unlink", "unlinkat", "rename", "renameat", "renameat2",
-    "fallocate", "pwrite64", "pwritev", "pread64", "preadv", "fsync", "fdatasync", "write",
+    "fallocate", "pwritev", "pwritev2", "preadv", "preadv2", "fsync", "fdatasync", "write",
 )  # fmt: skip
 _CALL = re.compile(r"(?P<name>[a-z0-9_]+)\((?P<rest>.*)")
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
