@@ -10,6 +10,7 @@ and XFS, ``damage`` spoils committed checkpoints.  Everything follows from the s
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -40,6 +41,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.sabotage:
         SABOTAGES[options.sabotage]()
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where mkfs is, whoever runs this
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so clean up
 
     print(f"seed {options.seed}", flush=True)
