@@ -19,6 +19,10 @@ _CLONE_NEWNS = 0x00020000
 _MOST_TRIES = 20
 
 
+class ToolFailed(Exception):
+    """mkfs, mount or the like failed: no error of the file system that is on trial."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of file system: how large its smallest image is, and how it is mounted."""
@@ -27,24 +31,6 @@ class Kind:
     size_mib: int
     options: str
 
-    @property
-    def why_not(self) -> str | None:
-        """Return why this machine cannot make one, None if it can."""
-        if os.geteuid() != 0:
-            return "only root can mount an image; run as root"
-        if shutil.which(f"mkfs.{self.name}") is None:
-            package = "xfsprogs" if self.name == "xfs" else "e2fsprogs"
-            return f"mkfs.{self.name} is missing; install {package}"
-        kernel = Path("/proc/filesystems").read_text(encoding="ascii").split()
-        if (
-            self.name not in kernel
-            and subprocess.run(["modprobe", self.name], capture_output=True, check=False).returncode
-        ):
-            return f"this kernel has no {self.name}"
-        if not Path("/dev/loop-control").exists():
-            return "this machine has no loop devices"
-        return None
-
 
 # ext4 writes nothing back for its age, so that a case is the same every time; a copy of an XFS
 # has the UUID of the original, which is mounted too.
@@ -52,10 +38,26 @@ EXT4 = Kind("ext4", 24, "commit=600")
 XFS = Kind("xfs", 300, "nouuid")
 
 
+def why_not(kind: Kind, folder: Path) -> str | None:
+    """Return why this machine cannot make one in ``folder``, None if it can."""
+    if os.geteuid() != 0:
+        return "only root can mount an image; run as root"
+    if shutil.which(f"mkfs.{kind.name}") is None:
+        package = "xfsprogs" if kind.name == "xfs" else "e2fsprogs"
+        return f"mkfs.{kind.name} is missing; install {package}"
+    try:
+        with new_image(kind, folder):
+            return None
+    except ToolFailed as error:
+        # No such file system in the kernel, no loop devices, a container that may not mount.
+        return str(error)
+
+
 def hide_mounts() -> None:
     """Give this process mounts of its own, which end with it however it ends."""
     if os.geteuid() == 0 and ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) == 0:
-        _run("mount", "--make-rprivate", "/")
+        with contextlib.suppress(ToolFailed):
+            _run("mount", "--make-rprivate", "/")
 
 
 class BlockImage:
@@ -74,7 +76,7 @@ class BlockImage:
             _run("cp", "--reflink=auto", "--sparse=auto", str(self._file), str(target))
             if self._statistics.read_text(encoding="ascii") == before:
                 return
-        raise SystemExit(f"{self._file} is never at rest; run again on a calmer machine")
+        raise ToolFailed(f"{self._file} is never at rest; run again on a calmer machine")
 
 
 @contextlib.contextmanager
@@ -117,6 +119,5 @@ def _run(*command: str) -> str:
         command, capture_output=True, text=True, check=False, start_new_session=True
     )
     if done.returncode:
-        # Not an error of the file system that is on trial.
-        raise SystemExit(f"{' '.join(command)} failed: {done.stderr.strip()}")
+        raise ToolFailed(f"{' '.join(command)} failed: {done.stderr.strip()}")
     return done.stdout

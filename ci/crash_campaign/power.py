@@ -16,7 +16,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from block_image import EXT4, XFS, BlockImage, Kind, hide_mounts, mounted, new_image, removed
+from block_image import (
+    EXT4,
+    XFS,
+    BlockImage,
+    Kind,
+    hide_mounts,
+    mounted,
+    new_image,
+    removed,
+    why_not,
+)
 from job import KEEP, open_store, save_images, save_step, scratch
 from tally import Tally
 from verdict import Verdict
@@ -49,7 +59,8 @@ def run(seed: int, *, is_short: bool, only: int | None) -> list[Tally]:
 
 def _run_kind(kind: Kind, seed: int, *, is_short: bool, only: int | None) -> Tally:
     tally = Tally(f"power cut on {kind.name}")
-    tally.skipped = kind.why_not
+    with scratch() as folder:
+        tally.skipped = why_not(kind, folder)
     if tally.skipped:
         return tally
     changes = _count_changes(seed)
