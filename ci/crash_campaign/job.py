@@ -16,6 +16,7 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
@@ -25,7 +26,7 @@ import holdfast.checkpoint.writer  # noqa: F401  isort: skip
 
 RUN_ID = "crash"
 WRITERS = 3
-KEEP = 2
+KEEP = Retention(2)
 GENERATION, NEXT_GENERATION = 1, 2
 
 

@@ -50,7 +50,7 @@ class Verdict:
             return
         reasons += prune(store, KEEP)
         rest = [name for name in store.names() if not name.startswith("step-")]
-        if reasons or rest or len(store.steps()) > KEEP:
+        if reasons or rest or len(store.steps()) > KEEP.newest:
             self.complain(Wrong.OTHER, f"left behind: {reasons} {rest} {store.steps()}")
         if self.restored_step(0) != step:
             self.complain(Wrong.FALSE, f"the next save said that it had saved step {step}")

@@ -14,7 +14,7 @@ from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import restore, restore_newest
-from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.retention import Retention, prune
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 
@@ -132,6 +132,6 @@ def test_directory_swapped_while_saving_and_pruning_touches_nothing_elsewhere(
 
     with contextlib.suppress(CheckpointError):
         save(store, STATE, header=Header("run", 1, 30), writers=2)
-        prune(store, 2)
+        prune(store, Retention(2))
 
     assert contents(elsewhere) == before
