@@ -42,7 +42,8 @@ class RunConfig:
     ``RUN.json`` holds and a new one takes the defaults (``new_microbatches`` and
     so on).  ``threads`` are those of one worker.  ``preload`` are modules that
     warm processes import before they become workers; one that is not installed
-    is the script's business, not the pool's.  ``save_every`` overrides the script's.
+    is the script's business, not the pool's.  ``save_every`` and ``verify_every``
+    override the script's.
     """
 
     script: Path
@@ -54,6 +55,7 @@ class RunConfig:
     threads: int | None = None
     seed: int | None = None
     save_every: str | None = None
+    verify_every: int | None = None
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     max_restarts: int = DEFAULT_MAX_RESTARTS
     faults: tuple[str, ...] = ()
@@ -85,6 +87,8 @@ class RunConfig:
                 f"--heartbeat-timeout must be a positive number of seconds, "
                 f"got {self.heartbeat_timeout_s}"
             )
+        if self.verify_every is not None:
+            _at_least(0, self.verify_every, "--verify-every")
         _check_schedule(self.save_every)
         _check_faults(self.faults)
         _check_script(self.script)

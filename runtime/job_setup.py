@@ -56,6 +56,7 @@ class JobSetup:
             "strict": config.strict,
             "shrink": config.shrink,
             "save_every": config.save_every,
+            "verify_every": config.verify_every,
         }
 
 

@@ -34,6 +34,7 @@ class WorkerConfig:
     strict: bool = False
     shrink: bool = True
     save_every: str | None = None
+    verify_every: int | None = None
 
     def encode(self) -> str:
         """Return the configuration as one line of JSON."""

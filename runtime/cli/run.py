@@ -66,6 +66,12 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) 
     help='Steps (100), a time ("10min"), "epoch" or "auto".  [default: what the script says]',
 )
 @click.option(
+    "--verify-every",
+    type=int,
+    metavar="STEPS",
+    help="Steps between comparisons of the workers' states.  [default: what the script says]",
+)
+@click.option(
     "--heartbeat-timeout",
     type=float,
     default=DEFAULT_HEARTBEAT_TIMEOUT_S,

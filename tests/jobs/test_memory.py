@@ -18,9 +18,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "flip.py"
 
 
 def train(run_dir: Path, workers: int, flip_after: int, *options: str) -> JobRun:
-    plain = request_of(EVEN, run_dir, workers=workers)
+    plain = request_of(EVEN, run_dir, workers=workers, options=options)
     marker = run_dir.parent / "flipped"
-    argv = [*plain.argv, "--flip-after", str(flip_after), "--marker", str(marker), *options]
+    argv = [*plain.argv, "--flip-after", str(flip_after), "--marker", str(marker)]
     with start_job(replace(plain, script=SCRIPT, argv=argv)) as running:
         job = running.wait()
     assert marker.exists()

@@ -23,6 +23,7 @@ def config(tmp_path: Path) -> RunConfig:
     [
         ({"workers": 0}, r"-n \(workers\) must be at least 1, got 0"),
         ({"microbatches": 0}, "--microbatches must be at least 1, got 0"),
+        ({"verify_every": -1}, "--verify-every must be at least 0, got -1"),
         ({"spares": -1}, "--spares must be at least 0, got -1"),
         ({"max_restarts": -2}, "--max-restarts must be at least 0, got -2"),
         ({"threads": 0}, "--threads must be at least 1, got 0"),

@@ -46,7 +46,6 @@ for name in ("samples", "global-batch", "epochs", "save-every", "features"):
     parser.add_argument(f"--{name}", type=int, required=True)
 parser.add_argument("--flip-after", type=int, required=True)
 parser.add_argument("--marker", type=Path, required=True)
-parser.add_argument("--verify-every", type=int, default=0)
 options = parser.parse_args()
 
 Trainer(
@@ -56,5 +55,4 @@ Trainer(
     epochs=options.epochs,
     validation=example.clusters(100, options.features, 10),
     save_every=options.save_every,
-    verify_every=options.verify_every,
 ).run()
