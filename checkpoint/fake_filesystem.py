@@ -158,17 +158,13 @@ class FakeFileSystem:
         """Change nothing: the fake has no cache."""
         self._opened("uncache", handle)
 
+    def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
+        """Make nothing durable, or mark the contents as clean if this is to fail."""
+        self._sync("start_writeback", handle)
+
     def fsync(self, handle: int) -> None:
         """Make the contents durable, or mark them as clean if this is to fail."""
-        file = self._open[handle][0]
-        try:
-            self._opened("fsync", handle)
-        except InterruptedError:
-            raise
-        except OSError:
-            file.lost += file.pending
-            file.pending.clear()
-            raise
+        file = self._sync("fsync", handle)
         contents = bytearray(file.durable)
         for change in file.pending:
             _put(contents, *change)
@@ -247,6 +243,19 @@ class FakeFileSystem:
         file, path = self._open[handle]
         self._enter(operation, path)
         return file, len(self.calls) - 1 in self._shortened
+
+    def _sync(self, operation: str, handle: int) -> _File:
+        """Return an open file, whose changes are clean and not durable if this is to fail."""
+        file = self._open[handle][0]
+        try:
+            self._opened(operation, handle)
+        except InterruptedError:
+            raise
+        except OSError:
+            file.lost += file.pending
+            file.pending.clear()
+            raise
+        return file
 
     def _handle(self, file: _File, path: Path) -> int:
         handle = max(self._open, default=2) + 1

@@ -24,6 +24,7 @@ DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
 _RENAME_NOREPLACE = 1  # linux/fs.h
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 
 
 class FileSystem(Protocol):
@@ -46,6 +47,9 @@ class FileSystem(Protocol):
 
     def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Write consecutive buffers at ``offset``; return how many bytes were taken."""
+
+    def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
+        """Let the disk begin with what was written there; nothing is durable by that."""
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Fill ``buffer`` from ``offset``; return how many bytes came, 0 at the end."""
@@ -121,6 +125,17 @@ class LocalFileSystem:
     def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Write by pwritev(2), without the GIL."""
         return os.pwritev(handle, buffers, offset)
+
+    def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
+        """Call sync_file_range(2), without the GIL; fails with ``ENOSYS`` where there is none."""
+        function = getattr(_libc(), "sync_file_range", None)
+        if function is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        # Waiting is left to fsync: a wait here would take an error that fsync must see.
+        start, size = ctypes.c_int64(offset), ctypes.c_int64(size_bytes)
+        if function(handle, start, size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE)) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Read by preadv(2), without the GIL."""

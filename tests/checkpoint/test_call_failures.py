@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.checkpoint import disk as disk_module
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.header import Header
@@ -22,6 +23,13 @@ from holdfast.checkpoint.tensor import Tensor
 
 RUN_DIR = Path("/run/job")
 OLD, NEW = 10, 20
+
+
+@pytest.fixture(autouse=True)
+def _early_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards as small as these are written back early too."""
+    monkeypatch.setattr(disk_module, "_WRITEBACK_BYTES", 8192)
+    monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
 
 def small_state(step: int) -> dict[str, Tensor]:
@@ -88,6 +96,12 @@ def test_failed_call_fails_the_save_loudly_and_leaves_the_old_checkpoint(
             step, state = newest(disk)
             assert step >= expected, filesystem.calls[call]
             assert same_bytes(state, small_state(step))
+
+
+def test_every_kind_of_call_is_among_those_that_fail() -> None:
+    operations = {text.split()[0] for text in saved_calls()}
+
+    assert {"allocate", "write", "start_writeback", "fsync", "rename_noreplace"} <= operations
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint import disk as module
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, Survival
@@ -161,6 +162,84 @@ def test_full_device_fails_before_anything_is_written() -> None:
         Disk(files).write_durably(FILE, BUFFERS)
 
     assert not any(text.startswith("write") for text in files.calls)
+
+
+@pytest.fixture
+def _small_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH_BYTES", 2)
+    monkeypatch.setattr(module, "_WRITEBACK_BYTES", 4)
+
+
+@pytest.mark.usefixtures("_small_writeback")
+def test_disk_works_while_the_rest_is_written() -> None:
+    """Not for the end of the file, which the sync is about to write anyway."""
+    files = FakeFileSystem()
+
+    Disk(files).write_durably(FILE, [memoryview(b"abc"), memoryview(b"defghij")])
+
+    operations = [text.split()[0] for text in files.calls]
+    assert operations == [
+        *("create_exclusive", "allocate"),
+        *("write", "write", "start_writeback"),
+        *("write", "write", "start_writeback"),
+        *("write", "fsync", "close"),
+    ]
+    assert contents(files, FILE) == b"abcdefghij"
+
+
+@pytest.mark.usefixtures("_small_writeback")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EINVAL, errno.ENOTSUP])
+def test_disk_that_cannot_begin_early_loses_no_guarantee(number: int) -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+    files.fail_at(4, number)
+
+    disk.write_durably(FILE, BUFFERS)
+
+    assert files.calls[4].startswith("start_writeback")
+    assert contents(files, FILE) == b"headtail"
+    assert disk.downgrades == ()
+
+
+@pytest.mark.usefixtures("_small_writeback")
+def test_failed_writeback_gives_the_file_up() -> None:
+    """A later sync might claim success: the pages may be marked as clean."""
+    files = FakeFileSystem()
+    files.fail_at(4, errno.EIO)
+
+    with pytest.raises(StorageFailed, match="cannot write back /run/file"):
+        Disk(files).write_durably(FILE, BUFFERS)
+
+    assert [text.split()[0] for text in files.calls[5:]] == ["close", "unlink"]
+
+
+def test_stream_is_asked_for_what_is_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH_BYTES", 4)
+    files = FakeFileSystem()
+    writes = []
+
+    def buffers() -> Iterator[memoryview]:
+        for text in (b"head", b"", b"tail"):
+            writes.append(sum(call.startswith("write") for call in files.calls))
+            yield memoryview(text)
+
+    Disk(files).stream_durably(FILE, 8, buffers())
+
+    assert writes == [0, 1, 1]
+    assert contents(files, FILE) == b"headtail"
+
+
+def test_stream_that_fails_leaves_no_file() -> None:
+    def buffers() -> Iterator[memoryview]:
+        yield memoryview(b"head")
+        raise KeyError("tail")
+
+    files = FakeFileSystem()
+
+    with pytest.raises(KeyError, match="tail"):
+        Disk(files).stream_durably(FILE, 8, buffers())
+
+    assert files.list(ROOT) == ()
 
 
 def test_existing_file_is_left_alone() -> None:

@@ -101,6 +101,23 @@ def test_failed_sync_loses_what_a_later_one_claims_to_keep() -> None:
     assert contents(files.after_power_cut(Survival.NOTHING), FILE) == b""
 
 
+def test_writeback_makes_nothing_durable_and_may_lose_all_of_it() -> None:
+    begun, failed = FakeFileSystem(), FakeFileSystem()
+    for files in (begun, failed):
+        handle = files.create_exclusive(FILE)
+        files.fsync_directory(ROOT)
+        files.write(handle, [memoryview(b"data")], 0)
+    begun.start_writeback(handle, 0, 4)
+    failed.fail_at(len(failed.calls), errno.EIO)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        failed.start_writeback(handle, 0, 4)
+    failed.fsync(handle)
+
+    for files in (begun, failed):
+        assert contents(files.after_power_cut(Survival.NOTHING), FILE) == b""
+
+
 def test_failure_strikes_its_call_only_and_does_nothing() -> None:
     files = FakeFileSystem()
     files.fail_at(1, errno.ENOSPC)

@@ -72,6 +72,15 @@ class FileSystemContract:
         assert buffer == b"data"
         files.close(handle)
 
+    def test_writeback_that_was_begun_changes_nothing(self, files: FileSystem, root: Path) -> None:
+        handle = files.create_exclusive(root / "file")
+        files.write(handle, [memoryview(b"abcd")], 0)
+        files.start_writeback(handle, 0, 4)
+        files.write(handle, [memoryview(b"ef")], 4)
+        files.close(handle)
+
+        assert self.get(files, root / "file") == b"abcdef"
+
     def test_read_past_the_end_returns_nothing(self, files: FileSystem, root: Path) -> None:
         self.put(files, root / "file", b"abc")
         handle = files.open_read(root / "file")
@@ -190,6 +199,12 @@ class TestLocalFileSystem(FileSystemContract):
 
         with pytest.raises(OSError, match="not a regular file"):
             files.open_read(root / "fifo")
+
+    def test_writeback_of_no_file_fails(self, files: FileSystem, root: Path) -> None:
+        handle = files.create_exclusive(root / "file")
+        files.close(handle)
+
+        assert errno_of(lambda: files.start_writeback(handle, 0, 1)) == errno.EBADF
 
 
 class TestLocalFileSystemBelowRoot(TestLocalFileSystem):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from holdfast.checkpoint import disk as disk_module
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import restore_newest
@@ -34,6 +35,13 @@ CASES = [
     *((Survival.ANYTHING, seed) for seed in range(3)),
     *(pytest.param(Survival.ANYTHING, seed, marks=pytest.mark.long) for seed in range(3, 8)),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _early_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards as small as these are written back early too."""
+    monkeypatch.setattr(disk_module, "_WRITEBACK_BYTES", 8192)
+    monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
 
 def small_state(step: int) -> dict[str, Tensor]:
