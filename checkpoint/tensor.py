@@ -8,6 +8,7 @@ bits are stored as unsigned integers of the same width.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +28,9 @@ _EXTENDED = {
     "float8_e5m2": "uint8",
     "float8_e5m2fnuz": "uint8",
 }
+_HUGE_PAGE_BYTES = 2**21
+_HUGE_FROM_BYTES = 2**22  # where numpy begins to ask for them
+
 DTYPES: tuple[str, ...] = (*_PLAIN, *_EXTENDED)
 
 
@@ -58,8 +62,18 @@ def logical_dtype(name: str) -> np.dtype[np.generic]:
 
 
 def empty_tensor(dtype: str, shape: Sequence[int]) -> Tensor:
-    """Return an uninitialised array of the logical ``dtype``."""
-    return np.empty(tuple(shape), storage_dtype(dtype)).view(logical_dtype(dtype))
+    """Return an uninitialised array of the logical ``dtype``; a large one begins at a huge page.
+
+    numpy asks for huge pages from 4 MiB on, but where an array begins at any address, only
+    the middle of it can have them: of 4 MiB half, and the rest costs a fault each 4 KiB.
+    """
+    storage, logical = storage_dtype(dtype), logical_dtype(dtype)
+    size_bytes = math.prod(shape) * storage.itemsize
+    if size_bytes < _HUGE_FROM_BYTES:
+        return np.empty(tuple(shape), storage).view(logical)
+    space = np.empty(size_bytes + _HUGE_PAGE_BYTES, np.uint8)
+    start = -space.ctypes.data % _HUGE_PAGE_BYTES
+    return space[start : start + size_bytes].view(logical).reshape(tuple(shape))
 
 
 def bytes_of(tensor: Tensor, start: int, stop: int) -> memoryview:

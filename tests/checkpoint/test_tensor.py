@@ -46,6 +46,23 @@ def test_any_memory_layout_gives_the_bytes_of_the_plain_array(tensor: np.ndarray
         assert bytes(bytes_of(tensor, start, stop)) == plain.tobytes()[start * size : stop * size]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_large_tensor_begins_at_a_huge_page_and_is_an_ordinary_array(dtype: str) -> None:
+    shape = (3, 2**21 + 1)
+
+    tensor = empty_tensor(dtype, shape)
+
+    assert tensor.ctypes.data % 2**21 == 0
+    assert (tensor.dtype.name, tensor.shape) == (dtype, shape)
+    assert tensor.flags.c_contiguous
+    assert tensor.flags.writeable
+
+
+def test_tensor_too_large_for_memory_is_refused_by_numpy() -> None:
+    with pytest.raises((MemoryError, ValueError)):
+        empty_tensor("float64", (2**40, 2**20))
+
+
 def test_scalars_and_empty_tensors_have_bytes() -> None:
     scalar = np.array(1.5, np.float32)
 
