@@ -11,13 +11,13 @@ is found when it is written, and never gets into a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from holdfast.checkpoint.digest import Digest, digest_of
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.record import PieceRecord, ShardRecord
 from holdfast.checkpoint.shard import build_skeleton
 from holdfast.checkpoint.tensor import Tensor, bytes_of
 from holdfast.checkpoint.writer import describe_shard
@@ -60,23 +60,46 @@ class ShardImage:
 
 def check_image(image: memoryview, record: ShardRecord) -> None:
     """Raise ``SnapshotDamaged`` unless the image is what its record says."""
+    check_outside(image, record)
+    for _ in checked_parts(image, record):
+        pass
+
+
+def check_outside(image: memoryview, record: ShardRecord) -> None:
+    """Raise ``SnapshotDamaged`` unless size and all that is not data are what the record says."""
     outside = Digest()
     position = 0
-    for piece in sorted(record.pieces, key=lambda piece: piece.offset):
-        stop = piece.offset + piece.bytes
+    for piece in _by_offset(record):
         outside.update(image[position : piece.offset])
-        if digest_of(image[piece.offset : stop]) != piece.digest:
-            raise SnapshotDamaged(
-                f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have changed "
-                "in the memory of the snapshot; look at the machine's memory"
-            )
-        position = stop
+        position = piece.offset + piece.bytes
     outside.update(image[position : record.size])
     if len(image) != record.size or outside.hexdigest() != record.digest:
         raise SnapshotDamaged(
             f"shard {record.index} has changed outside its data in the memory of the snapshot; "
             "look at the machine's memory"
         )
+
+
+def checked_parts(image: memoryview, record: ShardRecord) -> Iterator[memoryview]:
+    """Yield the image piece by piece, each once it has been compared with its record.
+
+    Raises ``SnapshotDamaged`` in place of a piece that differs.
+    """
+    begin = 0
+    for piece in _by_offset(record):
+        stop = piece.offset + piece.bytes
+        if digest_of(image[piece.offset : stop]) != piece.digest:
+            raise SnapshotDamaged(
+                f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have changed "
+                "in the memory of the snapshot; look at the machine's memory"
+            )
+        yield image[begin:stop]
+        begin = stop
+    yield image[begin : record.size]
+
+
+def _by_offset(record: ShardRecord) -> list[PieceRecord]:
+    return sorted(record.pieces, key=lambda piece: piece.offset)
 
 
 def _put(buffer: memoryview, position: int, data: bytes) -> int:

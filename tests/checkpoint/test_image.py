@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
+from holdfast.checkpoint.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.image import ShardImage, check_image
 from holdfast.checkpoint.layout import ShardLayout, specs_of
@@ -97,6 +98,22 @@ def test_every_flipped_byte_of_an_image_is_found(store: CheckpointStore) -> None
         staging.write_image(memoryview(buffer), record, 1)
 
     assert not staging.path.exists()
+
+
+def test_damaged_piece_is_not_written_and_leaves_no_shard() -> None:
+    state: dict[str, Tensor] = {name: np.arange(5000.0) for name in "abc"}
+    image = ShardImage(ShardLayout(specs_of(state), 1), 0, "run")
+    buffer = bytearray(image.size)
+    record = image.fill(memoryview(buffer), state, HEADER)
+    buffer[record.pieces[1].offset + 17] ^= 1
+    files = FakeFileSystem()
+    staging = CheckpointStore(Path("/run/job"), files).staging(HEADER.step, HEADER.generation, 1)
+
+    with pytest.raises(SnapshotDamaged, match="tensor 'b' have changed"):
+        staging.write_image(memoryview(buffer), record, 1)
+
+    assert files.list(staging.path) == ()
+    assert not any(call.startswith("fsync ") for call in files.calls)
 
 
 def test_image_of_another_length_is_refused() -> None:
