@@ -8,6 +8,7 @@ bits are stored as unsigned integers of the same width.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ _HUGE_FROM_BYTES = 2**22  # where numpy begins to ask for them
 DTYPES: tuple[str, ...] = (*_PLAIN, *_EXTENDED)
 
 
+# Asked for several times a tensor while the training waits; numpy takes microseconds each time.
+@functools.cache
 def storage_dtype(name: str) -> np.dtype[np.generic]:
     """Return the little-endian dtype that holds the bits of the logical dtype ``name``.
 
