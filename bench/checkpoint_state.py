@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-State: TypeAlias = dict[str, npt.NDArray[np.float32]]
+State: TypeAlias = dict[str, npt.NDArray[Any]]
 
 WIDTH = 1024
 _SHAPES = {

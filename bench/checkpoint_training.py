@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from checkpoint_state import State, make_state, size_of
@@ -106,7 +107,7 @@ def _write(orders: Connection, size_bytes: int, directory: Path) -> None:
             orders.send(turn)
 
 
-def _orders(orders: Connection) -> Iterator[object]:
+def _orders(orders: Connection) -> Iterator[Any]:
     while True:
         try:
             yield orders.recv()
