@@ -68,7 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sizes-mb", type=int, nargs="+", default=[200])
     parser.add_argument("--where", nargs="+", choices=("disk", "tmpfs"), default=["disk", "tmpfs"])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--ways", nargs="+", metavar="WORD", help="only those with such a word")
+    parser.add_argument("--ways", nargs="*", metavar="WORD", help="only peers with such a word")
     parts = ("stall", "files", "training")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--disk-directory", default=".", help="where the disk is (default: here)")
@@ -85,20 +85,10 @@ def _measure_place(where: str, parent: Path, state: State, options: argparse.Nam
         prefix=".holdfast-bench-", dir=parent, ignore_cleanup_errors=True
     ) as name:
         if "files" in options.parts:
-            ways = _chosen(find_ways(state), options.ways)
+            ways = find_ways(state, options.ways)
             _report_files(where, _time_ways(ways, state, Path(name), options.rounds), ways, state)
         if "training" in options.parts:
             _report_training(where, speeds(state, Path(name), options.rounds))
-
-
-def _chosen(ways: Sequence[Way], words: Sequence[str] | None) -> list[Way]:
-    """Return the ways that are wanted, holdfast and the raw one always."""
-    always = (RAW, OURS, IMAGE)
-    return [
-        way
-        for way in ways
-        if words is None or way.name in always or any(word in way.name for word in words)
-    ]
 
 
 def _time_ways(ways: Sequence[Way], state: State, directory: Path, rounds: int) -> dict[str, Times]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,19 @@ class Way:
     verifies: bool = False
 
 
-def find_ways(state: State) -> list[Way]:
-    """Return holdfast, the raw way and the installed peers; prints what is missing."""
+def find_ways(state: State, words: Sequence[str] | None = None) -> list[Way]:
+    """Return holdfast, the raw way and the installed peers whose names have one of ``words``.
+
+    No words stand for all peers.  Prints which peer is not installed.
+    """
     ways = [_raw(state), _holdfast(state), image_way(state)]
-    for make in (_safetensors, _h5py, _fletcher32, _tensorflow, _keras, _orbax):
+    for name, make in _PEERS.items():
+        if words is not None and not any(word in name for word in words):
+            continue
         try:
-            ways.append(make(state))
+            ways.append(make(name, state))
         except ImportError as error:
-            print(f"  skipped, not installed: {error}")
+            print(f"  {name}: skipped, not installed ({error})")
     return ways
 
 
@@ -128,25 +133,25 @@ def _restore(directory: Path) -> State:
     return restore(CheckpointStore(directory), _HEADER.step).state
 
 
-def _safetensors(state: State) -> Way:
+def _safetensors(title: str, state: State) -> Way:
     from safetensors.numpy import load_file, save_file
 
     return Way(
-        "safetensors",
+        title,
         lambda directory: save_file(state, directory / "model.safetensors"),
         lambda directory: load_file(directory / "model.safetensors"),
     )
 
 
-def _h5py(state: State) -> Way:
-    return Way("h5py", lambda directory: _write_hdf5(directory, state), _read_hdf5)
+def _h5py(title: str, state: State) -> Way:
+    return Way(title, lambda directory: _write_hdf5(directory, state), _read_hdf5)
 
 
-def _fletcher32(state: State) -> Way:
+def _fletcher32(title: str, state: State) -> Way:
     def write(directory: Path) -> None:
         _write_hdf5(directory, state, fletcher32=True)
 
-    return Way("h5py, fletcher32", write, _read_hdf5, verifies=True)
+    return Way(title, write, _read_hdf5, verifies=True)
 
 
 def _write_hdf5(directory: Path, state: State, **options: Any) -> None:
@@ -166,7 +171,7 @@ def _dataset_names(file: h5py.File) -> list[str]:
     return names
 
 
-def _tensorflow(state: State) -> Way:
+def _tensorflow(title: str, state: State) -> Way:
     """Variables are restored in place, which is TensorFlow's way."""
     import tensorflow as tf
 
@@ -178,7 +183,7 @@ def _tensorflow(state: State) -> Way:
         return _Variables(variables)
 
     return Way(
-        "tf.train.Checkpoint",
+        title,
         lambda directory: checkpoint.write(str(directory / "tf")),
         read,
         verifies=True,
@@ -192,7 +197,7 @@ class _Variables(dict[str, Any]):
         return super().__getitem__(name).numpy()
 
 
-def _keras(state: State) -> Way:
+def _keras(title: str, state: State) -> Way:
     import keras
 
     class Holder(keras.layers.Layer):
@@ -213,19 +218,29 @@ def _keras(state: State) -> Way:
         return _Variables(weights)
 
     return Way(
-        "Keras .weights.h5",
+        title,
         lambda directory: model.save_weights(directory / "state.weights.h5"),
         read,
     )
 
 
-def _orbax(state: State) -> Way:
+def _orbax(title: str, state: State) -> Way:
     """It syncs some of its files itself, and the rest is synced here."""
     import orbax.checkpoint as orbax
 
     checkpointer = orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
     return Way(
-        "Orbax",
+        title,
         lambda directory: checkpointer.save(directory.absolute() / "orbax", state),
         lambda directory: checkpointer.restore(directory.absolute() / "orbax"),
     )
+
+
+_PEERS: dict[str, Callable[[str, State], Way]] = {
+    "safetensors": _safetensors,
+    "h5py": _h5py,
+    "h5py, fletcher32": _fletcher32,
+    "tf.train.Checkpoint": _tensorflow,
+    "Keras .weights.h5": _keras,
+    "Orbax": _orbax,
+}
