@@ -79,7 +79,7 @@ def _measure_place(where: str, parent: Path, state: State, options: argparse.Nam
     """Measure in a directory of its own that is removed, if there is room for it."""
     needed = SPACE_FACTOR * size_of(state) + SPACE_BYTES
     if not parent.is_dir() or shutil.disk_usage(parent).free < needed:
-        print(f"{where}: skipped, {parent} has not {needed / 1e9:.1f} GB free")
+        print(f"{where}: skipped, {parent} has not {needed / 1e9:.1f} GB free", flush=True)
         return
     with tempfile.TemporaryDirectory(
         prefix=".holdfast-bench-", dir=parent, ignore_cleanup_errors=True
