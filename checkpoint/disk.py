@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ _MOST_INTERRUPTIONS = 1000
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _BATCH_BYTES = 2**20
 _WRITEBACK_BYTES = 4 * 2**20
+_WORTH_A_THREAD_BYTES = 4 * 2**20
 """So much is written before the disk is told to begin with it: without that it idles until
 the fsync, and a save takes the sum of copying and writing instead of the longer of them."""
 
@@ -80,20 +82,22 @@ class Disk:
                 raise
             self._downgrades[f"names in {path} may be lost by a power cut: {failure}"] = None
 
-    def write_durably(self, path: Path, buffers: Sequence[memoryview]) -> None:
-        """Create a file of the given contents and sync it, or leave none behind."""
-        self.stream_durably(path, sum(map(len, buffers)), buffers)
+    def write_durably(
+        self,
+        path: Path,
+        buffers: Sequence[memoryview],
+        beside: Callable[[], object] | None = None,
+    ) -> None:
+        """Create a file of the given contents and sync it, or leave none behind.
 
-    def stream_durably(self, path: Path, size_bytes: int, buffers: Iterable[memoryview]) -> None:
-        """Do the same with buffers that are asked for when their turn has come.
-
-        A buffer is written soon after it was given, while it may still be in the cache; so
-        whoever looks at large data on its way gives it in small buffers.
+        ``beside`` is called meanwhile, by another thread: what digests the contents is
+        done by the time the disk is.  If it raises, there is no file either.
         """
         handle = _complete("create", path, lambda: self._files.create_exclusive(path))
         try:
             try:
-                self._fill(handle, path, size_bytes, buffers)
+                with _beside(beside, sum(map(len, buffers))):
+                    self._fill(handle, path, buffers)
             except BaseException:
                 with contextlib.suppress(OSError):
                     self._files.close(handle)
@@ -139,17 +143,14 @@ class Disk:
         with contextlib.suppress(InterruptedError):
             self._files.close(handle)
 
-    def _fill(
-        self, handle: int, path: Path, size_bytes: int, buffers: Iterable[memoryview]
-    ) -> None:
-        self._allocate(handle, path, size_bytes)
+    def _fill(self, handle: int, path: Path, buffers: Sequence[memoryview]) -> None:
+        self._allocate(handle, path, sum(map(len, buffers)))
         offset = started = 0
         for batch in _batches(buffers):
             offset = self._write_all(handle, path, batch, offset)
             if offset - started >= _WRITEBACK_BYTES:
                 self._start_writeback(handle, path, started, offset)
                 started = offset
-        assert offset == size_bytes, f"{path} was to have {size_bytes} bytes, not {offset}"
         _complete("fsync", path, lambda: self._files.fsync(handle))
 
     def _write_all(self, handle: int, path: Path, batch: list[memoryview], offset: int) -> int:
@@ -236,6 +237,20 @@ def _tolerated(*numbers: int) -> Iterator[None]:
     except StorageFailed as failure:
         if failure.errno not in numbers:
             raise
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], object] | None, size_bytes: int) -> Iterator[None]:
+    """Do ``work`` in another thread, and be through with it at the end; little of it first."""
+    if work is None or size_bytes < _WORTH_A_THREAD_BYTES:
+        if work is not None:
+            work()
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="holdfast-digest") as thread:
+        done = thread.submit(work)
+        yield
+        done.result()
 
 
 def _batches(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:

@@ -11,7 +11,7 @@ is found when it is written, and never gets into a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from holdfast.checkpoint.digest import Digest, digest_of
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
@@ -60,42 +60,23 @@ class ShardImage:
 
 def check_image(image: memoryview, record: ShardRecord) -> None:
     """Raise ``SnapshotDamaged`` unless the image is what its record says."""
-    check_outside(image, record)
-    for _ in checked_parts(image, record):
-        pass
-
-
-def check_outside(image: memoryview, record: ShardRecord) -> None:
-    """Raise ``SnapshotDamaged`` unless size and all that is not data are what the record says."""
     outside = Digest()
     position = 0
     for piece in _by_offset(record):
+        stop = piece.offset + piece.bytes
         outside.update(image[position : piece.offset])
-        position = piece.offset + piece.bytes
+        if digest_of(image[piece.offset : stop]) != piece.digest:
+            raise SnapshotDamaged(
+                f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have changed "
+                "in the memory of the snapshot; look at the machine's memory"
+            )
+        position = stop
     outside.update(image[position : record.size])
     if len(image) != record.size or outside.hexdigest() != record.digest:
         raise SnapshotDamaged(
             f"shard {record.index} has changed outside its data in the memory of the snapshot; "
             "look at the machine's memory"
         )
-
-
-def checked_parts(image: memoryview, record: ShardRecord) -> Iterator[memoryview]:
-    """Yield the image piece by piece, each once it has been compared with its record.
-
-    Raises ``SnapshotDamaged`` in place of a piece that differs.
-    """
-    begin = 0
-    for piece in _by_offset(record):
-        stop = piece.offset + piece.bytes
-        if digest_of(image[piece.offset : stop]) != piece.digest:
-            raise SnapshotDamaged(
-                f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have changed "
-                "in the memory of the snapshot; look at the machine's memory"
-            )
-        yield image[begin:stop]
-        begin = stop
-    yield image[begin : record.size]
 
 
 def _by_offset(record: ShardRecord) -> list[PieceRecord]:

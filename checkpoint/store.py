@@ -197,13 +197,11 @@ class Staging:
 
         Raises ``CheckpointError`` and leaves no shard behind if anything fails.
         """
-        from holdfast.checkpoint.image import check_outside, checked_parts
+        from holdfast.checkpoint.image import check_image
 
-        check_outside(image, record)
         self.open()
         path = self.path / shard_name(record.index, writers)
-        # The disk works on one piece while the next one is compared.
-        self._disk.stream_durably(path, record.size, checked_parts(image, record))
+        self._disk.write_durably(path, [image], beside=lambda: check_image(image, record))
 
     def commit(self, manifest: Manifest) -> Path:
         """Make the checkpoint visible and durable; returns its directory.

@@ -11,10 +11,10 @@ The state may not change until ``write_shard`` returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.digest import Digest, digest_of
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header
@@ -22,9 +22,6 @@ from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.record import PieceRecord, ShardRecord
 from holdfast.checkpoint.shard import Skeleton, build_skeleton
 from holdfast.checkpoint.tensor import Tensor, bytes_of
-
-_CHUNK_BYTES = 256 * 1024
-"""Small enough that what was digested is in the cache when it is written."""
 
 
 class ShardWriter:
@@ -41,8 +38,13 @@ class ShardWriter:
             raise StateUnsupported("the state does not fit the layout; make a layout of its specs")
         skeleton = build_skeleton(self._layout, self._writer, header.run_id)
         gaps = skeleton.marked(header)
-        digests = [""] * len(skeleton.pieces)
-        self._disk.stream_durably(path, skeleton.size, _buffers(skeleton, gaps, state, digests))
+        contents = [bytes_of(state[p.spec.name], p.start, p.stop) for p in skeleton.pieces]
+        digests: list[str] = []
+        self._disk.write_durably(
+            path,
+            _buffers(skeleton, gaps, contents),
+            beside=lambda: digests.extend(map(digest_of, contents)),
+        )
         return describe_shard(self._writer, skeleton, gaps, digests)
 
 
@@ -63,16 +65,10 @@ def describe_shard(
 
 
 def _buffers(
-    skeleton: Skeleton, gaps: Sequence[bytes], state: Mapping[str, Tensor], digests: list[str]
-) -> Iterator[memoryview]:
-    """Yield the file as buffers: gap, piece, gap, …, gap; put the digests of the pieces down."""
-    yield memoryview(gaps[0])
+    skeleton: Skeleton, gaps: Sequence[bytes], contents: Sequence[memoryview]
+) -> list[memoryview]:
+    """Return the file as a list of buffers: gap, piece, gap, …, gap."""
+    buffers = [memoryview(gaps[0])]
     for index, gap in zip(skeleton.order, gaps[1:], strict=True):
-        piece, digest = skeleton.pieces[index], Digest()
-        data = bytes_of(state[piece.spec.name], piece.start, piece.stop)
-        for start in range(0, len(data), _CHUNK_BYTES):
-            chunk = data[start : start + _CHUNK_BYTES]
-            digest.update(chunk)
-            yield chunk
-        digests[index] = digest.hexdigest()
-        yield memoryview(gap)
+        buffers += [contents[index], memoryview(gap)]
+    return buffers

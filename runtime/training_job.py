@@ -105,9 +105,7 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
-        verify_every=(
-            request.verify_every if config.verify_every is None else config.verify_every
-        ),
+        verify_every=(request.verify_every if config.verify_every is None else config.verify_every),
         # What is best is known of an epoch's end only, so there has to be a checkpoint of it.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
         keep_every=retention.every,

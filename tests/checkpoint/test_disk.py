@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -213,31 +214,32 @@ def test_failed_writeback_gives_the_file_up() -> None:
     assert [text.split()[0] for text in files.calls[5:]] == ["close", "unlink"]
 
 
-def test_stream_is_asked_for_what_is_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTES", 4)
+@pytest.mark.parametrize("worth_a_thread", [0, 100])
+def test_what_is_done_beside_a_write_is_done_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, worth_a_thread: int
+) -> None:
+    monkeypatch.setattr(module, "_WORTH_A_THREAD_BYTES", worth_a_thread)
     files = FakeFileSystem()
-    writes = []
+    threads: list[int] = []
 
-    def buffers() -> Iterator[memoryview]:
-        for text in (b"head", b"", b"tail"):
-            writes.append(sum(call.startswith("write") for call in files.calls))
-            yield memoryview(text)
+    Disk(files).write_durably(FILE, BUFFERS, lambda: threads.append(threading.get_ident()))
 
-    Disk(files).stream_durably(FILE, 8, buffers())
-
-    assert writes == [0, 1, 1]
     assert contents(files, FILE) == b"headtail"
+    assert [thread == threading.get_ident() for thread in threads] == [worth_a_thread > 0]
 
 
-def test_stream_that_fails_leaves_no_file() -> None:
-    def buffers() -> Iterator[memoryview]:
-        yield memoryview(b"head")
-        raise KeyError("tail")
-
+@pytest.mark.parametrize("worth_a_thread", [0, 100])
+def test_failure_of_what_is_done_beside_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, worth_a_thread: int
+) -> None:
+    monkeypatch.setattr(module, "_WORTH_A_THREAD_BYTES", worth_a_thread)
     files = FakeFileSystem()
 
-    with pytest.raises(KeyError, match="tail"):
-        Disk(files).stream_durably(FILE, 8, buffers())
+    def fail() -> None:
+        raise KeyError("not what it was")
+
+    with pytest.raises(KeyError, match="not what it was"):
+        Disk(files).write_durably(FILE, BUFFERS, fail)
 
     assert files.list(ROOT) == ()
 
