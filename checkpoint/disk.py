@@ -126,14 +126,15 @@ class Disk:
                 if self.is_directory(child):
                     self.remove_tree(child)
                 else:
-                    self._unlink(child)
+                    self.remove_file(child)
             self.remove_empty(path)
 
     def remove_empty(self, path: Path) -> None:
         """Remove a directory that holds nothing."""
         _complete("remove", path, lambda: self._files.rmdir(path))
 
-    def _unlink(self, path: Path) -> None:
+    def remove_file(self, path: Path) -> None:
+        """Remove a file, if it is there."""
         with _tolerated(errno.ENOENT):
             _complete("remove", path, lambda: self._files.unlink(path))
 

@@ -222,6 +222,10 @@ class Staging:
             self.abandon()
         return target
 
+    def take_over(self) -> None:
+        """Prepare to commit for a coordinator that is dead: it may have begun the manifest."""
+        self._disk.remove_file(self.path / MANIFEST_NAME)
+
     def abandon(self) -> None:
         """Remove the staging directory as far as possible; ``clean_staging`` gets the rest."""
         with contextlib.suppress(StorageFailed):

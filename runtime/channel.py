@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ class Channel:
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._outbox_bytes = 0
         self._is_deaf = False
+        self._sending = threading.Lock()
         self.is_closed = False
 
     @staticmethod
@@ -67,13 +69,14 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Write one message, waiting until all of it has been taken.
+        """Write one message, waiting until all of it has been taken; several threads may.
 
         Raises ``BrokenPipeError`` or ``ConnectionResetError`` when the peer is gone.
         """
         line = _encode(message, fds)
-        sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
-        self._socket.sendall(line[sent:])
+        with self._sending:
+            sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
+            self._socket.sendall(line[sent:])
 
     def post(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Queue one message and write what can be written at once.

@@ -9,6 +9,7 @@ every step there is none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import numpy as np
 from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.tensor import Tensor, whole_bytes_of
 from holdfast.recovery.consensus import Consensus, compare_digests
+from holdfast.recovery.vote import REFUSAL
 from holdfast.runtime.communicator import WorldBroken
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import WorldLost
@@ -75,6 +77,10 @@ class MemoryCheck:
             "memory_differs", step=step, workers=workers, has_majority=found.has_majority
         )
         if not found.has_majority:
+            # A peer whose comparison broke at the last moment must not go on alone: it votes
+            # "no" now, and sees our vote before it can see our death.
+            with contextlib.suppress(WorldBroken):
+                self._membership.communicator.agree(REFUSAL)
             raise WorldLost(
                 f"the states of workers {workers} differ after step {step} and no majority says "
                 "which is right; nothing of it is saved, the job goes back to its last checkpoint"

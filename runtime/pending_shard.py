@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -109,6 +109,8 @@ class Shards:
         self._store = store
         self._thread = thread
         self._send = context.send_snapshot
+        # Not that of the commits: one that hangs must not keep the next snapshot waiting.
+        self._memory_thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-memory")
         self._memory: Future[_Place | None] | None = None
         self._shape: object = None
 
@@ -117,9 +119,9 @@ class Shards:
         shape = (plan.layout, rank, plan.header.run_id)
         if self._send is not None and self._shape != shape:
             self._shape = shape
-            before, self._memory = self._memory, self._thread.submit(_take_place, *shape)
+            before, self._memory = self._memory, self._memory_thread.submit(_take_place, *shape)
             if before is not None:
-                self._thread.submit(_give_back, before)
+                self._memory_thread.submit(_give_back, before)
 
     def begin(self, plan: SavePlan, rank: int, state: State, digest: str) -> PendingShard:
         """Copy this worker's share of ``state``, and begin to make it durable."""

@@ -122,7 +122,9 @@ class LoopRecords:
         """Remember a record of a commit, and write it within the quarter of a second."""
         now = time.monotonic()
         commit = _Commit(event, now, time.time(), self._membership.world.generation, fields)
-        while self._latest and self._latest[0].now < now - 2 * _TOGETHER_S:
+        # Rank 0 may have kept the last record for as long as this step took.
+        newest = self._latest[-1].now if self._latest else now
+        while self._latest and self._latest[0].now < newest - 2 * _TOGETHER_S:
             self._latest.popleft()
         self._latest.append(commit)
         if self._membership.is_first:

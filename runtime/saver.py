@@ -139,10 +139,12 @@ class Saver:
         flight = self._flight
         if flight is None:
             return Bit(0)
+        # In this order: what has settled before it was looked at has failed before, too.
+        has_settled = flight.commit is None or flight.commit.done()
         bits = Bit(0) if flight.failure is not None else Bit.INTACT
         if flight.mine.is_done:
             bits |= Bit.DURABLE
-        if flight.commit is None or flight.commit.done():
+        if has_settled:
             bits |= Bit.SETTLED
         return bits
 

@@ -24,7 +24,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.channel import FDS, Channel, Message
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.processes import name_process
+from holdfast.runtime.processes import die_with_parent, name_process
 from holdfast.runtime.snapshot import Snapshot
 
 _NICE = 10
@@ -72,6 +72,8 @@ class SnapshotWriter:
 
     def _note(self, snapshot: Snapshot) -> None:
         """Remember what is durable of the newest save."""
+        if self._newest is not None and _age(snapshot) < _age(self._newest):
+            return
         if self._newest is None or self._newest.plan.key != snapshot.plan.key:
             self._durable.clear()
             self._began = time.monotonic()
@@ -95,14 +97,16 @@ class SnapshotWriter:
         digests = {durable.state_digest for durable in self._durable.values()}
         return len(self._durable) == snapshot.plan.layout.writers and len(digests) == 1
 
-    def _commit(self, snapshot: Snapshot) -> int | None:
-        """Commit a save for workers that are dead; return its step, None if they have done it."""
+    def _commit(self, snapshot: Snapshot) -> int:
+        """Commit a save for workers that are dead; return its step."""
         store = CheckpointStore(snapshot.run_dir)
         step, generation, attempt = snapshot.plan.key
         if step in store.steps():
-            return None
+            return step  # they have done it, and were not able to say so
+        staging = store.staging(step, generation, attempt)
+        staging.take_over()
         manifest = snapshot.plan.manifest([durable.record for durable in self._durable.values()])
-        store.staging(step, generation, attempt).commit(manifest)
+        staging.commit(manifest)
         seconds = round(time.monotonic() - self._began, 6)
         _record(snapshot, "checkpoint", bytes=manifest.nbytes, seconds=seconds, orphaned=True)
         return step
@@ -112,6 +116,11 @@ class SnapshotWriter:
             self._channel.send(message)
         except (BrokenPipeError, ConnectionResetError):
             return  # the agent is gone: nobody waits for an answer
+
+
+def _age(snapshot: Snapshot) -> tuple[int, int]:
+    """Return what is larger for the later of two saves of a launch."""
+    return snapshot.plan.header.generation, snapshot.plan.attempt
 
 
 def _write_shard(snapshot: Snapshot, image: memoryview) -> None:
@@ -134,10 +143,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Be the writer of the agent at the other end of the descriptor."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.snapshot_writer")
     parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument(
+        "--parent", type=int, required=True, help="the agent, which holds the lease"
+    )
     options = parser.parse_args(argv)
     logging.basicConfig(stream=sys.stderr, format="holdfast: %(message)s")
     name_process("holdfast-writer")
     os.nice(_NICE)
+    die_with_parent(options.parent)
     SnapshotWriter(Channel.adopt(options.control_fd)).run()
 
 

@@ -54,6 +54,7 @@ class WorkerHost:
         self._writer = WriterLink(reactor, self)
         self._writer.start()
         self._failed_save = (0, 0)
+        self._is_urgent = False
         self.has_lost_pool = False
 
     @property
@@ -73,7 +74,7 @@ class WorkerHost:
         """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
-        self._has_guards = False
+        self._has_guards = self._is_urgent = False
         for worker in launch.workers:
             hosted = HostedWorker(worker, launch)
             self._workers[(launch.generation, worker)] = hosted
@@ -102,7 +103,8 @@ class WorkerHost:
             hosted.page.ask(what)
 
     def kill_all(self, why: str) -> None:
-        """SIGKILL all workers; their ends are reported as they come."""
+        """SIGKILL all workers; their ends are reported as they come, without much delay."""
+        self._is_urgent = True
         for hosted in list(self._workers.values()):
             hosted.kill(why)
 
@@ -242,7 +244,10 @@ class WorkerHost:
         if self._workers or event["clean"]:
             self._tell(event)
         else:
-            self._writer.settle(lambda step: self._tell_last_end(hosted.worker, event, step))
+            self._writer.settle(
+                lambda step: self._tell_last_end(hosted.worker, event, step),
+                is_urgent=self._is_urgent,
+            )
 
     def _tell_last_end(self, worker: WorkerId, event: Message, step: int | None) -> None:
         """Tell the end of a launch's last worker once what they left in memory is saved.

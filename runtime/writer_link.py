@@ -1,11 +1,17 @@
 """The agent's handle on the process that writes its workers' snapshots.
 
 Invariant: every snapshot is answered exactly once, by the writer or, when that has
-died, here.  A writer that died is replaced when the next snapshot comes.
+died or makes no progress, here.  A writer that is lost is replaced when the next
+snapshot comes.
+
+A disk that hangs holds whoever writes to it, and may even keep it from dying.  So
+nothing here waits for the writer's end, and there is a bound to every wait for an
+answer: it grows with the snapshot, and begins anew with each answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,8 +22,11 @@ from typing import Any, Protocol
 from holdfast.runtime.channel import FDS, Channel, Message, pair
 from holdfast.runtime.reactor import Reactor
 
-_SETTLED_WITHIN_S = 60.0
-"""A disk that hangs must not keep the job from its relaunch for ever."""
+ANSWERED_WITHIN_S = 60.0
+SLOWEST_BYTES_PER_S = 10e6
+"""Slower than this a disk hangs."""
+KILLED_SETTLES_WITHIN_S = 5.0
+"""Whoever had the workers killed does not want to wait; begins anew with each answer, too."""
 _ENDED_WITHIN_S = 5.0
 
 _Key = tuple[int, int, int]
@@ -33,14 +42,22 @@ class WriterOwner(Protocol):
 class WriterLink:
     """Hands snapshots over and passes the answers on."""
 
-    def __init__(self, reactor: Reactor, owner: WriterOwner) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        owner: WriterOwner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._reactor = reactor
         self._owner = owner
+        self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
+        self._lost: list[subprocess.Popen[bytes]] = []
         self._channel: Channel | None = None
         self._pending: dict[_Key, Message] = {}
         self._then: Callable[[int | None], None] | None = None
-        self._deadline = 0.0
+        self._settles_within_s = ANSWERED_WITHIN_S
+        self._progressed = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -54,70 +71,100 @@ class WriterLink:
 
     def start(self) -> None:
         """Have the writer ready before the first snapshot."""
-        self._connected()
+        with contextlib.suppress(OSError):  # it will be tried again, and answered for
+            self._connected()
 
     def write(self, snapshot: Message) -> None:
         """Have a snapshot written; owns its descriptor from now on."""
+        if not self._pending:
+            self._progressed = self._clock()
         self._pending[_key(snapshot)] = snapshot
         fields = {name: value for name, value in snapshot.items() if name != FDS}
-        self._connected().post(fields, snapshot[FDS])
+        try:
+            self._connected().post(fields, snapshot[FDS])
+        except OSError as error:
+            reason = f"the process that writes snapshots cannot be started: {error}"
+            self._answer({**snapshot, "kind": "failed", "reason": reason})
 
-    def settle(self, then: Callable[[int | None], None]) -> None:
+    def settle(self, then: Callable[[int | None], None], *, is_urgent: bool = False) -> None:
         """Have what is complete committed, then call ``then`` with the step of it, if any."""
         if self._channel is None:
             then(None)
             return
         self._then = then
-        self._deadline = time.monotonic() + _SETTLED_WITHIN_S
+        self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
+        self._progressed = self._clock()
         self._channel.post({"kind": "settle"})
 
     def look(self, now: float) -> None:
-        """Wait no longer than is good for a writer that has to settle."""
-        if self._then is not None and now >= self._deadline and self._process is not None:
-            self._process.kill()
+        """Give a writer up that has made no progress for longer than is good."""
+        self._lost = [process for process in self._lost if process.poll() is None]
+        if (self._pending or self._then) and now - self._progressed > self._patience_s():
+            self._give_up("makes no progress: the disk hangs")
 
     def close(self) -> None:
         """Let the writer finish what it has, for a moment, and end it."""
-        if self._process is None or self._channel is None:
-            return
-        self._reactor.forget(self._channel)
-        self._channel.close()
-        try:
-            self._process.wait(_ENDED_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._forget_process()
+        if self._process is not None and self._channel is not None:
+            self._reactor.forget(self._channel)
+            self._channel.close()
+            self._lost.append(self._process)
+        self._process = self._channel = None
+        for process in self._lost:
+            try:
+                process.wait(_ENDED_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _patience_s(self) -> float:
+        """Return how long the next answer may take."""
+        if self._then is not None and self._settles_within_s < ANSWERED_WITHIN_S:
+            return self._settles_within_s
+        sizes = [snapshot["record"]["size"] for snapshot in self._pending.values()]
+        return ANSWERED_WITHIN_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S
 
     def _connected(self) -> Channel:
+        """Return the channel to the writer, which is started if there is none.
+
+        Raises OSError if that is not possible just now.
+        """
         if self._channel is None:
             ours, theirs = pair()
             command = [sys.executable, "-m", "holdfast.runtime.snapshot_writer"]
-            command += ["--control-fd", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-            theirs.close()
+            command += ["--control-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+            try:
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                )
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
             self._reactor.watch_channel(ours, self._on_message, self._on_death)
             self._channel = ours
         return self._channel
 
     def _on_message(self, message: Message) -> None:
+        self._progressed = self._clock()
         if message["kind"] == "settled":
             self._settled(message["step"])
         else:
             self._answer(message)
 
     def _on_death(self) -> None:
-        """Answer for the dead; the end of its channel is its death."""
+        self._give_up("has died")
+
+    def _give_up(self, why: str) -> None:
+        """Kill the writer without waiting for its end, and answer for it."""
         assert self._channel is not None
         assert self._process is not None
+        self._reactor.forget(self._channel)
         self._channel.close()
         self._process.kill()
-        status = self._process.wait()
-        self._forget_process()
+        self._lost.append(self._process)  # until it ends, which a disk that hangs may put off
+        self._process = self._channel = None
         for snapshot in list(self._pending.values()):
-            reason = f"the process that writes snapshots has died (status {status})"
+            reason = f"the process that writes snapshots {why}"
             self._answer({**snapshot, "kind": "failed", "reason": reason})
         self._settled(None)
 
@@ -131,9 +178,6 @@ class WriterLink:
         then, self._then = self._then, None
         if then is not None:
             then(step)
-
-    def _forget_process(self) -> None:
-        self._process = self._channel = None
 
 
 def _key(message: dict[str, Any]) -> _Key:

@@ -236,8 +236,47 @@ def test_step_that_the_workers_have_committed_is_left_alone(
     manifest = plan_of().manifest(records)
     CheckpointStore(tmp_path).staging(*plan_of().key).commit(manifest)
 
-    assert writer.settle() is None
+    assert writer.settle() == 30
     assert restored_step(tmp_path) == 30
+
+
+@pytest.mark.parametrize("begun", [b"", b"{}\n"])
+def test_manifest_that_a_dead_coordinator_has_begun_is_no_hindrance(
+    workers: list[Worker], writer: Writer, tmp_path: Path, begun: bytes
+) -> None:
+    for worker in workers:
+        worker.begin(plan_of())
+        writer.write(worker)
+    staging = CheckpointStore(tmp_path).staging(*plan_of().key)
+    (staging.path / "MANIFEST.json").write_bytes(begun)
+
+    assert writer.settle() == 30
+    assert restored_step(tmp_path) == 30
+
+
+def test_snapshot_of_an_older_save_that_comes_late_changes_nothing(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    for worker in workers:
+        worker.begin(plan_of(step=40, attempt=2))
+        writer.write(worker)
+    workers[0].begin(plan_of(step=30, attempt=1))
+    writer.write(workers[0])
+
+    assert writer.settle() == 40
+    assert restored_step(tmp_path) == 40
+
+
+def test_memory_is_taken_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old kernel cannot map pages ahead: they are touched one by one."""
+    monkeypatch.setattr("holdfast.runtime.snapshot_memory._POPULATE_WRITE", -1)
+    memory = SnapshotMemory(3 * 4096 + 5)
+
+    fd, contents = memory.next()
+
+    assert bytes(contents) == bytes(3 * 4096 + 5)
+    assert os.fstat(fd).st_blocks * 512 >= len(contents)
+    memory.close()
 
 
 def test_bit_that_flips_in_a_snapshot_fails_the_save(

@@ -70,7 +70,7 @@ class FakeWriter:
     def write(self, snapshot: Message) -> None:
         self.snapshots.append(snapshot)
 
-    def settle(self, then: Callable[[int | None], None]) -> None:
+    def settle(self, then: Callable[[int | None], None], *, is_urgent: bool) -> None:
         self.waiting.append(then)
 
     def settled(self, step: int | None) -> None:

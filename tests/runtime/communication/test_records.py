@@ -152,15 +152,15 @@ def test_new_rank_0_writes_what_the_dead_one_may_have_left_out(second: Story) ->
 def test_records_of_long_ago_are_not_written_again(
     second: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second.records.ended_epoch(1, CURSOR, {}, None)
-    later = time.monotonic() + 1.0
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    second.records.stepped(CURSOR, 2, 4)
+    """But what the last step found unwritten, however long it took."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for now, samples in ((1000.0, 1), (1001.0, 2), (1099.0, 3)):  # noqa: B007
+        second.records.stepped(CURSOR, 2, samples)
 
     second.lose(WORKERS[0], rank=0)
 
-    assert len(second.journal("step")) == 1
-    assert not second.journal("epoch")
+    assert [record["samples"] for record in second.journal("step")] == [2, 3]
 
 
 def test_steps_within_a_quarter_of_a_second_are_written_together_as_they_happened(

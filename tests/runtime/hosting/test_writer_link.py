@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +20,11 @@ from holdfast.runtime.channel import FDS, Message
 from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.snapshot import SavePlan, Snapshot
 from holdfast.runtime.snapshot_memory import SnapshotMemory
-from holdfast.runtime.writer_link import WriterLink
+from holdfast.runtime.writer_link import (
+    ANSWERED_WITHIN_S,
+    KILLED_SETTLES_WITHIN_S,
+    WriterLink,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -31,7 +37,8 @@ class Agent:
     def __init__(self, run_dir: Path) -> None:
         self.answers: list[Message] = []
         self.reactor = Reactor()
-        self.link = WriterLink(self.reactor, self)
+        self.now = 1000.0
+        self.link = WriterLink(self.reactor, self, clock=lambda: self.now)
         self.link.start()
         self._run_dir = run_dir
         self._memory: list[SnapshotMemory] = []
@@ -117,13 +124,55 @@ def test_nobody_waits_for_a_writer_that_is_dead(agent: Agent) -> None:
     assert not agent.link.is_settling
 
 
-def test_writer_that_hangs_is_killed_in_the_end(agent: Agent) -> None:
+def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: Agent) -> None:
+    """Nobody waits for its end: a disk that hangs may put that off for ever."""
+    first = agent.link.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    agent.write(attempt=1)
+
+    agent.link.look(agent.now + ANSWERED_WITHIN_S - 1)
+    assert agent.answers == []
+    agent.link.look(agent.now + ANSWERED_WITHIN_S + 1)
+
+    assert agent.answers[0]["kind"] == "failed"
+    assert "makes no progress" in agent.answers[0]["reason"]
+    agent.write(attempt=2)
+    agent.wait_until(lambda: len(agent.answers) == 2)
+    assert agent.answers[1]["kind"] == "durable"
+
+
+@pytest.mark.parametrize(
+    ("is_urgent", "bound_s"), [(False, ANSWERED_WITHIN_S), (True, KILLED_SETTLES_WITHIN_S)]
+)
+def test_settling_has_a_bound(
+    agent: Agent,
+    is_urgent: bool,  # noqa: FBT001
+    bound_s: float,
+) -> None:
     assert agent.link.pid is not None
     os.kill(agent.link.pid, signal.SIGSTOP)
     found: list[int | None] = []
-    agent.link.settle(found.append)
+    agent.link.settle(found.append, is_urgent=is_urgent)
 
-    agent.link.look(now=float("inf"))
-    agent.wait_until(lambda: bool(found))
+    agent.link.look(agent.now + bound_s - 1)
+    assert found == []
+    agent.link.look(agent.now + bound_s + 1)
 
     assert found == [None]
+    assert not agent.link.is_settling
+
+
+def test_writer_that_cannot_be_started_fails_the_snapshot(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    agent.link.close()
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+    agent.write(attempt=1)
+
+    assert agent.answers[0]["kind"] == "failed"
+    assert "no more processes" in agent.answers[0]["reason"]
