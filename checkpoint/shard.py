@@ -35,11 +35,9 @@ from holdfast.checkpoint.tensor import storage_dtype
 
 with no_plugins():
     import h5py
-    from h5py import h5a, h5d, h5g, h5p, h5s, h5t
+    from h5py import h5a, h5d, h5f, h5fd, h5g, h5p, h5s, h5t
 
 ALIGNMENT_BYTES = 4096
-# Readable by every HDF5 since 1.10, and its metadata has checksums.
-_LIBVER = ("v110", "v110")
 _METADATA_BLOCK_BYTES = 64 * 1024
 _PAGE_BYTES = 4096
 
@@ -114,14 +112,17 @@ def _gaps(memory: _SparseFile, spans: Sequence[tuple[int, int]]) -> tuple[bytes,
 
 
 def _create(memory: _SparseFile) -> h5py.File:
-    return h5py.File(
-        memory,
-        "w",
-        libver=_LIBVER,
-        alignment_threshold=ALIGNMENT_BYTES,
-        alignment_interval=ALIGNMENT_BYTES,
-        meta_block_size=_METADATA_BLOCK_BYTES,
-    )
+    """Create a file without any time in it: the same layout always has the same bytes."""
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)  # of the root group
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_fileobj_driver(h5fd.fileobj_driver, memory)
+    # Readable by every HDF5 since 1.10, and its metadata has checksums.
+    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    access.set_alignment(ALIGNMENT_BYTES, ALIGNMENT_BYTES)
+    access.set_meta_block_size(_METADATA_BLOCK_BYTES)
+    return h5py.File(h5f.create(b"shard", h5f.ACC_TRUNC, fcpl=creation, fapl=access))
 
 
 def _describe(file: h5py.File, layout: ShardLayout, writer: int, *, run_id: str) -> None:
