@@ -91,7 +91,9 @@ class WriterLink:
         if self._channel is None:
             then(None)
             return
-        self._then = then
+        before, self._then = self._then, then
+        if before is not None:
+            before(None)
         self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
         self._progressed = self._clock()
         self._channel.post({"kind": "settle"})

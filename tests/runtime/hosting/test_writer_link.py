@@ -163,6 +163,16 @@ def test_settling_has_a_bound(
     assert not agent.link.is_settling
 
 
+def test_whoever_waited_before_waits_no_longer(agent: Agent) -> None:
+    found: list[str] = []
+    agent.link.settle(lambda step: found.append(f"first {step}"))
+    agent.link.settle(lambda step: found.append(f"second {step}"))
+
+    agent.wait_until(lambda: len(found) == 2)
+
+    assert found == ["first None", "second None"]
+
+
 def test_writer_that_cannot_be_started_fails_the_snapshot(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
