@@ -93,7 +93,10 @@ def test_death_at_each_site_of_each_step(
 
         alive = [ending for ending in endings if ending is not None]
         assert alive == [undisturbed[5]] * len(alive)
-        is_reached = site is not Site.SAVE or step in (2, 4, STEPS)
+        # A save that is due while another one is in flight is skipped, but for the last one.
+        skipped = [record["step"] for record in job.journal("checkpoint_skipped")]
+        is_saved = step == STEPS or (step in (2, 4) and step not in skipped)
+        is_reached = site is not Site.SAVE or is_saved
         assert len(alive) == workers - (len(faults) if is_reached else 0)
 
 
