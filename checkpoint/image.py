@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.checkpoint.digest import Digest, digest_of
-from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
+from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.shard import build_skeleton
 from holdfast.checkpoint.tensor import Tensor, bytes_of
 from holdfast.checkpoint.writer import describe_shard
@@ -56,31 +56,6 @@ class ShardImage:
             digests[index] = _copy(data, buffer[position : position + len(data)])
             position = _put(buffer, position + len(data), gap)
         return describe_shard(self._writer, skeleton, gaps, digests)
-
-
-def check_image(image: memoryview, record: ShardRecord) -> None:
-    """Raise ``SnapshotDamaged`` unless the image is what its record says."""
-    outside = Digest()
-    position = 0
-    for piece in _by_offset(record):
-        stop = piece.offset + piece.bytes
-        outside.update(image[position : piece.offset])
-        if digest_of(image[piece.offset : stop]) != piece.digest:
-            raise SnapshotDamaged(
-                f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have changed "
-                "in the memory of the snapshot; look at the machine's memory"
-            )
-        position = stop
-    outside.update(image[position : record.size])
-    if len(image) != record.size or outside.hexdigest() != record.digest:
-        raise SnapshotDamaged(
-            f"shard {record.index} has changed outside its data in the memory of the snapshot; "
-            "look at the machine's memory"
-        )
-
-
-def _by_offset(record: ShardRecord) -> list[PieceRecord]:
-    return sorted(record.pieces, key=lambda piece: piece.offset)
 
 
 def _put(buffer: memoryview, position: int, data: bytes) -> int:

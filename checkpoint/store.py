@@ -28,6 +28,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.image_check import check_image
 from holdfast.checkpoint.layout import ShardLayout
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, shard_name, step_name, step_of
@@ -197,8 +198,6 @@ class Staging:
 
         Raises ``CheckpointError`` and leaves no shard behind if anything fails.
         """
-        from holdfast.checkpoint.image import check_image
-
         self.open()
         path = self.path / shard_name(record.index, writers)
         self._disk.write_durably(path, [image], beside=lambda: check_image(image, record))

@@ -180,10 +180,10 @@ class WorkerHost:
         if not is_durable and save != self._failed_save:  # one line is enough for all its shards
             self._failed_save = save
             text = f"the checkpoint of step {answer['step']} failed: {answer['reason']}"
-            self._tell_notice(WorkerId(answer["worker"]), text)
+            self._tell_report(WorkerId(answer["worker"]), {"kind": "notice", "text": text})
 
-    def _tell_notice(self, worker: WorkerId, text: str) -> None:
-        report = {"kind": "notice", "text": text}
+    def _tell_report(self, worker: WorkerId, report: Message) -> None:
+        """Pass on what a worker says, or what is said in its stead."""
         self._tell({"kind": "worker_report", "worker": worker, "report": report})
 
     def _expecting(self, hello: GuardHello) -> HostedWorker | None:
@@ -209,7 +209,7 @@ class WorkerHost:
             return
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
-            self._tell({"kind": "worker_report", "worker": hosted.worker, "report": report})
+            self._tell_report(hosted.worker, report)
 
     def _fence(self, hosted: HostedWorker, silent_s: float) -> None:
         hosted.silent_s = silent_s
@@ -255,8 +255,7 @@ class WorkerHost:
         So a relaunch finds it on the disk, like everything else that it restores.
         """
         if step is not None:
-            report = {"kind": "checkpoint", "step": step}
-            self._tell({"kind": "worker_report", "worker": worker, "report": report})
+            self._tell_report(worker, {"kind": "checkpoint", "step": step})
         self._tell(event)
 
     def _reap_strangers(self) -> None:

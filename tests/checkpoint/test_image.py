@@ -12,7 +12,8 @@ from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage, check_image
+from holdfast.checkpoint.image import ShardImage
+from holdfast.checkpoint.image_check import check_image
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.reader import restore

@@ -113,5 +113,6 @@ def test_order_at_the_very_beginning_ends_nothing(tmp_path: Path) -> None:
         order = order_save(tmp_path)
         while order.returncode == 75:  # not even the lease is taken yet
             order = order_save(tmp_path)
+        assert order.returncode == 0, order.stderr
         job.wait_for("step", step=int(order.stdout.split()[2]) + 1)
         stop(job)
