@@ -43,7 +43,8 @@ class RunConfig:
     so on).  ``threads`` are those of one worker.  ``preload`` are modules that
     warm processes import before they become workers; one that is not installed
     is the script's business, not the pool's.  ``save_every`` and ``verify_every``
-    override the script's.
+    override the script's.  ``snapshot_copies`` are those of each slice in memory: None stands
+    for a second one where there are several nodes.
     """
 
     script: Path
@@ -56,6 +57,7 @@ class RunConfig:
     seed: int | None = None
     save_every: str | None = None
     verify_every: int | None = None
+    snapshot_copies: int | None = None
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     max_restarts: int = DEFAULT_MAX_RESTARTS
     faults: tuple[str, ...] = ()
@@ -89,6 +91,8 @@ class RunConfig:
             )
         if self.verify_every is not None:
             _at_least(0, self.verify_every, "--verify-every")
+        if self.snapshot_copies not in (None, 1, 2):
+            raise UsageError(f"--snapshot-copies must be 1 or 2, got {self.snapshot_copies}")
         _check_schedule(self.save_every)
         _check_faults(self.faults)
         _check_script(self.script)

@@ -32,6 +32,8 @@ class WorkerContext:
     tell_agent: Callable[[dict[str, object]], None]
     send_snapshot: Callable[[dict[str, Any], Sequence[int]], None] | None = None
     """Hands a snapshot and its descriptor to the agent; None if there is no agent."""
+    ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
+    """Asks the agent and waits for its answer, which is bound to come; None without an agent."""
 
     @property
     def run_dir(self) -> Path:

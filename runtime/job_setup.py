@@ -57,6 +57,7 @@ class JobSetup:
             "shrink": config.shrink,
             "save_every": config.save_every,
             "verify_every": config.verify_every,
+            "snapshot_copies": config.snapshot_copies,
         }
 
 

@@ -8,27 +8,21 @@ it from a copy of its share.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.placement import Slices
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.heartbeat import HeartbeatPage
-from holdfast.runtime.snapshot import SavePlan, Snapshot
-from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.snapshot import SavePlan, Snapshot, State
+from holdfast.runtime.snapshot_place import SnapshotPlace, take_place
 
-State: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
-
-_LOG = logging.getLogger(__name__)
 _LOOK_S = 0.001
 
 
@@ -111,29 +105,37 @@ class Shards:
         self._send = context.send_snapshot
         # Not that of the commits: one that hangs must not keep the next snapshot waiting.
         self._memory_thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-memory")
-        self._memory: Future[_Place | None] | None = None
+        self._memory: Future[SnapshotPlace | None] | None = None
         self._shape: object = None
 
-    def prepare(self, plan: SavePlan, rank: int) -> None:
-        """Begin to lay out the shard and to take memory for it, in the background."""
-        shape = (plan.layout, rank, plan.header.run_id)
+    def prepare(self, plan: SavePlan, shards: Slices) -> None:
+        """Begin to lay out ``shards``, its own first, and to take memory, in the background."""
+        shape = (plan.layout, shards, plan.header.run_id)
         if self._send is not None and self._shape != shape:
             self._shape = shape
-            before, self._memory = self._memory, self._memory_thread.submit(_take_place, *shape)
+            before, self._memory = self._memory, self._memory_thread.submit(take_place, *shape)
             if before is not None:
                 self._memory_thread.submit(_give_back, before)
 
-    def begin(self, plan: SavePlan, rank: int, state: State, digest: str) -> PendingShard:
-        """Copy this worker's share of ``state``, and begin to make it durable."""
-        self.prepare(plan, rank)
+    def begin(self, plan: SavePlan, shards: Slices, state: State, digest: str) -> PendingShard:
+        """Copy this worker's share of ``state``, and begin to make it durable.
+
+        The first of ``shards`` is its own; of the others it holds second copies.
+        """
+        self.prepare(plan, shards)
         place = self._memory.result() if self._memory is not None else None
         if place is None or self._send is None or not place.is_free(self._context.page):
-            return self._begin_thread(plan, rank, state)
-        fd, record = place.take(plan, state)
-        snapshot = Snapshot(self._context.run_dir, plan, record, digest)
-        worker = self._context.config.worker
-        self._send({"kind": "snapshot", "worker": worker, **snapshot.as_json()}, [fd])
+            return self._begin_thread(plan, shards[0], state)
+        for fd, record in place.take(plan, state):
+            snapshot = Snapshot(self._context.run_dir, plan, record, digest)
+            self._hand_over(snapshot, fd, is_second=record.index != shards[0])
         return _AgentShard(self._context.page, plan.attempt, record)
+
+    def _hand_over(self, snapshot: Snapshot, fd: int, *, is_second: bool) -> None:
+        assert self._send is not None
+        worker, shard = self._context.config.worker, snapshot.record.index
+        tags = {"kind": "snapshot", "worker": worker, "shard": shard, "is_second": is_second}
+        self._send({**tags, **snapshot.as_json()}, [fd])
 
     def _begin_thread(self, plan: SavePlan, rank: int, state: State) -> PendingShard:
         mine = {piece.spec.name for piece in plan.layout.pieces(rank)}
@@ -147,41 +149,7 @@ class Shards:
         )
 
 
-class _Place:
-    """Memory for the snapshots of one layout."""
-
-    def __init__(self, image: ShardImage) -> None:
-        self._image = image
-        self.memory = SnapshotMemory(image.size)
-        self._attempts = [0, 0]
-
-    def is_free(self, page: HeartbeatPage) -> bool:
-        """Return whether the buffer whose turn it is has been written."""
-        return page.is_answered(self._attempts[0])
-
-    def take(self, plan: SavePlan, state: State) -> tuple[int, ShardRecord]:
-        """Make a snapshot; return its descriptor and record."""
-        fd, buffer = self.memory.next()
-        self._attempts = [self._attempts[1], plan.attempt]
-        return fd, self._image.fill(buffer, state, plan.header)
-
-
-def _take_place(layout: Any, rank: int, run_id: str) -> _Place | None:
-    """Return memory for snapshots, None if there is not that much."""
-    image = ShardImage(layout, rank, run_id)
-    try:
-        return _Place(image)
-    except (OSError, MemoryError) as error:
-        _LOG.warning(
-            "no memory for snapshots of 2 x %d bytes (%s): checkpoints are written by the "
-            "worker itself, from a copy made anew each time",
-            image.size,
-            error,
-        )
-        return None
-
-
-def _give_back(before: Future[_Place | None]) -> None:
+def _give_back(before: Future[SnapshotPlace | None]) -> None:
     place = before.result()
     if place is not None:
-        place.memory.close()
+        place.close()

@@ -22,15 +22,16 @@ from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.saving import SavePhase, after_vote
 from holdfast.recovery.vote import Bit, Outcome
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.membership import Membership
 from holdfast.runtime.memory_check import MemoryCheck
-from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten, State
+from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten
 from holdfast.runtime.records import LoopRecords
-from holdfast.runtime.snapshot import SavePlan
+from holdfast.runtime.snapshot import SavePlan, State
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.upkeep import Upkeep
 
@@ -207,7 +208,7 @@ class Saver:
         generation = self._membership.world.generation
         if self._prepared_for != generation:
             self._prepared_for = generation
-            self._shards.prepare(self._plan(cursor, state()), self._membership.communicator.rank)
+            self._shards.prepare(self._plan(cursor, state()), self._slices())
 
     def verify(self, cursor: Cursor, state: Callable[[], State]) -> None:
         """Have the states compared without saving them, if that is due."""
@@ -225,11 +226,18 @@ class Saver:
             numerics=self._job.numerics.to_json(),
         )
 
+    def _slices(self) -> Slices:
+        """Return the slices of which this worker takes snapshots, its own first."""
+        rank = self._membership.communicator.rank
+        workers = self._membership.world.workers
+        domains = [self._context.config.lost_with(worker) for worker in workers]
+        return (rank, *second_slices(domains)[rank])
+
     def _launch(self, cursor: Cursor, state: State, measured: EpochMetrics | None) -> _Flight:
         plan = self._plan(cursor, state, measured)
         began = time.monotonic()
         digest = self._check.take(cursor.step, state)
-        mine = self._shards.begin(plan, self._membership.communicator.rank, state, digest)
+        mine = self._shards.begin(plan, self._slices(), state, digest)
         return _Flight(plan, self._store.staging(*plan.key), began, SavePhase.WRITING, mine)
 
     def _commit(self, flight: _Flight, records: list[bytes]) -> int:

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, TensorSpec
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import ShardRecord
+
+State: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)

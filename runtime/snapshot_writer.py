@@ -6,7 +6,11 @@ commits it.  When all of them are dead, the agent asks to *settle*: a save whose
 are all durable is committed then, so that nothing that was complete in memory is lost.
 So everything that is ever restored is restored from the disk.
 
-Every snapshot is answered, with ``durable`` or with ``failed`` and a reason.
+Every snapshot is answered, with ``durable`` or ``held``, or with ``failed`` and a reason.
+
+A second copy of a shard is only held, until it is needed: because the first has changed
+in memory, or because its worker died before it was complete.  The images of the newest
+whole save are kept, so that what the disk loses of it is mended from them.
 """
 
 from __future__ import annotations
@@ -14,21 +18,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import mmap
 import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
+from holdfast.checkpoint.repair import Holders, Repair, repair_step
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.channel import FDS, Channel, Message
+from holdfast.runtime.channel import Channel, Message
+from holdfast.runtime.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.processes import die_with_parent, name_process
 from holdfast.runtime.snapshot import Snapshot
 
 _NICE = 10
-_ANSWERED = ("launch", "worker", "attempt", "step")
+_ANSWERED = ("launch", "worker", "attempt", "step", "is_second", "shard")
 """Fields of a snapshot that its answer repeats."""
 
 
@@ -37,79 +43,75 @@ class SnapshotWriter:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._newest: Snapshot | None = None
-        self._durable: dict[int, Snapshot] = {}
-        self._began = 0.0
+        self._save: HeldSave | None = None
+        self._whole: HeldSave | None = None
 
     def run(self) -> None:
         """Serve until the agent closes the connection; what has arrived is written."""
         while (message := self._channel.receive()) is not None:
             if message["kind"] == "snapshot":
-                self._answer(message, self._write(message))
+                self._take(message)
             elif message["kind"] == "settle":
                 self._settle()
+            elif message["kind"] == "mend":
+                self._mend(message["step"])
+            elif message["kind"] == "keeps":
+                self._send({"kind": "kept", "step": self._whole.step if self._whole else None})
 
-    def _answer(self, message: Message, failure: str | None) -> None:
+    def _take(self, message: Message) -> None:
+        """Write a snapshot, or hold it if it is a second copy, and answer."""
         answer = {name: message[name] for name in _ANSWERED}
-        answer["kind"] = "durable" if failure is None else "failed"
-        self._send({**answer, "reason": failure})
-
-    def _write(self, message: Message) -> str | None:
-        """Make a snapshot durable; return why it is not."""
-        (fd,) = message[FDS]
-        snapshot = Snapshot.of(message)
         try:
-            # Unmapped with its last view: after an error, the traceback still holds some.
-            memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-            _write_shard(snapshot, memoryview(memory)[: snapshot.record.size])
+            held = HeldSnapshot.of(message)
+            save = self._save_of(held.snapshot)
+            keep = _hold if message["is_second"] else _write
+            self._send({**answer, "kind": keep(held, save), "reason": None})
         except (CheckpointError, OSError) as error:
+            snapshot = Snapshot.of(message)
             _record(snapshot, "checkpoint_failed", worker=message["worker"], reason=str(error))
-            return str(error)
-        finally:
-            os.close(fd)
-        self._note(snapshot)
-        return None
+            self._send({**answer, "kind": "failed", "reason": str(error)})
 
-    def _note(self, snapshot: Snapshot) -> None:
-        """Remember what is durable of the newest save."""
-        if self._newest is not None and _age(snapshot) < _age(self._newest):
-            return
-        if self._newest is None or self._newest.plan.key != snapshot.plan.key:
-            self._durable.clear()
-            self._began = time.monotonic()
-        self._newest = snapshot
-        self._durable[snapshot.record.index] = snapshot
+    def _save_of(self, snapshot: Snapshot) -> HeldSave | None:
+        """Return the save that a snapshot is of, the newest one; None for one of an older save."""
+        if self._save is None or self._save.plan.key != snapshot.plan.key:
+            begun = HeldSave.begun_by(snapshot)
+            if self._save is not None and begun.age < self._save.age:
+                return None
+            self._put_away()
+            self._save = begun
+        return self._save
+
+    def _put_away(self) -> None:
+        """Be through with the newest save; keep its images if it is whole."""
+        if self._save is not None and self._save.is_whole:
+            self._whole = self._save
+        self._save = None
 
     def _settle(self) -> None:
         """Commit the newest save if it is whole and nobody has committed it yet."""
         step: int | None = None
-        snapshot, self._newest = self._newest, None
-        if snapshot is not None and self._is_whole(snapshot):
+        save = self._save
+        if save is not None:
             try:
-                step = self._commit(snapshot)
+                _complete(save)
+                step = _commit(save) if save.is_whole else None
             except (CheckpointError, OSError) as error:
-                _record(snapshot, "checkpoint_failed", reason=str(error))
-        self._durable.clear()
+                _record(save, "checkpoint_failed", reason=str(error))
+        self._put_away()
         self._send({"kind": "settled", "step": step})
 
-    def _is_whole(self, snapshot: Snapshot) -> bool:
-        """Return whether all shards of the save are durable, and of one and the same state."""
-        digests = {durable.state_digest for durable in self._durable.values()}
-        return len(self._durable) == snapshot.plan.layout.writers and len(digests) == 1
-
-    def _commit(self, snapshot: Snapshot) -> int:
-        """Commit a save for workers that are dead; return its step."""
-        store = CheckpointStore(snapshot.run_dir)
-        step, generation, attempt = snapshot.plan.key
-        if step in store.steps():
-            return step  # they have done it, and were not able to say so
-        staging = store.staging(step, generation, attempt)
-        staging.take_over()
-        manifest = snapshot.plan.manifest([durable.record for durable in self._durable.values()])
-        staging.commit(manifest)
-        seconds = round(time.monotonic() - self._began, 6)
-        _record(snapshot, "checkpoint", bytes=manifest.nbytes, seconds=seconds, orphaned=True)
-        return step
+    def _mend(self, step: int) -> None:
+        """Make a committed step whole from the images that are kept of it, if any are."""
+        answer: Message = {"kind": "mended", "step": step, "reason": None, "repair": None}
+        save = self._whole
+        if save is None or save.step != step:
+            answer["reason"] = "there are no snapshots of it in memory"
+        else:
+            try:
+                answer["repair"] = asdict(_repair(save))
+            except (CheckpointError, OSError) as error:
+                answer["reason"] = str(error)
+        self._send(answer)
 
     def _send(self, message: Message) -> None:
         try:
@@ -118,23 +120,68 @@ class SnapshotWriter:
             return  # the agent is gone: nobody waits for an answer
 
 
-def _age(snapshot: Snapshot) -> tuple[int, int]:
-    """Return what is larger for the later of two saves of a launch."""
-    return snapshot.plan.header.generation, snapshot.plan.attempt
+def _hold(held: HeldSnapshot, save: HeldSave | None) -> str:
+    """Keep a second copy until it is needed."""
+    if save is not None:
+        save.seconds[held.snapshot.record.index] = held
+    return "held"
 
 
-def _write_shard(snapshot: Snapshot, image: memoryview) -> None:
-    step, generation, attempt = snapshot.plan.key
-    staging = CheckpointStore(snapshot.run_dir).staging(step, generation, attempt)
-    staging.write_image(image, snapshot.record, snapshot.plan.layout.writers)
+def _write(held: HeldSnapshot, save: HeldSave | None) -> str:
+    """Make a shard durable; from its second copy, if the first has changed in memory."""
+    index = held.snapshot.record.index
+    try:
+        _write_shard(held)
+    except SnapshotDamaged as error:
+        second = save.seconds.get(index) if save is not None else None
+        if second is None or not second.is_of_same_state(held):
+            raise
+        _record(held.snapshot, "snapshot_damaged", shard=index, reason=str(error))
+        _write_shard(second)
+        held = second
+    if save is not None:
+        save.durable[index] = held
+    return "durable"
 
 
-def _record(snapshot: Snapshot, event: str, **fields: object) -> None:
+def _complete(save: HeldSave) -> None:
+    """Make second copies durable of shards whose workers died before theirs were."""
+    for held in list(save.spare_copies()):
+        _write_shard(held)
+        save.durable[held.snapshot.record.index] = held
+
+
+def _write_shard(held: HeldSnapshot) -> None:
+    snapshot = held.snapshot
+    staging = CheckpointStore(snapshot.run_dir).staging(*snapshot.plan.key)
+    staging.write_image(held.image, snapshot.record, snapshot.plan.layout.writers)
+
+
+def _commit(save: HeldSave) -> int:
+    """Commit a save for workers that are dead; return its step."""
+    store = CheckpointStore(save.run_dir)
+    if save.step in store.steps():
+        return save.step  # they have done it, and were not able to say so
+    staging = store.staging(*save.plan.key)
+    staging.take_over()
+    manifest = save.manifest()
+    staging.commit(manifest)
+    seconds = round(time.monotonic() - save.began, 6)
+    _record(save, "checkpoint", bytes=manifest.nbytes, seconds=seconds, orphaned=True)
+    return save.step
+
+
+def _repair(save: HeldSave) -> Repair:
+    holders = Holders(CheckpointStore(save.run_dir), save.as_store())
+    return repair_step(holders, save.step, run_id=save.plan.header.run_id)
+
+
+def _record(about: Snapshot | HeldSave, event: str, **fields: object) -> None:
     """Write into the run's journal, if there still is a run directory."""
-    step, generation, _ = snapshot.plan.key
-    path = snapshot.run_dir / "journal.jsonl"
+    step, generation, _ = about.plan.key
+    path = about.run_dir / "journal.jsonl"
     with contextlib.suppress(OSError):
-        journal = Journal(path, run_id=snapshot.plan.header.run_id, source="snapshot writer")
+        journal = Journal(path, run_id=about.plan.header.run_id, source="snapshot writer")
         journal.record(event, step=step, generation=generation, **fields)
         journal.close()
 

@@ -15,7 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from holdfast.runtime.channel import Channel
 from holdfast.runtime.context import WorkerContext, injector_of, install, journal_of
@@ -55,8 +55,20 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
     agent.send({"kind": "joined"})
     journal = journal_of(config)
     injector = injector_of(config, journal)
+
+    def ask(question: dict[str, object]) -> dict[str, Any]:
+        agent.send(question)
+        return agent.receive() or {}  # without an agent the kernel ends this process
+
     return WorkerContext(
-        config, communicator, journal, page, injector, agent.send, send_snapshot=agent.send
+        config,
+        communicator,
+        journal,
+        page,
+        injector,
+        agent.send,
+        send_snapshot=agent.send,
+        ask_agent=ask,
     )
 
 

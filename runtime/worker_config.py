@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from holdfast.recovery.world import WorkerId
 
+_SECOND_COPY = 2
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -16,6 +18,7 @@ class WorkerConfig:
     Everything but ``worker`` is the same for all workers of a launch.
     ``generation`` is that of the launch's first world; ``workers`` are its
     worker ids in rank order, the last ``len(workers) - capacity`` of them spares.
+    ``nodes`` says where they are, in the same order; it is empty if all are on one node.
     """
 
     worker: WorkerId
@@ -35,6 +38,20 @@ class WorkerConfig:
     shrink: bool = True
     save_every: str | None = None
     verify_every: int | None = None
+    nodes: tuple[str, ...] = ()
+    snapshot_copies: int | None = None
+
+    def lost_with(self, worker: WorkerId) -> str:
+        """Return the same text for workers whose snapshots are not to hold each other's slices.
+
+        They are those of one node, with which all of its memory would be lost.  A second
+        copy on the same node, which is made only if asked for, is lost with its worker.
+        """
+        if self.snapshot_copies == 1:
+            return ""
+        if len(set(self.nodes)) > 1:
+            return self.nodes[self.workers.index(worker)]
+        return str(worker) if self.snapshot_copies == _SECOND_COPY else ""
 
     def encode(self) -> str:
         """Return the configuration as one line of JSON."""
@@ -44,6 +61,6 @@ class WorkerConfig:
     def decode(text: str) -> WorkerConfig:
         """Return the configuration that ``encode`` wrote."""
         fields = json.loads(text)
-        for name in ("workers", "argv", "faults"):
-            fields[name] = tuple(fields[name])
+        for name in ("workers", "argv", "faults", "nodes"):
+            fields[name] = tuple(fields.get(name, ()))
         return WorkerConfig(**fields)

@@ -23,7 +23,7 @@ from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
 from holdfast.runtime.output import OutputForwarder
 from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.warm_pool import ForkRequest, PoolSettings, WarmPool
-from holdfast.runtime.writer_link import WriterLink
+from holdfast.runtime.writer_link import QUESTIONS, WriterLink
 
 _STARTING_TIMEOUT_S = 60.0
 """A start may import for long, and ``MPI_Init`` holds the interpreter's lock."""
@@ -171,7 +171,12 @@ class WorkerHost:
         self._output.forward(stderr_fd, "[pool] ", 2)
 
     def on_written(self, answer: Message) -> None:
-        """Tell a worker what became of its snapshot; a failure is told to everyone."""
+        """Tell a worker what became of its snapshot; a failure is told to everyone.
+
+        Nobody waits for a second copy.
+        """
+        if answer["is_second"]:
+            return
         is_durable = answer["kind"] == "durable"
         hosted = self._workers.get((answer["launch"], WorkerId(answer["worker"])))
         if hosted is not None:
@@ -206,6 +211,9 @@ class WorkerHost:
         if kind == "snapshot":
             # The report's own generation is that of its world, which may have shrunk.
             self._writer.write({**report, "launch": hosted.generation})
+            return
+        if kind in QUESTIONS:
+            self._writer.ask(report, lambda answer: _post(hosted, answer))
             return
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
@@ -245,7 +253,7 @@ class WorkerHost:
             self._tell(event)
         else:
             self._writer.settle(
-                lambda step: self._tell_last_end(hosted.worker, event, step),
+                lambda answer: self._tell_last_end(hosted.worker, event, answer["step"]),
                 is_urgent=self._is_urgent,
             )
 
@@ -269,3 +277,9 @@ class WorkerHost:
                 if ended.si_pid in ours:
                     return
                 os.waitpid(ended.si_pid, 0)
+
+
+def _post(hosted: HostedWorker, answer: Message) -> None:
+    """Answer a worker, if it still is there."""
+    if not hosted.control.is_closed:
+        hosted.control.post(answer)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from holdfast.runtime.channel import FDS, Channel, Message, pair
 from holdfast.runtime.reactor import Reactor
@@ -29,14 +29,20 @@ KILLED_SETTLES_WITHIN_S = 5.0
 """Whoever had the workers killed does not want to wait; begins anew with each answer, too."""
 _ENDED_WITHIN_S = 5.0
 
-_Key = tuple[int, int, int]
+_Key = tuple[int, int, int, int]
+_ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept"}
+QUESTIONS = frozenset({"mend", "keeps"})
+"""What a worker may ask: of which step snapshots are kept, and to mend it from them."""
+
+
+Then: TypeAlias = Callable[[Message], None]
 
 
 class WriterOwner(Protocol):
     """Whoever hosts the workers whose snapshots are written."""
 
     def on_written(self, answer: Message) -> None:
-        """Take note of an answer: kind ``durable`` or ``failed``, of a worker's attempt."""
+        """Take note of an answer: kind ``durable``, ``held`` or ``failed``, of a snapshot."""
 
 
 class WriterLink:
@@ -55,7 +61,7 @@ class WriterLink:
         self._lost: list[subprocess.Popen[bytes]] = []
         self._channel: Channel | None = None
         self._pending: dict[_Key, Message] = {}
-        self._then: Callable[[int | None], None] | None = None
+        self._asked: dict[str, Then] = {}
         self._settles_within_s = ANSWERED_WITHIN_S
         self._progressed = 0.0
 
@@ -67,7 +73,7 @@ class WriterLink:
     @property
     def is_settling(self) -> bool:
         """Whether somebody waits for what is left to be committed."""
-        return self._then is not None
+        return "settled" in self._asked
 
     def start(self) -> None:
         """Have the writer ready before the first snapshot."""
@@ -86,22 +92,31 @@ class WriterLink:
             reason = f"the process that writes snapshots cannot be started: {error}"
             self._answer({**snapshot, "kind": "failed", "reason": reason})
 
-    def settle(self, then: Callable[[int | None], None], *, is_urgent: bool = False) -> None:
-        """Have what is complete committed, then call ``then`` with the step of it, if any."""
-        if self._channel is None:
-            then(None)
-            return
-        before, self._then = self._then, then
-        if before is not None:
-            before(None)
+    def settle(self, then: Then, *, is_urgent: bool = False) -> None:
+        """Have what is complete committed, then call ``then`` with the answer.
+
+        Its ``step`` is that of what was committed, if anything was.
+        """
         self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
+        self.ask({"kind": "settle"}, then)
+
+    def ask(self, question: Message, then: Then) -> None:
+        """Pass a question on, then call ``then`` with the answer, or with why there is none."""
+        kind = _ANSWERS[question["kind"]]
+        if self._channel is None:
+            then(_no_answer(kind, "there is no process that writes snapshots"))
+            return
+        before = self._asked.pop(kind, None)
+        self._asked[kind] = then
+        if before is not None:
+            before(_no_answer(kind, "somebody else has asked since"))
         self._progressed = self._clock()
-        self._channel.post({"kind": "settle"})
+        self._channel.post(question)
 
     def look(self, now: float) -> None:
         """Give a writer up that has made no progress for longer than is good."""
         self._lost = [process for process in self._lost if process.poll() is None]
-        if (self._pending or self._then) and now - self._progressed > self._patience_s():
+        if (self._pending or self._asked) and now - self._progressed > self._patience_s():
             self._give_up("makes no progress: the disk hangs")
 
     def close(self) -> None:
@@ -119,7 +134,7 @@ class WriterLink:
 
     def _patience_s(self) -> float:
         """Return how long the next answer may take."""
-        if self._then is not None and self._settles_within_s < ANSWERED_WITHIN_S:
+        if self.is_settling and self._settles_within_s < ANSWERED_WITHIN_S:
             return self._settles_within_s
         sizes = [snapshot["record"]["size"] for snapshot in self._pending.values()]
         return ANSWERED_WITHIN_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S
@@ -148,8 +163,8 @@ class WriterLink:
 
     def _on_message(self, message: Message) -> None:
         self._progressed = self._clock()
-        if message["kind"] == "settled":
-            self._settled(message["step"])
+        if message["kind"] in _ANSWERS.values():
+            self._asked.pop(message["kind"], _ignore)(message)
         else:
             self._answer(message)
 
@@ -168,7 +183,9 @@ class WriterLink:
         for snapshot in list(self._pending.values()):
             reason = f"the process that writes snapshots {why}"
             self._answer({**snapshot, "kind": "failed", "reason": reason})
-        self._settled(None)
+        asked, self._asked = self._asked, {}
+        for kind, then in asked.items():
+            then(_no_answer(kind, f"the process that writes snapshots {why}"))
 
     def _answer(self, answer: Message) -> None:
         snapshot = self._pending.pop(_key(answer), None)
@@ -176,11 +193,14 @@ class WriterLink:
             os.close(snapshot[FDS][0])
         self._owner.on_written(answer)
 
-    def _settled(self, step: int | None) -> None:
-        then, self._then = self._then, None
-        if then is not None:
-            then(step)
-
 
 def _key(message: dict[str, Any]) -> _Key:
-    return (message["launch"], message["worker"], message["attempt"])
+    return (message["launch"], message["worker"], message["attempt"], message["shard"])
+
+
+def _no_answer(kind: str, reason: str) -> Message:
+    return {"kind": kind, "step": None, "repair": None, "reason": reason}
+
+
+def _ignore(_answer: Message) -> None:
+    """Do nothing: whoever asked has been answered."""

@@ -72,6 +72,13 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) 
     help="Steps between comparisons of the workers' states.  [default: what the script says]",
 )
 @click.option(
+    "--snapshot-copies",
+    type=int,
+    metavar="1|2",
+    help="Workers that hold a snapshot of each slice.  [default: 2, on different nodes if there "
+    "are several]",
+)
+@click.option(
     "--heartbeat-timeout",
     type=float,
     default=DEFAULT_HEARTBEAT_TIMEOUT_S,

@@ -19,7 +19,7 @@ from holdfast.checkpoint.reader import restore_newest
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime import pending_shard
+from holdfast.runtime import snapshot_place
 from holdfast.runtime.channel import FDS, Channel, Message, pair
 from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.heartbeat import HeartbeatPage
@@ -76,8 +76,10 @@ class Worker:
         self._thread = ThreadPoolExecutor(1)
         self.shards = Shards(context, CheckpointStore(run_dir), self._thread)
 
-    def begin(self, plan: SavePlan, digest: str = "00") -> PendingShard:
-        return self.shards.begin(plan, self.rank, STATE, digest)
+    def begin(
+        self, plan: SavePlan, digest: str = "00", seconds: tuple[int, ...] = ()
+    ) -> PendingShard:
+        return self.shards.begin(plan, (self.rank, *seconds), STATE, digest)
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -99,9 +101,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(theirs,))
         self._thread.start()
 
-    def write(self, worker: Worker) -> Message:
-        """Hand the newest snapshot of a worker over; return the answer."""
-        message = worker.sent[-1]
+    def write(self, worker: Worker, which: int = -1) -> Message:
+        """Hand one of a worker's snapshots over, the newest if not told; return the answer."""
+        message = worker.sent[which]
         self.channel.send({k: v for k, v in message.items() if k != FDS}, message[FDS])
         return self._answer()
 
@@ -110,6 +112,15 @@ class Writer:
         answer = self._answer()
         assert answer["kind"] == "settled"
         step: int | None = answer["step"]
+        return step
+
+    def mend(self, step: int) -> Message:
+        self.channel.send({"kind": "mend", "step": step})
+        return self._answer()
+
+    def kept(self) -> int | None:
+        self.channel.send({"kind": "keeps"})
+        step: int | None = self._answer()["step"]
         return step
 
     def close(self) -> None:
@@ -150,6 +161,14 @@ def restored_step(run_dir: Path) -> int | None:
     for name, tensor in STATE.items():
         assert restored.state[name].tobytes() == tensor.tobytes()
     return restored.manifest.step
+
+
+def flip_a_bit(message: Message) -> None:
+    """Change one bit of a snapshot's first tensor in memory."""
+    (fd,) = message[FDS]
+    offset = message["record"]["pieces"][0]["offset"] + 17
+    (byte,) = os.pread(fd, 1, offset)
+    os.pwrite(fd, bytes([byte ^ 16]), offset)
 
 
 def test_snapshot_survives_its_way_as_json(workers: list[Worker], tmp_path: Path) -> None:
@@ -283,16 +302,135 @@ def test_bit_that_flips_in_a_snapshot_fails_the_save(
     workers: list[Worker], writer: Writer, tmp_path: Path
 ) -> None:
     workers[0].begin(plan_of())
-    fd = workers[0].sent[-1][FDS][0]
-    offset = workers[0].sent[-1]["record"]["pieces"][0]["offset"]
-    (byte,) = os.pread(fd, 1, offset + 17)
-    os.pwrite(fd, bytes([byte ^ 16]), offset + 17)
+    flip_a_bit(workers[0].sent[-1])
 
     answer = writer.write(workers[0])
 
     assert answer["kind"] == "failed"
     assert "tensor 'a' have changed in the memory of the snapshot" in answer["reason"]
     assert restored_step(tmp_path) is None
+
+
+def test_second_copy_is_written_where_the_first_has_changed(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[0].begin(plan_of())
+    workers[1].begin(plan_of(), seconds=(0,))
+    flip_a_bit(workers[0].sent[-1])
+
+    assert [writer.write(workers[1], which)["kind"] for which in (0, 1)] == ["held", "durable"]
+    assert writer.write(workers[0])["kind"] == "durable"
+
+    assert writer.settle() == 30
+    assert restored_step(tmp_path) == 30
+    told = [r for r in read_journal(tmp_path / "journal.jsonl") if r["event"] == "snapshot_damaged"]
+    assert [record["shard"] for record in told] == [0]
+
+
+def test_second_copy_of_another_state_is_not_written(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[0].begin(plan_of(), digest="00")
+    workers[1].begin(plan_of(), digest="01", seconds=(0,))
+    flip_a_bit(workers[0].sent[-1])
+    writer.write(workers[1], 0)
+
+    assert writer.write(workers[0])["kind"] == "failed"
+
+
+def test_second_copy_that_has_changed_too_is_not_written(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[0].begin(plan_of())
+    workers[1].begin(plan_of(), seconds=(0,))
+    for message in (workers[0].sent[0], workers[1].sent[0]):
+        flip_a_bit(message)
+    writer.write(workers[1], 0)
+
+    assert writer.write(workers[0])["kind"] == "failed"
+    assert writer.settle() is None
+
+
+def test_worker_that_died_before_its_snapshot_was_whole_is_stood_in_for(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[1].begin(plan_of(), seconds=(0,))
+    for which in (0, 1):
+        writer.write(workers[1], which)
+
+    assert writer.settle() == 30
+
+    assert restored_step(tmp_path) == 30
+
+
+def test_second_copies_of_an_older_save_complete_no_newer_one(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    workers[1].begin(plan_of(step=40, attempt=2))
+    writer.write(workers[1])
+    workers[1].begin(plan_of(step=30, attempt=1), seconds=(0,))
+    writer.write(workers[1], 1)
+
+    assert writer.settle() is None
+    assert restored_step(tmp_path) is None
+
+
+def test_without_memory_for_second_copies_there_are_none(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[int] = []
+
+    def take(size: int) -> SnapshotMemory:
+        taken.append(size)
+        if len(taken) > 1:
+            raise OSError(12, f"no {size} bytes")
+        return SnapshotMemory(size)
+
+    monkeypatch.setattr(snapshot_place, "SnapshotMemory", take)
+
+    workers[0].begin(plan_of(), seconds=(1,))
+
+    assert [message["shard"] for message in workers[0].sent] == [0]
+    assert "no memory for a second copy" in caplog.text
+
+
+def test_damage_on_the_disk_is_mended_from_memory(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    for worker in workers:
+        worker.begin(plan_of())
+        writer.write(worker)
+    assert writer.kept() is None
+    writer.settle()
+    assert writer.kept() == 30
+    for shard in tmp_path.glob("checkpoints/step-*/shard-*"):
+        shard.write_bytes(b"rubbish")
+
+    answer = writer.mend(30)
+
+    assert answer["reason"] is None
+    assert len(answer["repair"]["faults"]) > 2
+    assert restored_step(tmp_path) == 30
+    assert writer.mend(30)["repair"]["faults"] == []
+
+
+def test_images_of_the_last_whole_save_are_kept_beside_the_next(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    for worker in workers:
+        worker.begin(plan_of(step=30, attempt=1))
+        writer.write(worker)
+    records = [Snapshot.of(worker.sent[0]).record for worker in workers]
+    CheckpointStore(tmp_path).staging(30, 7, 1).commit(plan_of().manifest(records))
+    workers[0].begin(plan_of(step=40, attempt=2))
+    writer.write(workers[0])
+    assert writer.settle() is None
+    for shard in tmp_path.glob("checkpoints/step-*/shard-*"):
+        shard.write_bytes(b"rubbish")
+
+    assert writer.mend(40)["reason"] == "there are no snapshots of it in memory"
+    assert writer.mend(30)["reason"] is None
+    assert restored_step(tmp_path) == 30
 
 
 def test_run_directory_that_is_gone_fails_the_save_and_not_the_writer(
@@ -351,7 +489,7 @@ def test_without_memory_the_worker_writes_by_itself(
     def refuse(size: int) -> SnapshotMemory:
         raise OSError(12, f"no {size} bytes")
 
-    monkeypatch.setattr(pending_shard, "SnapshotMemory", refuse)
+    monkeypatch.setattr(snapshot_place, "SnapshotMemory", refuse)
 
     shard = workers[0].begin(plan_of())
 

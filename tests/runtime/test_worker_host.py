@@ -57,7 +57,7 @@ class FakeWriter:
 
     def __init__(self, reactor: Reactor, owner: WorkerHost) -> None:
         self.snapshots: list[Message] = []
-        self.waiting: list[Callable[[int | None], None]] = []
+        self.waiting: list[Callable[[Message], None]] = []
         self.pid = None
         owner.writer = self  # type: ignore[attr-defined]
 
@@ -70,11 +70,11 @@ class FakeWriter:
     def write(self, snapshot: Message) -> None:
         self.snapshots.append(snapshot)
 
-    def settle(self, then: Callable[[int | None], None], *, is_urgent: bool) -> None:
+    def settle(self, then: Callable[[Message], None], *, is_urgent: bool) -> None:
         self.waiting.append(then)
 
     def settled(self, step: int | None) -> None:
-        self.waiting.pop()(step)
+        self.waiting.pop()({"kind": "settled", "step": step})
 
     def look(self, now: float) -> None: ...
 
@@ -244,7 +244,7 @@ def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Hos
 
 
 def test_answers_of_the_writer_reach_the_page_and_failures_everyone(host: Host) -> None:
-    def answer(kind: str, worker: int, attempt: int) -> None:
+    def answer(kind: str, worker: int, attempt: int, *, is_second: bool = False) -> None:
         host.real.on_written(
             {
                 "kind": kind,
@@ -252,6 +252,7 @@ def test_answers_of_the_writer_reach_the_page_and_failures_everyone(host: Host) 
                 "worker": worker,
                 "attempt": attempt,
                 "step": 30,
+                "is_second": is_second,
                 "reason": "the disk is full",
             }
         )
@@ -259,9 +260,10 @@ def test_answers_of_the_writer_reach_the_page_and_failures_everyone(host: Host) 
     answer("durable", 0, 4)
     answer("failed", 1, 4)
     answer("durable", 7, 4)
+    answer("failed", 0, 5, is_second=True)
 
     assert (host.pages[0].is_answered(4), host.pages[0].failed_save) == (True, 0)
     assert (host.pages[1].is_answered(4), host.pages[1].failed_save) == (True, 4)
-    assert not host.pages[0].is_answered(5)
+    assert not host.pages[0].is_answered(5), "nobody waits for a second copy"
     (notice,) = [event["report"]["text"] for event in host.events if "report" in event]
     assert notice == "the checkpoint of step 30 failed: the disk is full"

@@ -57,6 +57,8 @@ class Agent:
             "kind": "snapshot",
             "launch": 1,
             "worker": 0,
+            "shard": 0,
+            "is_second": False,
             **snapshot.as_json(),
             FDS: [os.dup(fd)],
         }
@@ -68,7 +70,7 @@ class Agent:
 
     def settle(self) -> int | None:
         found: list[int | None] = []
-        self.link.settle(found.append)
+        self.link.settle(lambda answer: found.append(answer["step"]))
         self.wait_until(lambda: bool(found))
         return found[0]
 
@@ -115,7 +117,7 @@ def test_nobody_waits_for_a_writer_that_is_dead(agent: Agent) -> None:
     assert agent.link.pid is not None
     os.kill(agent.link.pid, signal.SIGSTOP)
     found: list[int | None] = []
-    agent.link.settle(found.append)
+    agent.link.settle(lambda answer: found.append(answer["step"]))
     os.kill(agent.link.pid, signal.SIGKILL)
 
     agent.wait_until(lambda: bool(found))
@@ -142,6 +144,35 @@ def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: Agent) ->
     assert agent.answers[1]["kind"] == "durable"
 
 
+def test_damage_on_the_disk_is_mended_by_the_process(agent: Agent, tmp_path: Path) -> None:
+    agent.write(attempt=1)
+    assert agent.settle() == 30
+    (shard,) = tmp_path.glob("checkpoints/step-*/shard-*")
+    shard.write_bytes(b"rubbish")
+    found: list[Message] = []
+
+    agent.link.ask({"kind": "mend", "step": 30}, found.append)
+    agent.wait_until(lambda: bool(found))
+
+    assert found[0]["reason"] is None
+    assert found[0]["repair"]["taken"] == 2
+    assert shard.stat().st_size > 30000
+
+
+def test_nobody_waits_for_a_mend_of_a_writer_that_is_dead(agent: Agent) -> None:
+    assert agent.link.pid is not None
+    os.kill(agent.link.pid, signal.SIGSTOP)
+    found: list[Message] = []
+    agent.link.ask({"kind": "mend", "step": 30}, found.append)
+    os.kill(agent.link.pid, signal.SIGKILL)
+
+    agent.wait_until(lambda: bool(found))
+
+    assert "has died" in found[0]["reason"]
+    agent.link.ask({"kind": "mend", "step": 30}, found.append)
+    assert "no process" in found[1]["reason"]
+
+
 @pytest.mark.parametrize(
     ("is_urgent", "bound_s"), [(False, ANSWERED_WITHIN_S), (True, KILLED_SETTLES_WITHIN_S)]
 )
@@ -153,7 +184,7 @@ def test_settling_has_a_bound(
     assert agent.link.pid is not None
     os.kill(agent.link.pid, signal.SIGSTOP)
     found: list[int | None] = []
-    agent.link.settle(found.append, is_urgent=is_urgent)
+    agent.link.settle(lambda answer: found.append(answer["step"]), is_urgent=is_urgent)
 
     agent.link.look(agent.now + bound_s - 1)
     assert found == []
@@ -165,8 +196,8 @@ def test_settling_has_a_bound(
 
 def test_whoever_waited_before_waits_no_longer(agent: Agent) -> None:
     found: list[str] = []
-    agent.link.settle(lambda step: found.append(f"first {step}"))
-    agent.link.settle(lambda step: found.append(f"second {step}"))
+    agent.link.settle(lambda answer: found.append(f"first {answer['step']}"))
+    agent.link.settle(lambda answer: found.append(f"second {answer['step']}"))
 
     agent.wait_until(lambda: len(found) == 2)
 

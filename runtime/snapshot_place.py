@@ -1,0 +1,81 @@
+"""Where a worker puts its snapshots in one world: its own shard, and those that it holds second.
+
+Each shard has memory of its own, laid out once.  Room for second copies is welcome and
+not needed: a worker that has none holds none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from holdfast.checkpoint.image import ShardImage
+from holdfast.checkpoint.layout import ShardLayout
+from holdfast.checkpoint.record import ShardRecord
+from holdfast.runtime.heartbeat import HeartbeatPage
+from holdfast.runtime.snapshot import SavePlan, State
+from holdfast.runtime.snapshot_memory import SnapshotMemory
+
+_LOG = logging.getLogger(__name__)
+
+
+class SnapshotPlace:
+    """Memory for the snapshots of one layout."""
+
+    def __init__(self, layout: ShardLayout, shards: Sequence[int], run_id: str) -> None:
+        """Take memory for ``shards``, the worker's own first.
+
+        Raises:
+            OSError: there is not that much for its own.
+        """
+        first, *seconds = (ShardImage(layout, shard, run_id) for shard in shards)
+        self._desks = [_Desk(first)]
+        self._attempts = [0, 0]
+        try:
+            for image in seconds:
+                self._desks.append(_Desk(image))
+        except (OSError, MemoryError) as error:
+            _LOG.warning("no memory for a second copy of %d bytes (%s)", image.size, error)
+
+    def is_free(self, page: HeartbeatPage) -> bool:
+        """Return whether the buffers whose turn it is have been written."""
+        return page.is_answered(self._attempts[0])
+
+    def take(self, plan: SavePlan, state: State) -> list[tuple[int, ShardRecord]]:
+        """Make the snapshots; return their descriptors and records, the worker's own last.
+
+        So a second copy is there before the first one is looked at.
+        """
+        self._attempts = [self._attempts[1], plan.attempt]
+        return [desk.fill(plan, state) for desk in reversed(self._desks)]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for desk in self._desks:
+            desk.memory.close()
+
+
+class _Desk:
+    """A shard's image and the memory for two of it."""
+
+    def __init__(self, image: ShardImage) -> None:
+        self._image = image
+        self.memory = SnapshotMemory(image.size)
+
+    def fill(self, plan: SavePlan, state: State) -> tuple[int, ShardRecord]:
+        """Make a snapshot; return its descriptor and record."""
+        fd, buffer = self.memory.next()
+        return fd, self._image.fill(buffer, state, plan.header)
+
+
+def take_place(layout: ShardLayout, shards: Sequence[int], run_id: str) -> SnapshotPlace | None:
+    """Return memory for snapshots, None if there is not that much."""
+    try:
+        return SnapshotPlace(layout, shards, run_id)
+    except (OSError, MemoryError) as error:
+        _LOG.warning(
+            "no memory for snapshots (%s): checkpoints are written by the worker itself, "
+            "from a copy made anew each time",
+            error,
+        )
+        return None
