@@ -2,6 +2,7 @@
 
 Nothing in an image is believed, since memory may change and its worker may write the next
 snapshot into it: whoever uses one compares it with the digests that its record has.
+A save may be complete in memory and not durable, because the disk is full or gone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,25 +22,28 @@ from holdfast.runtime.snapshot import SavePlan, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot and its image; the memory stays as long as somebody has this."""
+    """A snapshot and its image; ``fd`` is the memory's, for others to map it, too."""
 
     snapshot: Snapshot
     image: memoryview
+    fd: int
 
     @staticmethod
     def of(message: Message) -> HeldSnapshot:
-        """Map the memory that came with a message, and close its descriptor.
+        """Map the memory that came with a message, and own its descriptor.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError: it cannot be mapped; then the descriptor is closed.
         """
         (fd,) = message[FDS]
         snapshot = Snapshot.of(message)
         try:
             memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-        finally:
+        except OSError:
             os.close(fd)
-        return HeldSnapshot(snapshot, memoryview(memory)[: snapshot.record.size])
+            raise
+        # Unmapped with its last view: after an error, the traceback still holds some.
+        return HeldSnapshot(snapshot, memoryview(memory)[: snapshot.record.size], fd)
 
     def is_of_same_state(self, other: HeldSnapshot) -> bool:
         """Return whether both are of one shard, and of states that are alike."""
@@ -50,13 +53,14 @@ class HeldSnapshot:
 
 @dataclass(slots=True)
 class HeldSave:
-    """What there is of a save: shards that are durable, and second copies, by index."""
+    """What there is of a save, by the index of the shard: first and second copies, durable ones."""
 
     run_dir: Path
     plan: SavePlan
     began: float = field(default_factory=time.monotonic)
-    durable: dict[int, HeldSnapshot] = field(default_factory=dict)
+    firsts: dict[int, HeldSnapshot] = field(default_factory=dict)
     seconds: dict[int, HeldSnapshot] = field(default_factory=dict)
+    durable: dict[int, HeldSnapshot] = field(default_factory=dict)
 
     @staticmethod
     def begun_by(snapshot: Snapshot) -> HeldSave:
@@ -74,24 +78,35 @@ class HeldSave:
         return self.plan.header.generation, self.plan.attempt
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all shards are durable, and of one and the same state."""
-        digests = {held.snapshot.state_digest for held in self.durable.values()}
-        return len(self.durable) == self.plan.layout.writers and len(digests) == 1
+    def images(self) -> dict[int, HeldSnapshot]:
+        """The best copy in memory of each shard: the one that was found sound, if any was."""
+        return {**self.seconds, **self.firsts, **self.durable}
 
-    def spare_copies(self) -> Iterator[HeldSnapshot]:
-        """Yield second copies of the shards that are not durable."""
-        for index, held in self.seconds.items():
-            if index not in self.durable:
-                yield held
+    @property
+    def is_complete(self) -> bool:
+        """Whether all shards are in memory, and of one and the same state."""
+        images = self.images
+        digests = {held.snapshot.state_digest for held in images.values()}
+        return len(images) == self.plan.layout.writers and len(digests) == 1
+
+    def lacking(self) -> list[HeldSnapshot]:
+        """Return the copies of shards that are not durable."""
+        return [held for index, held in self.images.items() if index not in self.durable]
 
     def manifest(self) -> Manifest:
-        """Return the manifest; raises ``CommitRefused`` unless the save is whole."""
-        return self.plan.manifest([held.snapshot.record for held in self.durable.values()])
+        """Return the manifest; raises ``CommitRefused`` unless the save is complete."""
+        return self.plan.manifest([held.snapshot.record for held in self.images.values()])
 
     def as_store(self) -> CheckpointStore:
-        """Return the images of a whole save as a second holder of it."""
-        images = {index: held.image for index, held in self.durable.items()}
+        """Return the images of a complete save as a second holder of it."""
+        images = {index: held.image for index, held in self.images.items()}
         directory = CheckpointStore(self.run_dir).directory
         files = ImageFileSystem(directory, self.manifest(), images)
         return CheckpointStore(self.run_dir, files)
+
+    def close(self) -> None:
+        """Give the memory back, as soon as nobody looks at it any more."""
+        for held in (*self.firsts.values(), *self.seconds.values()):
+            os.close(held.fd)
+        for copies in (self.firsts, self.seconds, self.durable):
+            copies.clear()

@@ -10,7 +10,8 @@ Every snapshot is answered, with ``durable`` or ``held``, or with ``failed`` and
 
 A second copy of a shard is only held, until it is needed: because the first has changed
 in memory, or because its worker died before it was complete.  The images of the newest
-whole save are kept, so that what the disk loses of it is mended from them.
+save that is complete are kept: what the disk has lost or could not take is mended from
+them, or read from them by a job that is relaunched.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SnapshotWriter:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._save: HeldSave | None = None
-        self._whole: HeldSave | None = None
+        self._kept: HeldSave | None = None
 
     def run(self) -> None:
         """Serve until the agent closes the connection; what has arrived is written."""
@@ -56,54 +57,59 @@ class SnapshotWriter:
             elif message["kind"] == "mend":
                 self._mend(message["step"])
             elif message["kind"] == "keeps":
-                self._send({"kind": "kept", "step": self._whole.step if self._whole else None})
+                self._tell_what_is_kept()
 
     def _take(self, message: Message) -> None:
         """Write a snapshot, or hold it if it is a second copy, and answer."""
         answer = {name: message[name] for name in _ANSWERED}
+        keep = _hold if message["is_second"] else _write
         try:
             held = HeldSnapshot.of(message)
             save = self._save_of(held.snapshot)
-            keep = _hold if message["is_second"] else _write
-            self._send({**answer, "kind": keep(held, save), "reason": None})
+            try:
+                self._send({**answer, "kind": keep(held, save), "reason": None})
+            finally:
+                if save is not self._save:
+                    save.close()
         except (CheckpointError, OSError) as error:
             snapshot = Snapshot.of(message)
             _record(snapshot, "checkpoint_failed", worker=message["worker"], reason=str(error))
             self._send({**answer, "kind": "failed", "reason": str(error)})
 
-    def _save_of(self, snapshot: Snapshot) -> HeldSave | None:
-        """Return the save that a snapshot is of, the newest one; None for one of an older save."""
+    def _save_of(self, snapshot: Snapshot) -> HeldSave:
+        """Return the save that a snapshot is of; only the newest one is kept."""
         if self._save is None or self._save.plan.key != snapshot.plan.key:
             begun = HeldSave.begun_by(snapshot)
             if self._save is not None and begun.age < self._save.age:
-                return None
+                return begun
             self._put_away()
             self._save = begun
         return self._save
 
     def _put_away(self) -> None:
-        """Be through with the newest save; keep its images if it is whole."""
-        if self._save is not None and self._save.is_whole:
-            self._whole = self._save
-        self._save = None
+        """Be through with the newest save; keep its images if it is complete."""
+        save, self._save = self._save, None
+        if save is not None and save.is_complete:
+            save, self._kept = self._kept, save
+        if save is not None:
+            save.close()
 
     def _settle(self) -> None:
-        """Commit the newest save if it is whole and nobody has committed it yet."""
+        """Commit the newest save if it is complete and nobody has committed it yet."""
         step: int | None = None
         save = self._save
-        if save is not None:
+        if save is not None and save.is_complete:
             try:
-                _complete(save)
-                step = _commit(save) if save.is_whole else None
+                step = _commit(save)
             except (CheckpointError, OSError) as error:
                 _record(save, "checkpoint_failed", reason=str(error))
         self._put_away()
         self._send({"kind": "settled", "step": step})
 
     def _mend(self, step: int) -> None:
-        """Make a committed step whole from the images that are kept of it, if any are."""
+        """Make a step of the disk whole from the images that are kept of it, if any are."""
         answer: Message = {"kind": "mended", "step": step, "reason": None, "repair": None}
-        save = self._whole
+        save = self._kept
         if save is None or save.step != step:
             answer["reason"] = "there are no snapshots of it in memory"
         else:
@@ -113,6 +119,15 @@ class SnapshotWriter:
                 answer["reason"] = str(error)
         self._send(answer)
 
+    def _tell_what_is_kept(self) -> None:
+        """Tell of which step images are kept, and where whoever asks can map them."""
+        answer: Message = {"kind": "kept", "step": None}
+        if (save := self._kept) is not None:
+            manifest = save.manifest().encode().decode()
+            fds = {index: held.fd for index, held in save.images.items()}
+            answer |= {"step": save.step, "manifest": manifest, "pid": os.getpid(), "fds": fds}
+        self._send(answer)
+
     def _send(self, message: Message) -> None:
         try:
             self._channel.send(message)
@@ -120,35 +135,32 @@ class SnapshotWriter:
             return  # the agent is gone: nobody waits for an answer
 
 
-def _hold(held: HeldSnapshot, save: HeldSave | None) -> str:
+def _hold(held: HeldSnapshot, save: HeldSave) -> str:
     """Keep a second copy until it is needed."""
-    if save is not None:
-        save.seconds[held.snapshot.record.index] = held
+    save.seconds[held.snapshot.record.index] = held
     return "held"
 
 
-def _write(held: HeldSnapshot, save: HeldSave | None) -> str:
-    """Make a shard durable; from its second copy, if the first has changed in memory."""
+def _write(held: HeldSnapshot, save: HeldSave) -> str:
+    """Make a shard durable."""
+    save.firsts[held.snapshot.record.index] = held
+    _write_one_of(held, save)
+    return "durable"
+
+
+def _write_one_of(held: HeldSnapshot, save: HeldSave) -> None:
+    """Write a shard; from its second copy, if the first has changed in memory."""
     index = held.snapshot.record.index
     try:
         _write_shard(held)
     except SnapshotDamaged as error:
-        second = save.seconds.get(index) if save is not None else None
+        second = save.seconds.get(index)
         if second is None or not second.is_of_same_state(held):
             raise
         _record(held.snapshot, "snapshot_damaged", shard=index, reason=str(error))
         _write_shard(second)
         held = second
-    if save is not None:
-        save.durable[index] = held
-    return "durable"
-
-
-def _complete(save: HeldSave) -> None:
-    """Make second copies durable of shards whose workers died before theirs were."""
-    for held in list(save.spare_copies()):
-        _write_shard(held)
-        save.durable[held.snapshot.record.index] = held
+    save.durable[index] = held
 
 
 def _write_shard(held: HeldSnapshot) -> None:
@@ -162,6 +174,8 @@ def _commit(save: HeldSave) -> int:
     store = CheckpointStore(save.run_dir)
     if save.step in store.steps():
         return save.step  # they have done it, and were not able to say so
+    for held in save.lacking():  # their workers died too soon, or the disk was full
+        _write_one_of(held, save)
     staging = store.staging(*save.plan.key)
     staging.take_over()
     manifest = save.manifest()

@@ -286,6 +286,34 @@ def test_snapshot_of_an_older_save_that_comes_late_changes_nothing(
     assert restored_step(tmp_path) == 40
 
 
+def test_memory_of_older_saves_is_given_back(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    """Only the newest complete save and the one in hand are held."""
+
+    def open_memory() -> int:
+        links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return sum("holdfast-snapshot" in str(link.readlink()) for link in links if link.exists())
+
+    begun = open_memory()
+    held = []
+    for step in range(1, 8):
+        for worker in workers:
+            worker.begin(plan_of(step=step, attempt=step))
+            writer.write(worker)
+            worker.page.answer_save(step, is_durable=True)
+            os.close(worker.sent.pop()[FDS][0])
+        held.append(open_memory())
+    workers[0].begin(plan_of(step=1, attempt=8))
+    late = {**workers[0].sent[-1], "attempt": 1}
+    workers[0].sent[-1] = late
+    writer.write(workers[0])
+
+    assert begun < held[0] < held[1]
+    assert set(held[1:]) == {held[1]}
+    assert open_memory() == held[1] + 1, "the one that the test has"
+
+
 def test_memory_is_taken_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old kernel cannot map pages ahead: they are touched one by one."""
     monkeypatch.setattr("holdfast.runtime.snapshot_memory._POPULATE_WRITE", -1)
