@@ -80,7 +80,10 @@ class Disk:
         except StorageFailed as failure:
             if failure.errno not in tolerated:
                 raise
-            self._downgrades[f"names in {path} may be lost by a power cut: {failure}"] = None
+            name = errno.errorcode[failure.errno]
+            self._downgrades[
+                f"a power cut may lose names: directories cannot be synced here ({name})"
+            ] = None
 
     def write_durably(
         self,

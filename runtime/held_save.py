@@ -57,6 +57,7 @@ class HeldSave:
 
     run_dir: Path
     plan: SavePlan
+    store: CheckpointStore
     began: float = field(default_factory=time.monotonic)
     firsts: dict[int, HeldSnapshot] = field(default_factory=dict)
     seconds: dict[int, HeldSnapshot] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class HeldSave:
     @staticmethod
     def begun_by(snapshot: Snapshot) -> HeldSave:
         """Return the save that a snapshot is the first one of."""
-        return HeldSave(snapshot.run_dir, snapshot.plan)
+        return HeldSave(snapshot.run_dir, snapshot.plan, CheckpointStore(snapshot.run_dir))
 
     @property
     def step(self) -> int:
@@ -100,8 +101,7 @@ class HeldSave:
     def as_store(self) -> CheckpointStore:
         """Return the images of a complete save as a second holder of it."""
         images = {index: held.image for index, held in self.images.items()}
-        directory = CheckpointStore(self.run_dir).directory
-        files = ImageFileSystem(directory, self.manifest(), images)
+        files = ImageFileSystem(self.store.directory, self.manifest(), images)
         return CheckpointStore(self.run_dir, files)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.saving import SavePhase, after_vote
 from holdfast.recovery.vote import Bit, Outcome
 from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.membership import Membership
 from holdfast.runtime.memory_check import MemoryCheck
@@ -83,6 +84,7 @@ class Saver:
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0
         self._upkeep = Upkeep(context, self._store, job.retention, self._thread.submit)
+        self._downgrades = Downgrades(self._tell_downgrade)
         self._flight: _Flight | None = None
         self._is_wanted = False
         self._attempts = 0
@@ -244,8 +246,13 @@ class Saver:
         """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
         manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
         flight.staging.commit(manifest)
+        self._downgrades.look(self._store.disk)
         self._upkeep.committed(flight.step, flight.plan.header.generation)
         return manifest.nbytes
+
+    def _tell_downgrade(self, reason: str) -> None:
+        self._context.journal.record("storage_downgrade", reason=reason)
+        self._context.tell_agent({"kind": "notice", "text": f"checkpoints are at risk: {reason}"})
 
     def _committed(self, flight: _Flight) -> None:
         self._flight = None

@@ -27,8 +27,8 @@ from dataclasses import asdict
 
 from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.channel import Channel, Message
+from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.processes import die_with_parent, name_process
@@ -46,6 +46,7 @@ class SnapshotWriter:
         self._channel = channel
         self._save: HeldSave | None = None
         self._kept: HeldSave | None = None
+        self._downgrades = Downgrades(self._tell_downgrade)
 
     def run(self) -> None:
         """Serve until the agent closes the connection; what has arrived is written."""
@@ -69,6 +70,7 @@ class SnapshotWriter:
             try:
                 self._send({**answer, "kind": keep(held, save), "reason": None})
             finally:
+                self._downgrades.look(save.store.disk)
                 if save is not self._save:
                     save.close()
         except (CheckpointError, OSError) as error:
@@ -103,6 +105,7 @@ class SnapshotWriter:
                 step = _commit(save)
             except (CheckpointError, OSError) as error:
                 _record(save, "checkpoint_failed", reason=str(error))
+            self._downgrades.look(save.store.disk)
         self._put_away()
         self._send({"kind": "settled", "step": step})
 
@@ -128,6 +131,10 @@ class SnapshotWriter:
             answer |= {"step": save.step, "manifest": manifest, "pid": os.getpid(), "fds": fds}
         self._send(answer)
 
+    def _tell_downgrade(self, reason: str) -> None:
+        if self._save is not None:
+            _record(self._save, "storage_downgrade", reason=reason)
+
     def _send(self, message: Message) -> None:
         try:
             self._channel.send(message)
@@ -152,31 +159,29 @@ def _write_one_of(held: HeldSnapshot, save: HeldSave) -> None:
     """Write a shard; from its second copy, if the first has changed in memory."""
     index = held.snapshot.record.index
     try:
-        _write_shard(held)
+        _write_shard(held, save)
     except SnapshotDamaged as error:
         second = save.seconds.get(index)
         if second is None or not second.is_of_same_state(held):
             raise
         _record(held.snapshot, "snapshot_damaged", shard=index, reason=str(error))
-        _write_shard(second)
+        _write_shard(second, save)
         held = second
     save.durable[index] = held
 
 
-def _write_shard(held: HeldSnapshot) -> None:
-    snapshot = held.snapshot
-    staging = CheckpointStore(snapshot.run_dir).staging(*snapshot.plan.key)
-    staging.write_image(held.image, snapshot.record, snapshot.plan.layout.writers)
+def _write_shard(held: HeldSnapshot, save: HeldSave) -> None:
+    staging = save.store.staging(*save.plan.key)
+    staging.write_image(held.image, held.snapshot.record, save.plan.layout.writers)
 
 
 def _commit(save: HeldSave) -> int:
     """Commit a save for workers that are dead; return its step."""
-    store = CheckpointStore(save.run_dir)
-    if save.step in store.steps():
+    if save.step in save.store.steps():
         return save.step  # they have done it, and were not able to say so
     for held in save.lacking():  # their workers died too soon, or the disk was full
         _write_one_of(held, save)
-    staging = store.staging(*save.plan.key)
+    staging = save.store.staging(*save.plan.key)
     staging.take_over()
     manifest = save.manifest()
     staging.commit(manifest)
@@ -186,7 +191,7 @@ def _commit(save: HeldSave) -> int:
 
 
 def _repair(save: HeldSave) -> Repair:
-    holders = Holders(CheckpointStore(save.run_dir), save.as_store())
+    holders = Holders(save.store, save.as_store())
     return repair_step(holders, save.step, run_id=save.plan.header.run_id)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 import sys
@@ -24,6 +25,7 @@ from simulation import (
 )
 
 from holdfast.checkpoint.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
@@ -65,6 +67,24 @@ def test_undisturbed_run_completes_every_step(undisturbed: dict[int, Ending]) ->
     for ending in undisturbed.values():
         assert (ending.step, ending.is_complete) == (STEPS, True)
     assert undisturbed[1].sha256 != undisturbed[2].sha256
+
+
+def test_file_system_that_guarantees_less_is_told_of_once(
+    tmp_path: Path, numerics: Numerics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: LocalFileSystem, path: Path) -> None:
+        raise OSError(errno.EINVAL, "directories are not synced here")
+
+    monkeypatch.setattr(LocalFileSystem, "fsync_directory", refuse)
+    job = SimulatedJob(tmp_path / "run", numerics)
+
+    (ending,) = job.launch(Launch(1, 1, 2))
+
+    assert ending is not None
+    assert ending.is_complete
+    assert len(job.journal("checkpoint")) > 1
+    (told,) = job.journal("storage_downgrade")
+    assert "a power cut may lose names" in told["reason"]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5, 8])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.reader import restore_newest
@@ -473,6 +475,25 @@ def test_run_directory_that_is_gone_fails_the_save_and_not_the_writer(
     assert "gone" in answer["reason"]
     workers[0].begin(plan_of(attempt=2))
     assert writer.write(workers[0])["kind"] == "durable"
+
+
+def test_file_system_that_guarantees_less_is_told_of_once(
+    workers: list[Worker], writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: LocalFileSystem, handle: int, size_bytes: int) -> None:
+        raise OSError(errno.ENOTSUP, "no reservations here")
+
+    monkeypatch.setattr(LocalFileSystem, "allocate", refuse)
+
+    for step in (1, 2):
+        for worker in workers:
+            worker.begin(plan_of(step=step, attempt=step))
+            assert writer.write(worker)["kind"] == "durable"
+
+    told = [r for r in read_journal(tmp_path / "journal.jsonl") if "downgrade" in r["event"]]
+    assert [record["reason"] for record in told] == [
+        "space cannot be reserved ahead: a full disk shows late"
+    ]
 
 
 def test_shard_is_done_when_the_page_says_so(workers: list[Worker]) -> None:
