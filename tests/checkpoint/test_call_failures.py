@@ -28,7 +28,6 @@ OLD, NEW = 10, 20
 @pytest.fixture(autouse=True)
 def _early_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards as small as these are written back early too."""
-    monkeypatch.setattr(disk_module, "_WRITEBACK_BYTES", 8192)
     monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
 

@@ -167,8 +167,7 @@ def test_full_device_fails_before_anything_is_written() -> None:
 
 @pytest.fixture
 def _small_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTES", 2)
-    monkeypatch.setattr(module, "_WRITEBACK_BYTES", 4)
+    monkeypatch.setattr(module, "_BATCH_BYTES", 4)
 
 
 @pytest.mark.usefixtures("_small_writeback")
@@ -181,8 +180,7 @@ def test_disk_works_while_the_rest_is_written() -> None:
     operations = [text.split()[0] for text in files.calls]
     assert operations == [
         *("create_exclusive", "allocate"),
-        *("write", "write", "start_writeback"),
-        *("write", "write", "start_writeback"),
+        *("write", "start_writeback"),
         *("write", "fsync", "close"),
     ]
     assert contents(files, FILE) == b"abcdefghij"
@@ -193,11 +191,11 @@ def test_disk_works_while_the_rest_is_written() -> None:
 def test_disk_that_cannot_begin_early_loses_no_guarantee(number: int) -> None:
     files = FakeFileSystem()
     disk = Disk(files)
-    files.fail_at(4, number)
+    files.fail_at(3, number)
 
     disk.write_durably(FILE, BUFFERS)
 
-    assert files.calls[4].startswith("start_writeback")
+    assert files.calls[3].startswith("start_writeback")
     assert contents(files, FILE) == b"headtail"
     assert disk.downgrades == ()
 
@@ -206,12 +204,12 @@ def test_disk_that_cannot_begin_early_loses_no_guarantee(number: int) -> None:
 def test_failed_writeback_gives_the_file_up() -> None:
     """A later sync might claim success: the pages may be marked as clean."""
     files = FakeFileSystem()
-    files.fail_at(4, errno.EIO)
+    files.fail_at(3, errno.EIO)
 
     with pytest.raises(StorageFailed, match="cannot write back /run/file"):
         Disk(files).write_durably(FILE, BUFFERS)
 
-    assert [text.split()[0] for text in files.calls[5:]] == ["close", "unlink"]
+    assert [text.split()[0] for text in files.calls[4:]] == ["close", "unlink"]
 
 
 @pytest.mark.parametrize("worth_a_thread", [0, 100])

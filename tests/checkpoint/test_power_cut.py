@@ -40,7 +40,6 @@ CASES = [
 @pytest.fixture(autouse=True)
 def _early_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards as small as these are written back early too."""
-    monkeypatch.setattr(disk_module, "_WRITEBACK_BYTES", 8192)
     monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
 
