@@ -4,12 +4,17 @@ A repair is a save like any other: staged, synced, renamed, while the damaged st
 is moved to its ``.bad-`` name.  Nothing is removed, and nothing gets into the new
 step that does not verify against its manifest: ours, or the other holder's if ours
 is damaged and both are of one run.
+
+What was moved aside still counts: of a step that is gone, the parts are kept that its
+``.bad-`` directory has.  So a repair that was cut short between its two renames, and a
+step that a scrub has found, lose nothing that was sound.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, RepairImpossible
 from holdfast.checkpoint.header import Header
@@ -19,6 +24,7 @@ from holdfast.checkpoint.names import StagingName, shard_name, step_name
 from holdfast.checkpoint.part import Part, parts_of, read_part
 from holdfast.checkpoint.record import PieceRecord, ShardRecord
 from holdfast.checkpoint.repair_plan import RepairPlan, plan_repair
+from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore, Staging
 from holdfast.checkpoint.verification import refuse_other_run
 
@@ -56,7 +62,7 @@ def repair_step(
     """
     manifest, complaint = _manifest(holders, step, run_id)
     mine = _inventory(holders.here, manifest, progress)
-    if complaint is None and mine.is_whole:
+    if not complaint and mine.is_whole:
         return Repair(step)
     plan = plan_repair(manifest, mine, _inventory(holders.there, manifest, progress))
     name = _staging_name(holders.here, manifest)
@@ -73,11 +79,12 @@ def repair_step(
     return Repair(step, faults, len(plan.taken), len(plan.kept | plan.taken), bad_name)
 
 
-def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest, str | None]:
-    """Return our manifest, or the other holder's and what is wrong with ours."""
-    complaint = None
+def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest, str]:
+    """Return our manifest, or the other holder's; and what is wrong with ours, if anything."""
+    directory = _directory(holders.here, step)
+    complaint = "" if directory.name == step_name(step) else f"it was moved to {directory.name}"
     try:
-        manifest = holders.here.scan(step).manifest_alone()
+        manifest = Scan(holders.here.disk, directory, step).manifest_alone()
     except CheckpointInvalid as ours:
         complaint = ours.reason
         if run_id is None:
@@ -98,8 +105,17 @@ def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manife
 
 
 def _inventory(store: CheckpointStore, manifest: Manifest, progress: Progress) -> Inventory:
-    directory = store.directory / step_name(manifest.step)
-    return take_inventory(store.disk, directory, manifest, progress)
+    return take_inventory(store.disk, _directory(store, manifest.step), manifest, progress)
+
+
+def _directory(store: CheckpointStore, step: int) -> Path:
+    """Return where a step lies, or what is left of it if it was moved aside."""
+    directory = store.directory / step_name(step)
+    if store.disk.is_directory(directory):
+        return directory
+    parsed = ((name, StagingName.parse_bad(name)) for name in store.names())
+    aside = [name for name, bad in parsed if bad is not None and bad.step == step]
+    return store.directory / aside[-1] if aside else directory
 
 
 def _staging_name(store: CheckpointStore, manifest: Manifest) -> StagingName:
@@ -121,7 +137,7 @@ def _holder(part: Part, plan: RepairPlan, holders: Holders) -> CheckpointStore:
 
 
 def _fetch(manifest: Manifest, part: Part, image: memoryview, *, store: CheckpointStore) -> None:
-    directory = store.directory / step_name(manifest.step)
+    directory = _directory(store, manifest.step)
     with store.disk.reading(directory / shard_name(part.shard, manifest.writers)) as file:
         read_part(file, part, image)  # what has changed since is found when the image is checked
 

@@ -175,6 +175,23 @@ def test_step_that_is_gone_is_taken_as_a_whole(copies: Copies) -> None:
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
 
 
+@pytest.mark.parametrize("damage", [lambda _: None, remove_a_shard, remove_the_manifest])
+def test_parts_of_a_step_that_was_moved_aside_are_kept(
+    damage: Callable[[CheckpointStore], None], copies: Copies
+) -> None:
+    damage(copies.here)
+    flip_in_a_piece(copies.there)
+    aside = f".bad-{STEP:012d}-g2-a1"
+    (copies.here.directory / step_name(STEP)).rename(copies.here.directory / aside)
+
+    found = repair(copies)
+
+    assert (found.taken < found.parts, found.bad_name) == (True, None)
+    assert any(aside in fault or "shard" in fault or "MANIFEST" in fault for fault in found.faults)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+    assert copies.here.names() == (aside, step_name(STEP))
+
+
 def test_second_repair_keeps_both_damaged_steps(copies: Copies) -> None:
     names = []
     for damage in (cut_short, remove_a_shard):
