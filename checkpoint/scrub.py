@@ -6,21 +6,27 @@ it belongs to the thread that commits and prunes; it reads a step that was found
 damaged once more before it touches it, since the step may have been saved again, or
 removed, meanwhile.
 
-A damaged step is moved only while another one is known to verify.  The last one
-stays under its name: what is left of it is worth more than a tidy directory.
+A damaged step is mended if that can be done.  Else it is moved, but only while another
+one is known to verify.  The last one stays under its name: what is left of it is worth
+more than a tidy directory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
 from holdfast.checkpoint.names import next_bad_name, step_name
 from holdfast.checkpoint.read_marks import ReadMarks, read_back
+from holdfast.checkpoint.repair import Repair
 from holdfast.checkpoint.store import CheckpointStore
 
 DEFAULT_INTERVAL_S = 3600.0
+
+Mend: TypeAlias = Callable[[int], Repair | None]
+"""Makes a damaged step whole; returns None if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +39,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ScrubFailure:
-    """A step that does not verify any more, and where it was moved, if it was."""
+    """A step that does not verify any more, where it was moved, and whether it is whole again."""
 
     step: int
     reason: str
     moved_to: str | None = None
+    is_mended: bool = False
 
     def __str__(self) -> str:
-        if self.moved_to is None:
+        if self.is_mended:
+            fate = "it was mended; look at the disk"
+        elif self.moved_to is None:
             fate = "it stays where it is; look at the disk"
         else:
             fate = f"it was moved to {self.moved_to}; look at the disk"
@@ -57,8 +66,12 @@ def next_step(steps: Iterable[int], time_of: Callable[[int], float | None]) -> i
     return min(steps, key=age_rank, default=None)
 
 
+def _never(_step: int) -> None:
+    """Mend nothing: there is no second holder."""
+
+
 class Scrubber:
-    """Reads one committed step of a store every ``interval_s`` seconds."""
+    """Reads one committed step of a store every ``interval_s`` seconds, none for 0."""
 
     def __init__(
         self,
@@ -66,18 +79,20 @@ class Scrubber:
         marks: ReadMarks,
         generation: int,
         interval_s: float = DEFAULT_INTERVAL_S,
+        mend: Mend = _never,
     ) -> None:
         self._store = store
         self._marks = marks
         self._generation = generation
         self._interval_s = interval_s
+        self._mend = mend
         self._last: float | None = None
 
     def due(self, now: float) -> bool:
         """Return whether it is time to read a step; the first time comes after an interval."""
         if self._last is None:
             self._last = now
-        return now - self._last >= self._interval_s
+        return self._interval_s > 0 and now - self._last >= self._interval_s
 
     def choose(self, now: float) -> int | None:
         """Return the step to read now, None if there is none, and start the next interval."""
@@ -105,9 +120,12 @@ class Scrubber:
                 return None
             read_back(self._store, finding.step)
         except CheckpointUnreadable as error:
-            return ScrubFailure(finding.step, error.reason)
+            # A bad block looks like this too.
+            unread = ScrubFailure(finding.step, error.reason)
+            return self._mended(finding.step, error.reason, now) or unread
         except CheckpointInvalid as error:
-            return self._set_aside(finding.step, error.reason, now)
+            mended = self._mended(finding.step, error.reason, now)
+            return mended or self._set_aside(finding.step, error.reason, now)
         except StorageFailed as failure:
             return ScrubFailure(finding.step, str(failure))
         self._marks.mark(finding.step, now)
@@ -117,6 +135,14 @@ class Scrubber:
         """Read the step that was verified longest ago, and do what follows from it."""
         step = self.choose(now)
         return None if step is None else self.conclude(self.read(step), now)
+
+    def _mended(self, step: int, reason: str, now: float) -> ScrubFailure | None:
+        """Make a damaged step whole; return None if it cannot be."""
+        repair = self._mend(step)
+        if repair is None:
+            return None
+        self._marks.mark(step, now)
+        return ScrubFailure(step, reason, repair.bad_name, is_mended=True)
 
     def _set_aside(self, step: int, reason: str, now: float) -> ScrubFailure:
         """Move a damaged step out of sight, if a step that verifies is left without it."""

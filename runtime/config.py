@@ -19,6 +19,7 @@ from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.processes import usable_cores
+from holdfast.runtime.worker_config import DEFAULT_SCRUB_EVERY_S
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,7 +45,8 @@ class RunConfig:
     warm processes import before they become workers; one that is not installed
     is the script's business, not the pool's.  ``save_every`` and ``verify_every``
     override the script's.  ``snapshot_copies`` are those of each slice in memory: None stands
-    for a second one where there are several nodes.
+    for a second one where there are several nodes.  ``scrub_every_s`` of 0 means
+    never.
     """
 
     script: Path
@@ -58,6 +60,8 @@ class RunConfig:
     save_every: str | None = None
     verify_every: int | None = None
     snapshot_copies: int | None = None
+    scrub_every_s: float = DEFAULT_SCRUB_EVERY_S
+    repair_from: Path | None = None
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     max_restarts: int = DEFAULT_MAX_RESTARTS
     faults: tuple[str, ...] = ()
@@ -73,7 +77,7 @@ class RunConfig:
 
         Raises:
             UsageError: a value is out of range, a schedule or a fault address does not
-                parse, or the script is no file.
+                parse, the script is no file, or the run is to be repaired from itself.
         """
         _at_least(1, self.workers, "-n (workers)")
         _at_least(0, self.spares, "--spares")
@@ -93,6 +97,8 @@ class RunConfig:
             _at_least(0, self.verify_every, "--verify-every")
         if self.snapshot_copies not in (None, 1, 2):
             raise UsageError(f"--snapshot-copies must be 1 or 2, got {self.snapshot_copies}")
+        _check_scrubs(self.scrub_every_s)
+        _check_mirror(self.repair_from, self.run_dir)
         _check_schedule(self.save_every)
         _check_faults(self.faults)
         _check_script(self.script)
@@ -155,6 +161,20 @@ def _check_schedule(save_every: str | None) -> None:
             parse_schedule(save_every)
     except RecoveryError as error:
         raise UsageError(f"--save-every: {error}") from error
+
+
+def _check_scrubs(scrub_every_s: float) -> None:
+    if not (scrub_every_s >= 0 and math.isfinite(scrub_every_s)):
+        raise UsageError(
+            f"--scrub-every must be a number of seconds, or 0 or never for none, "
+            f"got {scrub_every_s}"
+        )
+
+
+def _check_mirror(repair_from: Path | None, run_dir: Path) -> None:
+    """Refuse the run itself; whether there is a mirror matters only once one is needed."""
+    if repair_from is not None and repair_from.resolve() == run_dir.resolve():
+        raise UsageError(f"--repair-from {repair_from} is the run itself; give another copy of it")
 
 
 def _check_faults(faults: tuple[str, ...]) -> None:

@@ -58,6 +58,8 @@ class JobSetup:
             "save_every": config.save_every,
             "verify_every": config.verify_every,
             "snapshot_copies": config.snapshot_copies,
+            "scrub_every_s": config.scrub_every_s,
+            "repair_from": None if config.repair_from is None else str(config.repair_from),
         }
 
 

@@ -4,12 +4,17 @@ All agree on one step.  Each worker reads and verifies its part of the shards, a
 the network does the rest: a file system gives every byte once.  Digests come first:
 no byte is sent on before all shards have verified, nothing is loaded before all
 workers have everything, and a step that fails for one is rejected by all.
+
+A step that was rejected is mended from a second holder by rank 0, where there is one, and
+read once more.  A step that only a second holder has is a candidate like any other: if it
+is newer than all that are here, then the disk has lost it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,10 +31,18 @@ from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.initial_weights import load_initial_weights
+from holdfast.runtime.mending import Mender
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.numerics_check import check_resumed
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.training_job import TrainingJob
+
+
+class _Candidate(NamedTuple):
+    """A step that may be restored; one that is not here only a second holder has."""
+
+    step: int
+    is_here: bool
 
 
 class JobRestore:
@@ -40,6 +53,9 @@ class JobRestore:
         self._job = job
         self._replica = replica
         self._store = CheckpointStore(context.run_dir)
+        self._mender = Mender(context)
+        # Later rank 0 may know of one that is of no use, and still all do the same.
+        self._has_second_holder = self._mender.has_holders
 
     def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
         """Return the newest state that verifies, None if the run has no checkpoint.
@@ -55,18 +71,17 @@ class JobRestore:
         is_first = communicator.rank == 0
         if is_first:
             self._store.clean_staging(self._context.config.generation)
-        steps = json.loads(_from_first(communicator, json.dumps(self._steps(is_first))))
-        for step in steps:
-            restored = self._read(communicator, step, fresh)
+        candidates = self._agreed_candidates(communicator)
+        for candidate in candidates:
+            restored = self._restore(communicator, candidate, fresh)
             if restored is not None:
                 if is_first:
-                    generation = self._context.config.generation
-                    self._context.journal.record("restored", step=step, generation=generation)
+                    self._record(candidate.step)
                     self._prune()
                 return restored
-        if steps:
+        if candidates:
             raise RecoveryImpossible(
-                f"none of the {len(steps)} checkpoints in {self._context.run_dir} is valid; "
+                f"none of the {len(candidates)} checkpoints in {self._context.run_dir} is valid; "
                 "restore one from a backup, or start over with --fresh"
             )
         if is_first:  # whose state all others are given
@@ -78,8 +93,38 @@ class JobRestore:
         for reason in prune(self._store, self._job.retention):
             self._context.journal.record("prune_failed", reason=reason)
 
-    def _steps(self, is_first: bool) -> list[int]:  # noqa: FBT001
-        return list(self._store.steps()) if is_first else []
+    def _record(self, step: int) -> None:
+        generation = self._context.config.generation
+        self._context.journal.record("restored", step=step, generation=generation)
+
+    def _agreed_candidates(self, communicator: Communicator) -> list[_Candidate]:
+        """Return what rank 0 finds here and at the second holders, newest first."""
+        found = self._candidates() if communicator.rank == 0 else []
+        agreed = json.loads(_from_first(communicator, json.dumps(found)))
+        return [_Candidate(step, is_here) for step, is_here in agreed]
+
+    def _candidates(self) -> list[_Candidate]:
+        here = set(self._store.steps())
+        steps = sorted(here | self._mender.steps(), reverse=True)
+        return [_Candidate(step, step in here) for step in steps]
+
+    def _restore(
+        self, communicator: Communicator, candidate: _Candidate, fresh: Cursor
+    ) -> Restored | None:
+        """Return the state of a step, mended if it must be and can; None on all workers alike."""
+        restored = None
+        if candidate.is_here:
+            restored = self._read(communicator, candidate.step, fresh)
+        if restored is None and self._is_mended(communicator, candidate.step):
+            restored = self._read(communicator, candidate.step, fresh)
+        return restored
+
+    def _is_mended(self, communicator: Communicator, step: int) -> bool:
+        """Return whether rank 0 has made a step whole, or found it so."""
+        if not self._has_second_holder:
+            return False
+        is_whole = communicator.rank == 0 and self._mender.mend(step) is not None
+        return bool(json.loads(_from_first(communicator, json.dumps(is_whole))))
 
     def _read(self, communicator: Communicator, step: int, fresh: Cursor) -> Restored | None:
         """Return the state of ``step``, or None on all workers if any of them rejects it."""

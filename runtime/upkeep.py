@@ -17,6 +17,7 @@ from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.scrub import Finding, Scrubber
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.mending import Mender
 
 _LOWEST_PRIORITY = 19
 
@@ -43,7 +44,10 @@ class Upkeep:
         self._store = store
         self._marks = ReadMarks()
         self._pruner = Pruner(store, retention, self._marks)
-        self._scrubber = Scrubber(store, self._marks, context.config.generation)
+        config = context.config
+        self._scrubber = Scrubber(
+            store, self._marks, config.generation, config.scrub_every_s, Mender(context).mend
+        )
         self._reader: threading.Thread | None = None
 
     def committed(self, step: int, generation: int) -> None:
@@ -76,6 +80,10 @@ class Upkeep:
             self._context.journal.record("scrubbed", step=finding.step)
             return
         self._context.journal.record(
-            "scrub_failed", step=failure.step, reason=failure.reason, moved_to=failure.moved_to
+            "scrub_failed",
+            step=failure.step,
+            reason=failure.reason,
+            moved_to=failure.moved_to,
+            mended=failure.is_mended,
         )
         self._context.tell_agent({"kind": "notice", "text": str(failure)})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.recovery.world import WorkerId
 
+DEFAULT_SCRUB_EVERY_S = 3600.0
 _SECOND_COPY = 2
 
 
@@ -40,6 +41,8 @@ class WorkerConfig:
     verify_every: int | None = None
     nodes: tuple[str, ...] = ()
     snapshot_copies: int | None = None
+    scrub_every_s: float = DEFAULT_SCRUB_EVERY_S
+    repair_from: str | None = None
 
     def lost_with(self, worker: WorkerId) -> str:
         """Return the same text for workers whose snapshots are not to hold each other's slices.

@@ -15,6 +15,7 @@ from holdfast.runtime.config import (
     RunConfig,
     default_run_dir,
 )
+from holdfast.runtime.worker_config import DEFAULT_SCRUB_EVERY_S
 
 _PATH = click.Path(path_type=Path)
 
@@ -24,6 +25,15 @@ class _FaultAddress(click.types.StringParamType):
 
     name = "fault"
     envvar_list_splitter = ";"
+
+
+class _SecondsOrNever(click.types.FloatParamType):
+    """A number of seconds; "never" is 0."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        return 0.0 if value == "never" else float(super().convert(value, param, ctx))
 
 
 def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) -> tuple[str, ...]:
@@ -79,6 +89,19 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) 
     "are several]",
 )
 @click.option(
+    "--scrub-every",
+    type=_SecondsOrNever(),
+    default=DEFAULT_SCRUB_EVERY_S,
+    metavar="SECONDS",
+    help='Time between readings of an old checkpoint, to find damage; 0 or "never" for none.',
+)
+@click.option(
+    "--repair-from",
+    type=_PATH,
+    metavar="DIR",
+    help="Another copy of the run directory, from which damaged checkpoints are mended.",
+)
+@click.option(
     "--heartbeat-timeout",
     type=float,
     default=DEFAULT_HEARTBEAT_TIMEOUT_S,
@@ -123,10 +146,13 @@ def run(script: Path, argv: tuple[str, ...], **options: Any) -> None:
 def _config(script: Path, argv: tuple[str, ...], options: dict[str, Any]) -> RunConfig:
     """Build the job's configuration from the merged options, renamed where values have units."""
     run_dir: Path = options.pop("run_dir") or default_run_dir(script)
+    repair_from: Path | None = options.pop("repair_from")
     return RunConfig(
         script=script.absolute(),
         run_dir=run_dir.absolute(),
         argv=argv,
+        repair_from=None if repair_from is None else repair_from.absolute(),
+        scrub_every_s=options.pop("scrub_every"),
         heartbeat_timeout_s=options.pop("heartbeat_timeout"),
         faults=options.pop("inject"),
         **options,

@@ -14,6 +14,7 @@ from holdfast.checkpoint.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.read_marks import ReadMarks
 from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.repair import Repair
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.scrub import Finding, Scrubber, next_step
 from holdfast.checkpoint.store import CheckpointStore
@@ -141,6 +142,67 @@ def test_what_is_found_is_looked_at_again_before_anything_is_moved(store: Checkp
     assert scrubber.conclude(Finding(15, "it was removed meanwhile"), 5.0) is None
     assert store.steps() == (20, 10)
     assert 10 in marks
+
+
+def test_nothing_is_ever_due_without_an_interval(store: CheckpointStore) -> None:
+    fill(store, 10)
+    scrubber = Scrubber(store, ReadMarks(), GENERATION, interval_s=0.0)
+
+    assert not any(scrubber.due(now) for now in (0.0, 1.0, 1e9))
+
+
+def test_damaged_step_is_mended_before_it_is_moved(store: CheckpointStore) -> None:
+    fill(store, 10, 20)
+    damage(store, 10)
+    asked: list[int] = []
+
+    def mend(step: int) -> Repair:
+        asked.append(step)
+        return Repair(step, ("a bit",), 1, 2, ".bad-1")
+
+    marks = ReadMarks()
+    failure = Scrubber(store, marks, GENERATION, 10.0, mend).run_one(5.0)
+
+    assert failure is not None
+    assert (failure.step, failure.moved_to, failure.is_mended) == (10, ".bad-1", True)
+    assert str(failure).endswith("it was mended; look at the disk")
+    assert asked == [10]
+    assert marks.time_of(10) == 5.0
+    assert store.steps() == (20, 10)
+
+
+def test_step_that_cannot_be_mended_is_moved(store: CheckpointStore) -> None:
+    fill(store, 10, 20)
+    damage(store, 10)
+
+    failure = Scrubber(store, ReadMarks(), GENERATION, 10.0, lambda step: None).run_one(5.0)
+
+    assert failure is not None
+    assert (failure.moved_to, failure.is_mended) == (".bad-000000000010-g7-a1", False)
+
+
+def test_bad_block_is_mended_too() -> None:
+    filesystem = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), filesystem)
+    fill(store, 10, 20)
+    scrubber = Scrubber(store, ReadMarks(), GENERATION, 10.0, Repair)
+    reads = [
+        n for n, call in enumerate(_calls_of_a_conclusion(store, filesystem)) if "read" in call
+    ]
+    assert reads
+
+    filesystem.fail_at(len(filesystem.calls) + reads[0], errno.EIO)
+    failure = scrubber.conclude(Finding(10, "it could not be read"), 0.0)
+
+    assert failure is not None
+    assert failure.is_mended
+    assert "EIO" in failure.reason
+
+
+def _calls_of_a_conclusion(store: CheckpointStore, filesystem: FakeFileSystem) -> list[str]:
+    before = len(filesystem.calls)
+    scrubber_of(store)[0].conclude(Finding(10, "it could not be read"), 0.0)
+    return [str(call) for call in filesystem.calls[before:]]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOSPC])

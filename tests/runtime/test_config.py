@@ -24,6 +24,8 @@ def config(tmp_path: Path) -> RunConfig:
         ({"workers": 0}, r"-n \(workers\) must be at least 1, got 0"),
         ({"microbatches": 0}, "--microbatches must be at least 1, got 0"),
         ({"verify_every": -1}, "--verify-every must be at least 0, got -1"),
+        ({"scrub_every_s": -1.0}, "--scrub-every must be a number of seconds, .* got -1.0"),
+        ({"scrub_every_s": float("inf")}, "--scrub-every must be .* or never for none, got inf"),
         ({"spares": -1}, "--spares must be at least 0, got -1"),
         ({"max_restarts": -2}, "--max-restarts must be at least 0, got -2"),
         ({"threads": 0}, "--threads must be at least 1, got 0"),
@@ -50,6 +52,13 @@ def test_request_that_makes_no_sense_is_refused_with_its_value(
 ) -> None:
     with pytest.raises(UsageError, match=complaint):
         dataclasses.replace(config, **change)
+
+
+def test_run_is_not_repaired_from_itself(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(config.run_dir)
+
+    with pytest.raises(UsageError, match=r"--repair-from .*/alias is the run itself; give another"):
+        dataclasses.replace(config, repair_from=tmp_path / "alias")
 
 
 def test_what_is_not_given_stays_open_for_the_run_to_decide(config: RunConfig) -> None:

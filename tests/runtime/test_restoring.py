@@ -2,137 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from resumed_run import Run
+
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.fault import FaultPlan
-from holdfast.recovery.world import WorkerId
-from holdfast.runtime.catch_up import whole_state
-from holdfast.runtime.context import WorkerContext, journal_of
-from holdfast.runtime.data import ArrayData
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
-from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
-from holdfast.runtime.heartbeat import HeartbeatPage
-from holdfast.runtime.injector import FaultInjector
-from holdfast.runtime.journal import read_journal
-from holdfast.runtime.numerics import Numerics
-from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
-from holdfast.runtime.restoring import JobRestore
-from holdfast.runtime.training_job import Request, TrainingJob, describe_job
-from holdfast.runtime.worker_config import WorkerConfig
-
-FLOATS = 40_000
-
-
-class Weights:
-    """A replica of which only the state matters."""
-
-    shape = ContributionShape(FLOATS, 1)
-
-    def __init__(self, fill: float, floats: int = FLOATS) -> None:
-        self.weights = np.full(floats, fill, np.float32)
-
-    def contribute(self, batch: Microbatch, out: FloatVector) -> None: ...
-
-    def apply(self, total: FloatVector, samples: int) -> None: ...
-
-    def evaluate(self, batch: Microbatch, out: FloatVector) -> None: ...
-
-    def results(self, sums: object, samples: int) -> dict[str, float]:
-        return {}
-
-    def state(self) -> Tensors:
-        return {"weights": self.weights}
-
-    def load(self, state: Tensors) -> None: ...
-
-
-class Run:
-    """A run directory with checkpoints, and workers that want to go on from it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.store = CheckpointStore(directory)
-        self.numerics = Numerics.here(threads=1)
-        self.job = self._job()
-        self.bytes_read: Counter[int] = Counter()
-        self._ranks: dict[int, int] = {}
-
-    def save(self, step: int, fill: float, writers: int) -> Path:
-        """Save a state whose weights are all ``fill``."""
-        state = whole_state(Weights(fill), Cursor.start(1))
-        cursor = dict(self.job.identity) | {"step": step}
-        return save(
-            self.store, state, header=Header("run", 1, step), writers=writers, cursor=cursor
-        )
-
-    def restore(self, ranks: int, floats: int = FLOATS) -> list[tuple[int, float] | None]:
-        """Return the step and the weights that each of ``ranks`` workers restores."""
-
-        def program(communicator: FakeCommunicator) -> tuple[int, float] | None:
-            self._ranks[threading.get_ident()] = communicator.rank
-            context = self._context(communicator)
-            replica = Weights(0, floats)
-            restored = JobRestore(context, self.job, replica).run(communicator, Cursor.start(1))
-            communicator.leave()
-            context.page.close()
-            if restored is None:
-                return None
-            (value,) = np.unique(restored.state["weights"])
-            return restored.manifest.step, float(value)
-
-        return list(run_world(ranks, program))
-
-    def count(self, plain: object, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Count what each rank reads from now on."""
-
-        def read(files: LocalFileSystem, handle: int, buffer: memoryview, offset: int) -> int:
-            self.bytes_read[self._ranks[threading.get_ident()]] += len(buffer)
-            return plain(files, handle, buffer, offset)  # type: ignore[operator,no-any-return]
-
-        monkeypatch.setattr(LocalFileSystem, "read", read)
-
-    def reasons(self) -> list[str]:
-        records = read_journal(self.directory / "journal.jsonl")
-        return [record["reason"] for record in records if record["event"] == "rejected"]
-
-    def _job(self) -> TrainingJob:
-        data = ArrayData(np.zeros((8, 1)), np.zeros(8))
-        request = Request(data, None, 8, 1, keep=2)
-        return describe_job(request, self._config(WorkerId(0), 1), self.numerics)
-
-    def _config(self, worker: WorkerId, ranks: int) -> WorkerConfig:
-        return WorkerConfig(
-            worker=worker,
-            generation=2,
-            workers=tuple(map(WorkerId, range(ranks))),
-            capacity=ranks,
-            run_id="run",
-            run_dir=str(self.directory),
-            microbatches=2,
-            seed=0,
-            threads=1,
-            heartbeat_timeout_s=1.0,
-            script="",
-        )
-
-    def _context(self, communicator: FakeCommunicator) -> WorkerContext:
-        config = self._config(WorkerId(communicator.rank), communicator.size)
-        journal = journal_of(config)
-        injector = FaultInjector(
-            config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
-        )
-        page = HeartbeatPage.create()
-        return WorkerContext(config, communicator, journal, page, injector, lambda report: None)
 
 
 @pytest.fixture

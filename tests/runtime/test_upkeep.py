@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.read_marks import read_back
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
@@ -25,7 +28,7 @@ from holdfast.runtime.worker_config import WorkerConfig
 class Committer:
     """A process that commits, with its upkeep, under a clock that the test moves."""
 
-    def __init__(self, run_dir: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, run_dir: Path, patch: pytest.MonkeyPatch, **config: Any) -> None:
         run_dir.mkdir()
         self.now = 1000.0
         patch.setattr("holdfast.runtime.upkeep.time.monotonic", lambda: self.now)
@@ -39,6 +42,7 @@ class Committer:
         self.told: list[dict[str, object]] = []
         self.submitted: list[Callable[[], None]] = []
         self._run_dir = run_dir
+        self._changed = config
         self._upkeep = Upkeep(self._context(), self.store, Retention(2), self.submitted.append)
 
     def commit(self, step: int) -> None:
@@ -70,6 +74,7 @@ class Committer:
             heartbeat_timeout_s=1.0,
             script="",
         )
+        config = dataclasses.replace(config, **self._changed)
         return WorkerContext(
             config,
             LocalCommunicator(),
@@ -145,3 +150,38 @@ def test_damaged_step_is_told_and_moved(committer: Committer) -> None:
     (notice,) = committer.told
     assert notice["kind"] == "notice"
     assert "step 10 does not verify any more" in str(notice["text"])
+
+
+def test_damaged_step_is_mended_from_another_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = tmp_path / "mirror"
+    committer = Committer(tmp_path / "run", monkeypatch, repair_from=str(mirror))
+    committer.commit(10)
+    committer.commit(20)
+    shutil.copytree(tmp_path / "run", mirror)
+    damage(committer.store, 10)
+    committer.now += 3600
+    committer.commit(20)
+    committer.scrub()
+
+    (found,), (repaired,) = committer.journal("scrub_failed"), committer.journal("repaired")
+    assert (found["step"], found["mended"]) == (10, True)
+    assert (repaired["step"], repaired["taken"]) == (10, 1)
+    assert found["moved_to"] == repaired["bad_name"] == ".bad-000000000010-g1-a1"
+    assert committer.store.steps() == (20, 10)
+    read_back(committer.store, 10)
+
+
+@pytest.mark.parametrize(("every_s", "is_read"), [(0.0, False), (30.0, True)])
+def test_interval_is_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, *, is_read: bool
+) -> None:
+    committer = Committer(tmp_path / "run", monkeypatch, scrub_every_s=every_s)
+    committer.commit(10)
+    committer.now += 30
+    committer.commit(20)
+
+    assert (committer._upkeep._reader is not None) == is_read
+    if is_read:
+        committer.scrub()

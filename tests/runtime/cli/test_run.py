@@ -59,7 +59,7 @@ def test_without_options_the_defaults_hold(asked: list[RunConfig], tmp_path: Pat
 def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) -> None:
     numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
     others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
-    others += " --save-every 10min"
+    others += " --save-every 10min --scrub-every 60 --repair-from mirror"
     switches = "--fresh --strict --no-shrink -v"
     faults = ("--inject", "kill worker=2 step=30", "--inject", "stop worker=1 step=9 site=vote")
 
@@ -76,6 +76,8 @@ def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) ->
         heartbeat_timeout_s=1.5,
         max_restarts=5,
         save_every="10min",
+        scrub_every_s=60.0,
+        repair_from=tmp_path / "mirror",
         faults=("kill worker=2 step=30", "stop worker=1 step=9 site=vote"),
         preload=("numpy", "h5py"),
         mpiexec=Path("/opt/mpiexec"),
@@ -84,6 +86,31 @@ def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) ->
         shrink=False,
         verbose=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("never", 0.0), ("0", 0.0), ("1.5", 1.5), ("3600", 3600.0)]
+)
+def test_scrubs_come_after_seconds_or_never(
+    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
+) -> None:
+    _run("--scrub-every", text, "train.py")
+    monkeypatch.setenv("HOLDFAST_SCRUB_EVERY", text)
+    _run("train.py")
+
+    assert [config.scrub_every_s for config in asked] == [seconds, seconds]
+
+
+def test_second_holder_may_stand_in_the_environment_or_the_file(
+    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "holdfast.toml").write_text('[run]\nrepair-from = "one"\nscrub-every = "never"\n')
+    _run("train.py")
+    monkeypatch.setenv("HOLDFAST_REPAIR_FROM", "/two")
+    _run("train.py")
+
+    assert [config.repair_from for config in asked] == [tmp_path / "one", Path("/two")]
+    assert [config.scrub_every_s for config in asked] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("option", ["-n 3", "-n3", "-np 3", "--workers 3"])

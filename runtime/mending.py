@@ -1,0 +1,106 @@
+"""A damaged checkpoint made whole from a second holder, instead of being given up.
+
+Whoever commits mends: rank 0 while the job is restored, and the scrub of old steps.
+What a second holder cannot do is told, and never fails anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.repair import Repair
+from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.mirror import Mirror
+
+
+class SecondHolder(Protocol):
+    """Another place that may have what a run directory has lost."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps of this run that it has; raise ``CheckpointError`` if it is no use."""
+
+    def mend(self, step: int) -> Repair:
+        """Make a step of the run directory whole; raise ``CheckpointError`` if that cannot be."""
+
+
+def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
+    """Return the second holders of a run, in the order in which they are asked.
+
+    All workers know alike how many there are.
+    """
+    config = context.config
+    if config.repair_from is None:
+        return ()
+    return (Mirror(context.run_dir, Path(config.repair_from), config.run_id),)
+
+
+class Mender:
+    """Asks the second holders of a run, one after the other, and tells what came of it."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._holders = second_holders(context)
+
+    @property
+    def has_holders(self) -> bool:
+        """Whether there is anybody to ask; the same on all workers."""
+        return bool(self._holders)
+
+    def steps(self) -> frozenset[int]:
+        """Return the steps that any of them has; who is of no use is not asked any more."""
+        found: set[int] = set()
+        useful = []
+        for holder in self._holders:
+            try:
+                found.update(holder.steps())
+                useful.append(holder)
+            except CheckpointError as error:
+                self._tell_failure(holder, None, str(error))
+        self._holders = tuple(useful)
+        return frozenset(found)
+
+    def mend(self, step: int) -> Repair | None:
+        """Make a step whole with the first that can; return None if none of them can."""
+        for holder in self._holders:
+            try:
+                repair = holder.mend(step)
+            except CheckpointError as error:
+                self._tell_failure(holder, step, str(error))
+            except MemoryError:
+                self._tell_failure(holder, step, "there is no memory for a whole shard")
+            else:
+                self._tell(holder, repair)
+                return repair
+        return None
+
+    def _tell(self, holder: SecondHolder, repair: Repair) -> None:
+        if not repair.faults:
+            return  # it is whole: whatever was the matter with it has passed
+        self._context.journal.record(
+            "repaired",
+            step=repair.step,
+            taken=repair.taken,
+            parts=repair.parts,
+            bad_name=repair.bad_name,
+            holder=holder.name,
+        )
+        aside = f"; the damaged one is now {repair.bad_name}" if repair.bad_name else ""
+        self._notice(
+            f"checkpoint step {repair.step} was repaired, {repair.taken} of {repair.parts} parts "
+            f"from {holder.name}{aside}"
+        )
+
+    def _tell_failure(self, holder: SecondHolder, step: int | None, reason: str) -> None:
+        self._context.journal.record("repair_failed", step=step, reason=reason, holder=holder.name)
+        what = "no checkpoint" if step is None else f"checkpoint step {step}"
+        verb = "can be" if step is None else "was not"
+        self._notice(f"{what} {verb} repaired from {holder.name}: {reason}")
+
+    def _notice(self, text: str) -> None:
+        self._context.tell_agent({"kind": "notice", "text": text})

@@ -1,0 +1,172 @@
+"""Another copy of a run directory, as ``--repair-from`` names it: the usual second holder.
+
+It is often on another machine's disk, and a network file system whose server is gone
+lets a call hang instead of failing.  So a thread of its own reads it, and it is given up
+when *one call* has not come back for a while; however long a whole repair takes.  A
+thread that was given up does no harm: every further call of it fails, so nothing is
+committed by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.repair import Holders, Repair, repair_step
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run_directory import RunDirectory
+
+_CALL_WITHIN_S = 60.0
+_LOOK_S = 0.5
+
+_Result = TypeVar("_Result")
+
+
+class MirrorUnusable(CheckpointError):
+    """A copy of the run directory is none, or nobody can read it."""
+
+
+class Mirror:
+    """Mends the checkpoints of one run from another copy of its directory."""
+
+    def __init__(
+        self, run_dir: Path, path: Path, run_id: str, call_within_s: float = _CALL_WITHIN_S
+    ) -> None:
+        self._path = path
+        self._run_id = run_id
+        self._call_within_s = call_within_s
+        self._files = _WatchedFiles(path)
+        self._holders = Holders(CheckpointStore(run_dir), CheckpointStore(path, self._files))
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self._path)
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps of this run that it has, newest first.
+
+        Raises ``CheckpointError`` if it is no copy of this run, or cannot be read.
+        """
+        return self._within_bounds(self._steps)
+
+    def mend(self, step: int) -> Repair:
+        """Make ``step`` of the run whole, and return once it verifies.
+
+        Raises ``CheckpointError`` if that cannot be done; then nothing has changed.
+        """
+        return self._within_bounds(lambda: repair_step(self._holders, step, run_id=self._run_id))
+
+    def _steps(self) -> tuple[int, ...]:
+        there = self._holders.there
+        try:
+            with self._files.call():
+                is_directory = self._path.is_dir()
+        except OSError as error:
+            raise MirrorUnusable(f"{self._path} cannot be read: {error.strerror}") from error
+        if not is_directory:
+            raise MirrorUnusable(f"{self._path} is not a directory; give a copy of the run's")
+        steps = there.steps()
+        found = self._run_id_there(steps)
+        if found not in (None, self._run_id):
+            raise MirrorUnusable(
+                f"{self._path} holds run {found}, not {self._run_id}; give a copy of this run's"
+            )
+        return steps
+
+    def _run_id_there(self, steps: tuple[int, ...]) -> str | None:
+        """Return whose copy it is, None if nobody can say."""
+        try:
+            with self._files.call():
+                record = RunDirectory(self._path).load_record()
+            if record is not None:
+                return record.run_id
+            return self._holders.there.scan(steps[0]).manifest_alone().run_id if steps else None
+        except (OSError, UsageError, CheckpointInvalid):
+            return None  # each step's manifest says it too
+
+    def _within_bounds(self, work: Callable[[], _Result]) -> _Result:
+        """Return what ``work`` returns, unless a call of it hangs."""
+        result: Future[_Result] = Future()
+        threading.Thread(
+            target=_settle, args=(result, work), name="holdfast-mirror", daemon=True
+        ).start()
+        while not wait([result], min(_LOOK_S, self._call_within_s)).done:
+            if self._files.waits_for_s() > self._call_within_s:
+                self._files.give_up()
+                raise MirrorUnusable(
+                    f"{self._path} has not answered for {self._call_within_s:g} s; "
+                    "look at its disk, or at the network"
+                )
+        return result.result()
+
+
+def _settle(result: Future[_Result], work: Callable[[], _Result]) -> None:
+    try:
+        result.set_result(work())
+    except BaseException as error:  # whoever waits raises it
+        result.set_exception(error)
+
+
+class _WatchedFiles(LocalFileSystem):
+    """A file system to read from, of which is known how long its call in hand has taken."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._since: float | None = None
+        self._is_given_up = False
+
+    def waits_for_s(self) -> float:
+        """Return for how long the call in hand has not come back, 0 if there is none."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def give_up(self) -> None:
+        """Let every further call fail."""
+        self._is_given_up = True
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Be in a call that may hang."""
+        if self._is_given_up:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
+
+    def open_read(self, path: Path) -> int:
+        """Open a regular file for reading."""
+        with self.call():
+            return super().open_read(path)
+
+    def size(self, handle: int) -> int:
+        """Return the bytes of an open file."""
+        with self.call():
+            return super().size(handle)
+
+    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
+        """Fill ``buffer`` from ``offset``; return how many bytes came."""
+        with self.call():
+            return super().read(handle, buffer, offset)
+
+    def list(self, path: Path) -> tuple[str, ...]:
+        """Return the names in a directory."""
+        with self.call():
+            return super().list(path)
+
+    def is_directory(self, path: Path) -> bool:
+        """Return whether ``path`` is a directory itself."""
+        with self.call():
+            return super().is_directory(path)
