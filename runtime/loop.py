@@ -231,7 +231,7 @@ class TrainingLoop:
             restore = JobRestore(self._context, self._job, self._replica)
             restored = restore.run(communicator, cursor)
             if restored is not None:
-                self._saver.saved_step = restored.manifest.step
+                self._saver.saved_step = restore.saved_step
                 return restored.state
         self._saver.share_saved_step(source.rank)
         return share_state(communicator, source.rank, whole_state(self._replica, cursor))

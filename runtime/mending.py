@@ -11,6 +11,7 @@ from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.repair import Repair
+from holdfast.runtime.agent_memory import AgentMemory
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.mirror import Mirror
 
@@ -25,8 +26,11 @@ class SecondHolder(Protocol):
     def steps(self) -> tuple[int, ...]:
         """Return the steps of this run that it has; raise ``CheckpointError`` if it is no use."""
 
-    def mend(self, step: int) -> Repair:
-        """Make a step of the run directory whole; raise ``CheckpointError`` if that cannot be."""
+    def mend(self, step: int) -> Repair | None:
+        """Make a step of the run directory whole; return None if it knows nothing of that step.
+
+        Raises ``CheckpointError`` if it cannot be done.
+        """
 
 
 def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
@@ -35,9 +39,12 @@ def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
     All workers know alike how many there are.
     """
     config = context.config
-    if config.repair_from is None:
-        return ()
-    return (Mirror(context.run_dir, Path(config.repair_from), config.run_id),)
+    found: list[SecondHolder] = []
+    if context.ask_agent is not None:
+        found.append(AgentMemory(context))
+    if config.repair_from is not None:
+        found.append(Mirror(context.run_dir, Path(config.repair_from), config.run_id))
+    return tuple(found)
 
 
 class Mender:
@@ -75,8 +82,9 @@ class Mender:
             except MemoryError:
                 self._tell_failure(holder, step, "there is no memory for a whole shard")
             else:
-                self._tell(holder, repair)
-                return repair
+                if repair is not None:
+                    self._tell(holder, repair)
+                    return repair
         return None
 
     def _tell(self, holder: SecondHolder, repair: Repair) -> None:

@@ -26,6 +26,7 @@ from holdfast.checkpoint.retention import prune
 from holdfast.checkpoint.state_reader import StateReader
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
+from holdfast.runtime.agent_memory import AgentMemory
 from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
@@ -43,6 +44,7 @@ class _Candidate(NamedTuple):
 
     step: int
     is_here: bool
+    is_in_memory: bool
 
 
 class JobRestore:
@@ -53,9 +55,12 @@ class JobRestore:
         self._job = job
         self._replica = replica
         self._store = CheckpointStore(context.run_dir)
+        self._memory = AgentMemory(context)
         self._mender = Mender(context)
         # Later rank 0 may know of one that is of no use, and still all do the same.
         self._has_second_holder = self._mender.has_holders
+        self.saved_step = 0
+        """The step that was restored, if the disk has it."""
 
     def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
         """Return the newest state that verifies, None if the run has no checkpoint.
@@ -95,28 +100,34 @@ class JobRestore:
 
     def _record(self, step: int) -> None:
         generation = self._context.config.generation
-        self._context.journal.record("restored", step=step, generation=generation)
+        self._context.journal.record(
+            "restored", step=step, generation=generation, on_disk=step == self.saved_step
+        )
 
     def _agreed_candidates(self, communicator: Communicator) -> list[_Candidate]:
         """Return what rank 0 finds here and at the second holders, newest first."""
         found = self._candidates() if communicator.rank == 0 else []
         agreed = json.loads(_from_first(communicator, json.dumps(found)))
-        return [_Candidate(step, is_here) for step, is_here in agreed]
+        return [_Candidate(*found) for found in agreed]
 
     def _candidates(self) -> list[_Candidate]:
-        here = set(self._store.steps())
+        here, memory = set(self._store.steps()), set(self._memory.steps())
         steps = sorted(here | self._mender.steps(), reverse=True)
-        return [_Candidate(step, step in here) for step in steps]
+        return [_Candidate(step, step in here, step in memory) for step in steps]
 
     def _restore(
         self, communicator: Communicator, candidate: _Candidate, fresh: Cursor
     ) -> Restored | None:
         """Return the state of a step, mended if it must be and can; None on all workers alike."""
-        restored = None
+        step, restored = candidate.step, None
         if candidate.is_here:
-            restored = self._read(communicator, candidate.step, fresh)
-        if restored is None and self._is_mended(communicator, candidate.step):
-            restored = self._read(communicator, candidate.step, fresh)
+            restored = self._read(communicator, step, fresh)
+        if restored is None and self._is_mended(communicator, step):
+            restored = self._read(communicator, step, fresh)
+        if restored is not None:
+            self.saved_step = step
+        elif candidate.is_in_memory:
+            restored = self._read(communicator, step, fresh, from_memory=True)
         return restored
 
     def _is_mended(self, communicator: Communicator, step: int) -> bool:
@@ -126,13 +137,16 @@ class JobRestore:
         is_whole = communicator.rank == 0 and self._mender.mend(step) is not None
         return bool(json.loads(_from_first(communicator, json.dumps(is_whole))))
 
-    def _read(self, communicator: Communicator, step: int, fresh: Cursor) -> Restored | None:
+    def _read(
+        self, communicator: Communicator, step: int, fresh: Cursor, *, from_memory: bool = False
+    ) -> Restored | None:
         """Return the state of ``step``, or None on all workers if any of them rejects it."""
         run_id = self._context.config.run_id
         found: list[StateReader] = []
 
         def open_step() -> None:
-            found.append(StateReader(self._store, step, run_id))
+            store = self._memory.open(step) if from_memory else self._store
+            found.append(StateReader(store, step, run_id))
 
         def read_part() -> None:
             found[0].allocate()

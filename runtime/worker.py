@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -56,9 +57,12 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
     journal = journal_of(config)
     injector = injector_of(config, journal)
 
+    asking = threading.Lock()
+
     def ask(question: dict[str, object]) -> dict[str, Any]:
-        agent.send(question)
-        return agent.receive() or {}  # without an agent the kernel ends this process
+        with asking:  # the loop's thread may, and the one that commits
+            agent.send(question)
+            return agent.receive() or {}  # without an agent the kernel ends this process
 
     return WorkerContext(
         config,

@@ -6,7 +6,7 @@ snapshot comes.
 
 A disk that hangs holds whoever writes to it, and may even keep it from dying.  So
 nothing here waits for the writer's end, and there is a bound to every wait for an
-answer: it grows with the snapshot, and begins anew with each answer.
+answer: it grows with the state, and begins anew with each answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -61,7 +62,8 @@ class WriterLink:
         self._lost: list[subprocess.Popen[bytes]] = []
         self._channel: Channel | None = None
         self._pending: dict[_Key, Message] = {}
-        self._asked: dict[str, Then] = {}
+        self._sizes: dict[int, int] = {}
+        self._asked: deque[tuple[str, Then]] = deque()
         self._settles_within_s = ANSWERED_WITHIN_S
         self._progressed = 0.0
 
@@ -73,7 +75,7 @@ class WriterLink:
     @property
     def is_settling(self) -> bool:
         """Whether somebody waits for what is left to be committed."""
-        return "settled" in self._asked
+        return any(kind == "settled" for kind, _ in self._asked)
 
     def start(self) -> None:
         """Have the writer ready before the first snapshot."""
@@ -85,6 +87,7 @@ class WriterLink:
         if not self._pending:
             self._progressed = self._clock()
         self._pending[_key(snapshot)] = snapshot
+        self._sizes[snapshot["shard"]] = snapshot["record"]["size"]
         fields = {name: value for name, value in snapshot.items() if name != FDS}
         try:
             self._connected().post(fields, snapshot[FDS])
@@ -101,15 +104,15 @@ class WriterLink:
         self.ask({"kind": "settle"}, then)
 
     def ask(self, question: Message, then: Then) -> None:
-        """Pass a question on, then call ``then`` with the answer, or with why there is none."""
+        """Pass a question on, then call ``then`` with the answer, or with why there is none.
+
+        Several may ask: the writer answers in order.
+        """
         kind = _ANSWERS[question["kind"]]
         if self._channel is None:
             then(_no_answer(kind, "there is no process that writes snapshots"))
             return
-        before = self._asked.pop(kind, None)
-        self._asked[kind] = then
-        if before is not None:
-            before(_no_answer(kind, "somebody else has asked since"))
+        self._asked.append((kind, then))
         self._progressed = self._clock()
         self._channel.post(question)
 
@@ -136,8 +139,7 @@ class WriterLink:
         """Return how long the next answer may take."""
         if self.is_settling and self._settles_within_s < ANSWERED_WITHIN_S:
             return self._settles_within_s
-        sizes = [snapshot["record"]["size"] for snapshot in self._pending.values()]
-        return ANSWERED_WITHIN_S + max(sizes, default=0) / SLOWEST_BYTES_PER_S
+        return ANSWERED_WITHIN_S + sum(self._sizes.values()) / SLOWEST_BYTES_PER_S
 
     def _connected(self) -> Channel:
         """Return the channel to the writer, which is started if there is none.
@@ -164,7 +166,8 @@ class WriterLink:
     def _on_message(self, message: Message) -> None:
         self._progressed = self._clock()
         if message["kind"] in _ANSWERS.values():
-            self._asked.pop(message["kind"], _ignore)(message)
+            _, then = self._asked.popleft()
+            then(message)
         else:
             self._answer(message)
 
@@ -183,8 +186,8 @@ class WriterLink:
         for snapshot in list(self._pending.values()):
             reason = f"the process that writes snapshots {why}"
             self._answer({**snapshot, "kind": "failed", "reason": reason})
-        asked, self._asked = self._asked, {}
-        for kind, then in asked.items():
+        asked, self._asked = self._asked, deque()
+        for kind, then in asked:
             then(_no_answer(kind, f"the process that writes snapshots {why}"))
 
     def _answer(self, answer: Message) -> None:
@@ -200,7 +203,3 @@ def _key(message: dict[str, Any]) -> _Key:
 
 def _no_answer(kind: str, reason: str) -> Message:
     return {"kind": kind, "step": None, "repair": None, "reason": reason}
-
-
-def _ignore(_answer: Message) -> None:
-    """Do nothing: whoever asked has been answered."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,30 @@ def test_full_disk_fails_saves_and_never_training(
     assert all("No space left on device" in record["reason"] for record in failed)
     assert "free space or keep fewer checkpoints" in job.stderr
     assert CheckpointStore(small_disk).steps()[0] == LONG.steps
+
+
+def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_memory(
+    small_disk: Path, undisturbed: Undisturbed
+) -> None:
+    with start_job(request_of(LONG, small_disk, workers=2)) as running:
+        running.wait_for("checkpoint")
+        _remount(small_disk / "checkpoints", "ro")
+        newest = _failures(running, at_least=3)[-1]["step"]
+        on_disk = CheckpointStore(small_disk).steps()[0]
+        for worker in (0, 1):
+            running.signal(signal.SIGKILL, f"holdfast-w{worker}")
+        restored = running.wait_for("restored")
+        _remount(small_disk / "checkpoints", "rw")
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert len(job.report.relaunches) == 1
+    assert restored["on_disk"] is False
+    assert restored["step"] >= newest > on_disk
+
+
+def _remount(mount: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(mount)], check=True)
 
 
 def test_run_directory_whose_checkpoints_vanish_is_filled_again(

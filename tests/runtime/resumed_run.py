@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +72,7 @@ class Run:
         self.second_holder: Path | None = None
         self.job = self._job()
         self.bytes_read: Counter[int] = Counter()
+        self.ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
         self.notices: list[str] = []
         self._ranks: dict[int, int] = {}
 
@@ -169,4 +172,12 @@ class Run:
             config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
         )
         page = HeartbeatPage.create()
-        return WorkerContext(config, communicator, journal, page, injector, self._hear)
+        return WorkerContext(
+            config,
+            communicator,
+            journal,
+            page,
+            injector,
+            self._hear,
+            ask_agent=self.ask_agent,
+        )

@@ -194,14 +194,21 @@ def test_settling_has_a_bound(
     assert not agent.link.is_settling
 
 
-def test_whoever_waited_before_waits_no_longer(agent: Agent) -> None:
-    found: list[str] = []
-    agent.link.settle(lambda answer: found.append(f"first {answer['step']}"))
-    agent.link.settle(lambda answer: found.append(f"second {answer['step']}"))
+def test_several_may_ask_and_each_is_answered(agent: Agent) -> None:
+    """Workers of a new launch ask at the same time."""
+    agent.write(attempt=1)
+    assert agent.settle() == 30
+    found: list[tuple[int, Message]] = []
+    for number in range(3):
+        agent.link.ask(
+            {"kind": "keeps"}, lambda answer, number=number: found.append((number, answer))
+        )
+    agent.link.settle(lambda answer: found.append((3, answer)))
 
-    agent.wait_until(lambda: len(found) == 2)
+    agent.wait_until(lambda: len(found) == 4)
 
-    assert found == ["first None", "second None"]
+    assert [number for number, _ in found] == [0, 1, 2, 3]
+    assert [answer["step"] for _, answer in found] == [30, 30, 30, None]
 
 
 def test_writer_that_cannot_be_started_fails_the_snapshot(

@@ -1,0 +1,89 @@
+"""The snapshots that outlived their workers: the agent's memory as a second holder of one step.
+
+A step that the disk has damaged is mended from them by the process that keeps them, on
+the disk, like from any other second holder.  What the disk cannot take at all, because it
+is full or gone, is read straight from memory: whoever asks maps the images and reads them
+like files.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.errors import CheckpointInvalid, RepairImpossible
+from holdfast.checkpoint.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repair import Repair
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.context import WorkerContext
+
+
+class AgentMemory:
+    """What the agent of this worker keeps of the newest save; nothing, without an agent."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._run_dir = context.run_dir
+        self._ask_agent = context.ask_agent
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "snapshots in memory"
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the step of which there are snapshots, if there are any."""
+        step = self._ask({"kind": "keeps"}).get("step")
+        return () if step is None else (int(step),)
+
+    def mend(self, step: int) -> Repair | None:
+        """Have the step made whole on the disk; return None if there are no snapshots of it.
+
+        Raises ``RepairImpossible`` if that cannot be done.
+        """
+        if step not in self.steps():
+            return None
+        answer = self._ask({"kind": "mend", "step": step})
+        found = answer.get("repair")
+        if found is None:
+            raise RepairImpossible(step, answer.get("reason") or "the agent does not answer")
+        return Repair(**{**found, "faults": tuple(found["faults"])})
+
+    def open(self, step: int) -> CheckpointStore:
+        """Return the snapshots of a step, to be read like a run directory's checkpoints.
+
+        Raises ``CheckpointInvalid`` if there are none.
+        """
+        answer = self._ask({"kind": "keeps"})
+        if answer.get("step") != step:
+            raise CheckpointInvalid(step, "there are no snapshots of it in memory")
+        manifest = Manifest.decode(answer["manifest"].encode())
+        directory = CheckpointStore(self._run_dir).directory
+        files = ImageFileSystem(directory, manifest, _images(manifest, answer))
+        return CheckpointStore(self._run_dir, files)
+
+    def _ask(self, question: dict[str, object]) -> dict[str, Any]:
+        return {} if self._ask_agent is None else self._ask_agent(question)
+
+
+def _images(manifest: Manifest, answer: dict[str, Any]) -> dict[int, memoryview]:
+    """Map the memory of the process that keeps it, which is of this host and user."""
+    descriptors = Path(f"/proc/{answer['pid']}/fd")
+    images = {}
+    for index, number in answer["fds"].items():
+        shard = manifest.shards[int(index)]
+        images[shard.index] = _map(manifest.step, descriptors / str(number), shard.size)
+    return images
+
+
+def _map(step: int, path: Path, size: int) -> memoryview:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise CheckpointInvalid(step, f"its snapshots cannot be mapped: {error}") from error

@@ -1,0 +1,154 @@
+"""Snapshots that outlived their workers: a step is mended from them, or read out of memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from resumed_run import Run, Weights
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.image import ShardImage
+from holdfast.checkpoint.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repair import Holders, repair_step
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.cursor import Cursor
+from holdfast.runtime.catch_up import whole_state
+from holdfast.runtime.sealed_memory import sealed_memory
+
+STEP = 30
+
+
+class Agent:
+    """An agent that keeps the snapshots of one step, and answers as the real one does."""
+
+    def __init__(self, run: Run, fill: float, writers: int) -> None:
+        self._run = run
+        state = whole_state(Weights(fill), Cursor.start(1))
+        layout, header = ShardLayout(specs_of(state), writers), Header("run", 1, STEP)
+        self.fds: dict[int, int] = {}
+        self._images: dict[int, memoryview] = {}
+        records = []
+        for index in range(writers):
+            image = ShardImage(layout, index, "run")
+            self._images[index] = memoryview(bytearray(image.size))
+            records.append(image.fill(self._images[index], state, header))
+            self.fds[index] = sealed_memory("holdfast-test", image.size)
+            os.pwrite(self.fds[index], self._images[index], 0)
+        cursor = dict(run.job.identity) | {"step": STEP}
+        self.manifest = Manifest.assemble(
+            layout, records, header=header, cursor=cursor, numerics={}
+        )
+        self.has_room = True
+
+    def flip(self, index: int) -> None:
+        (byte,) = os.pread(self.fds[index], 1, 5000)
+        os.pwrite(self.fds[index], bytes([byte ^ 8]), 5000)
+
+    def answer(self, question: dict[str, object]) -> dict[str, Any]:
+        if question["kind"] == "keeps":
+            text = self.manifest.encode().decode()
+            fds = {str(index): fd for index, fd in self.fds.items()}
+            return {"step": STEP, "manifest": text, "pid": os.getpid(), "fds": fds}
+        files = ImageFileSystem(self._run.store.directory, self.manifest, self._images)
+        there = CheckpointStore(self._run.directory, files)
+        try:
+            if not self.has_room:
+                raise CheckpointError("the disk is full")
+            repair = repair_step(Holders(self._run.store, there), STEP, run_id="run")
+        except CheckpointError as error:
+            return {"repair": None, "reason": str(error)}
+        return {"repair": dataclasses.asdict(repair), "reason": None}
+
+    def close(self) -> None:
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    found = Run(tmp_path / "run")
+    monkeypatch.setattr("holdfast.runtime.restoring._numerics_of", lambda _: found.numerics)
+    return found
+
+
+@pytest.fixture
+def agent(run: Run) -> Iterator[Agent]:
+    run.save(10, 1.0, writers=2)
+    agent = Agent(run, 3.0, writers=4)
+    run.ask_agent = agent.answer
+    yield agent
+    agent.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_step_that_only_memory_has_is_put_on_the_disk_and_restored(
+    run: Run, agent: Agent, ranks: int
+) -> None:
+    assert run.restore(ranks) == [(STEP, 3.0)] * ranks
+    assert run.store.steps() == (STEP, 10)
+    assert [r["on_disk"] for r in run.journal("restored")] == [True]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_step_that_the_disk_cannot_take_is_read_from_memory(
+    run: Run, agent: Agent, ranks: int
+) -> None:
+    agent.has_room = False
+
+    assert run.restore(ranks) == [(STEP, 3.0)] * ranks
+    assert run.store.steps() == (10,)
+    assert [r["on_disk"] for r in run.journal("restored")] == [False]
+    (failed,) = run.journal("repair_failed")
+    assert failed["holder"] == "snapshots in memory"
+    assert "the disk is full" in failed["reason"]
+
+
+def test_damaged_step_is_mended_from_memory(run: Run, agent: Agent) -> None:
+    directory = run.save(STEP, 3.0, writers=4)
+    shard = sorted(directory.glob("*.h5"))[2]
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+    assert run.restore(4) == [(STEP, 3.0)] * 4
+    (repaired,) = run.journal("repaired")
+    assert repaired["holder"] == "snapshots in memory"
+
+
+def test_memory_that_has_changed_sends_all_to_the_older_step(run: Run, agent: Agent) -> None:
+    agent.has_room = False
+    agent.flip(3)
+
+    assert run.restore(4) == [(10, 1.0)] * 4
+    (reason,) = run.reasons()
+    assert "in shard 3 have a wrong digest" in reason
+
+
+def test_memory_that_is_gone_sends_all_to_the_older_step(run: Run, agent: Agent) -> None:
+    agent.has_room = False
+    os.close(agent.fds.pop(1))
+    agent.fds[1] = os.open(os.devnull, os.O_RDONLY)
+
+    assert run.restore(2) == [(10, 1.0)] * 2
+    (reason,) = run.reasons()
+    assert "its snapshots cannot be mapped" in reason
+
+
+def test_older_step_is_no_business_of_the_memory(run: Run, agent: Agent) -> None:
+    """Nobody is told that it does not have what it cannot have."""
+    run.save(40, 4.0, writers=2)
+    shutil.rmtree(run.store.directory / "step-000000000030", ignore_errors=True)
+
+    assert run.restore(2) == [(40, 4.0)] * 2
+    assert run.notices == []
