@@ -141,6 +141,8 @@ class Scrubber:
         repair = self._mend(step)
         if repair is None:
             return None
+        if not repair.faults:  # a disk that errs now and then: it may be right the next time
+            return ScrubFailure(step, reason)
         self._marks.mark(step, now)
         return ScrubFailure(step, reason, repair.bad_name, is_mended=True)
 

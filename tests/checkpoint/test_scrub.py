@@ -181,11 +181,24 @@ def test_step_that_cannot_be_mended_is_moved(store: CheckpointStore) -> None:
     assert (failure.moved_to, failure.is_mended) == (".bad-000000000010-g7-a1", False)
 
 
+def test_step_in_which_the_mender_finds_nothing_stays_unverified(store: CheckpointStore) -> None:
+    fill(store, 10, 20)
+    damage(store, 10)
+    marks = ReadMarks()
+
+    failure = Scrubber(store, marks, GENERATION, 10.0, Repair).run_one(5.0)
+
+    assert failure is not None
+    assert (failure.moved_to, failure.is_mended) == (None, False)
+    assert 10 not in marks
+    assert store.steps() == (20, 10)
+
+
 def test_bad_block_is_mended_too() -> None:
     filesystem = FakeFileSystem()
     store = CheckpointStore(Path("/run/job"), filesystem)
     fill(store, 10, 20)
-    scrubber = Scrubber(store, ReadMarks(), GENERATION, 10.0, Repair)
+    scrubber = Scrubber(store, ReadMarks(), GENERATION, 10.0, lambda step: Repair(step, ("a",)))
     reads = [
         n for n, call in enumerate(_calls_of_a_conclusion(store, filesystem)) if "read" in call
     ]
