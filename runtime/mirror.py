@@ -2,9 +2,9 @@
 
 It is often on another machine's disk, and a network file system whose server is gone
 lets a call hang instead of failing.  So a thread of its own reads it, and it is given up
-when *one call* has not come back for a while; however long a whole repair takes.  A
-thread that was given up does no harm: every further call of it fails, so nothing is
-committed by it.
+when *one call* has not come back for a while, however long a whole repair takes.  That
+call fails when it does come back, and so does every later one of this process, so that
+nothing is committed behind the back of whoever has gone on.
 """
 
 from __future__ import annotations
@@ -138,13 +138,17 @@ class _WatchedFiles(LocalFileSystem):
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Be in a call that may hang."""
-        if self._is_given_up:
-            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        self._refuse_if_given_up()
         self._since = time.monotonic()
         try:
             yield
         finally:
             self._since = None
+        self._refuse_if_given_up()
+
+    def _refuse_if_given_up(self) -> None:
+        if self._is_given_up:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
     def open_read(self, path: Path) -> int:
         """Open a regular file for reading."""

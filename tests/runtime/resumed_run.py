@@ -20,13 +20,14 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.catch_up import whole_state
-from holdfast.runtime.communicator import WorldBroken
+from holdfast.runtime.communicator import Communicator, WorldBroken
 from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.data import ArrayData
 from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import Record, read_journal
+from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
 from holdfast.runtime.restoring import JobRestore
@@ -132,6 +133,10 @@ class Run:
         records = read_journal(self.directory / "journal.jsonl")
         return [record for record in records if record["event"] == event]
 
+    def context(self) -> WorkerContext:
+        """Return the surroundings of a worker that is alone."""
+        return self._context(LocalCommunicator())
+
     def rank_of(self, thread: int) -> int | None:
         """Return which worker a thread is."""
         return self._ranks.get(thread)
@@ -165,7 +170,7 @@ class Run:
             repair_from=None if self.second_holder is None else str(self.second_holder),
         )
 
-    def _context(self, communicator: FakeCommunicator) -> WorkerContext:
+    def _context(self, communicator: Communicator) -> WorkerContext:
         config = self._config(WorkerId(communicator.rank), communicator.size)
         journal = journal_of(config)
         injector = FaultInjector(

@@ -7,54 +7,25 @@ import random
 import shutil
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from mirrored_run import NEWEST, WRITERS, flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.repair import Repair
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.mirror import Mirror, MirrorUnusable
-from holdfast.runtime.run_directory import FORMAT, RunDirectory, RunRecord
-
-WRITERS = 4
-NEWEST = "step-000000000020"
+from holdfast.runtime.mending import Mender
+from holdfast.runtime.mirror import MirrorUnusable
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Two checkpoints, and a copy of both."""
-    directory = tmp_path / "run"
-    directory.mkdir()
-    found = Run(directory)
-    monkeypatch.setattr("holdfast.runtime.restoring._numerics_of", lambda _: found.numerics)
-    found.save(10, 1.0, WRITERS)
-    found.save(20, 2.0, WRITERS)
-    found.copy()
-    return found
-
-
-def there(run: Run) -> CheckpointStore:
-    assert run.second_holder is not None
-    return CheckpointStore(run.second_holder)
-
-
-def flip_a_byte(store: CheckpointStore, name: str, offset: int) -> None:
-    path = store.directory / NEWEST / name
-    data = bytearray(path.read_bytes())
-    data[offset % len(data)] ^= 1
-    path.write_bytes(data)
-
-
-def shard(index: int) -> str:
-    return f"shard-{index:05d}-of-{WRITERS:05d}.h5"
+    return mirrored_run(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -124,66 +95,6 @@ def test_older_step_of_the_second_holder_is_better_than_none(run: Run) -> None:
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
 
 
-def remove(path: Path) -> None:
-    shutil.rmtree(path)
-
-
-def make_a_file(path: Path) -> None:
-    shutil.rmtree(path)
-    path.write_text("")
-
-
-def make_it_another_runs(path: Path) -> None:
-    RunDirectory(path).create_record(RunRecord("other", FORMAT, 0.0, 1, 0, 1))
-
-
-def replace_the_store_by_a_file(path: Path) -> None:
-    shutil.rmtree(path / "checkpoints")
-    (path / "checkpoints").write_text("")
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (remove, "is not a directory"),
-        (make_a_file, "is not a directory"),
-        (make_it_another_runs, "holds run other, not run"),
-        (replace_the_store_by_a_file, "cannot list"),
-    ],
-)
-def test_holder_of_no_use_costs_one_line(
-    run: Run, ranks: int, spoil: Callable[[Path], None], words: str
-) -> None:
-    assert run.second_holder is not None
-    spoil(run.second_holder)
-    flip_a_byte(run.store, shard(2), 5000)
-
-    assert run.restore(ranks) == [(10, 1.0)] * ranks
-    (failed,) = run.journal("repair_failed")
-    assert failed["step"] is None
-    assert words in failed["reason"]
-    assert [words in text for text in run.notices] == [True, False]
-
-
-def test_new_run_begins_although_the_holder_is_of_another(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The copy has no RUN.json; its manifests say whose it is."""
-    shutil.rmtree(run.store.directory)
-    monkeypatch.setattr(Mirror, "__init__", _of_run("new", Mirror.__init__))
-
-    assert run.restore(ranks=2) == [None, None]
-    assert "holds run run, not new" in run.journal("repair_failed")[0]["reason"]
-
-
-def _of_run(run_id: str, init: Callable[..., None]) -> Callable[..., None]:
-    def made(mirror: Mirror, run_dir: Path, path: Path, _run_id: str) -> None:
-        init(mirror, run_dir, path, run_id)
-
-    return made
-
-
 def test_run_of_which_nothing_is_valid_anywhere_is_refused_by_all(run: Run) -> None:
     for store in (run.store, there(run)):
         for manifest in store.directory.glob("*/MANIFEST.json"):
@@ -213,95 +124,53 @@ def test_error_of_one_worker_alone_is_tried_once_more_and_then_given_way_to(
     assert NEWEST in run.store.names()
 
 
-class _Died(BaseException):
-    """The process is no more."""
+class _Holder:
+    """A second holder that does what it is told."""
+
+    def __init__(self, name: str, steps: tuple[int, ...], *, can: bool) -> None:
+        self.name = name
+        self.asked: list[int] = []
+        self._steps = steps
+        self._can = can
+
+    def steps(self) -> tuple[int, ...]:
+        if not self._steps:
+            raise MirrorUnusable("it is empty")
+        return self._steps
+
+    def mend(self, step: int) -> Repair:
+        self.asked.append(step)
+        if not self._can:
+            raise MirrorUnusable("it lacks it")
+        return Repair(step, ("a bit",), 1, 9)
 
 
-CHANGES = ("mkdir", "create_exclusive", "write", "fsync", "fsync_directory", "rename_noreplace")
-CHANGES += ("unlink", "rmdir")
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("damaged", ["here", "both"])
-def test_death_of_the_mender_at_every_call_leaves_nothing_that_is_mistaken(
-    run: Run, monkeypatch: pytest.MonkeyPatch, ranks: int, damaged: str
+def test_holders_are_asked_in_turn_and_those_of_no_use_not_at_all(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever rank 0 dies, the next launch restores the newest step."""
-    flip_a_byte(run.store, shard(1), 5000)
-    if damaged == "both":
-        flip_a_byte(there(run), shard(2), 5000)
-    pristine = run.directory.with_name("pristine")
-    shutil.copytree(run.directory / "checkpoints", pristine)
-    moments = 0
-    while True:
-        moments += 1
-        with monkeypatch.context() as patch:
-            has_died = _die_at(moments, patch)
-            first = run.restore(ranks)
-        if not has_died:
-            break
-        assert first == [None] * ranks
-        is_moved = ".bad-000000000020-g1-a1" in run.store.names()
-        for step in run.store.steps() if is_moved else (10,):
-            restore(run.store, step)
-        assert run.restore(ranks) == [(20, 2.0)] * ranks, f"died at change {moments}"
-        assert not [name for name in run.store.names() if name.startswith(".tmp-")]
-        shutil.rmtree(run.directory / "checkpoints")
-        shutil.copytree(pristine, run.directory / "checkpoints")
-    assert first == [(20, 2.0)] * ranks
-    assert moments > 10
+    holders = [
+        _Holder("empty", (), can=True),
+        _Holder("lacking", (30,), can=False),
+        _Holder("good", (20, 10), can=True),
+        _Holder("late", (10,), can=True),
+    ]
+    monkeypatch.setattr("holdfast.runtime.mending.second_holders", lambda _: tuple(holders))
+    mender = Mender(run.context())
 
+    assert mender.has_holders
+    assert mender.steps() == {10, 20, 30}
+    repair = mender.mend(20)
 
-def _die_at(moment: int, patch: pytest.MonkeyPatch) -> list[int]:
-    """Let whoever mends die before its n-th change; the list is not empty when it has."""
-    calls: list[str] = []
-    has_died: list[int] = []
-
-    def dying(name: str) -> Callable[..., object]:
-        plain = getattr(LocalFileSystem, name)
-
-        def call(*arguments: object) -> object:
-            if threading.current_thread().name != "holdfast-mirror":
-                return plain(*arguments)
-            calls.append(name)
-            if len(calls) >= moment:
-                has_died.append(moment)
-                raise _Died
-            return plain(*arguments)
-
-        return call
-
-    for name in CHANGES:
-        patch.setattr(LocalFileSystem, name, dying(name))
-    mend = Mirror.mend
-
-    def mend_or_die(mirror: Mirror, step: int) -> Repair:
-        try:
-            return mend(mirror, step)
-        except _Died:
-            Run.die()
-            raise
-
-    patch.setattr(Mirror, "mend", mend_or_die)
-    return has_died
-
-
-def test_holder_that_hangs_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run.second_holder is not None
-    answered = threading.Event()
-    plain = LocalFileSystem.list
-
-    def listing(files: LocalFileSystem, path: Path) -> tuple[str, ...]:
-        if path.is_relative_to(run.second_holder or ""):
-            answered.wait()
-        return plain(files, path)
-
-    monkeypatch.setattr(LocalFileSystem, "list", listing)
-    mirror = Mirror(run.directory, run.second_holder, "run", call_within_s=0.01)
-    try:
-        with pytest.raises(MirrorUnusable, match=r"has not answered for 0\.01 s"):
-            mirror.steps()
-    finally:
-        answered.set()
-    with pytest.raises(MirrorUnusable, match="cannot be read: Connection timed out"):
-        mirror.steps()
+    assert repair is not None
+    assert repair.step == 20
+    assert [holder.asked for holder in holders] == [[], [20], [20], []]
+    assert [(r["holder"], r["step"]) for r in run.journal("repair_failed")] == [
+        ("empty", None),
+        ("lacking", 20),
+    ]
+    assert [record["holder"] for record in run.journal("repaired")] == ["good"]
+    assert run.notices == [
+        "no checkpoint can be repaired from empty: it is empty",
+        "checkpoint step 20 was not repaired from lacking: it lacks it",
+        "checkpoint step 20 was repaired, 1 of 9 parts from good",
+    ]
