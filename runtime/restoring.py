@@ -180,7 +180,7 @@ class JobRestore:
         reason = next(filter(None, reasons), None)
         if reason is not None and communicator.rank == 0:
             self._context.journal.record("rejected", step=step, reason=reason)
-            text = f"checkpoint step {step} was skipped: {reason}"
+            text = f"checkpoint step {step} was rejected: {reason}"
             self._context.tell_agent({"kind": "notice", "text": text})
         return reason is None
 
