@@ -11,6 +11,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.runtime.checkpoint_report import (
+    CheckpointReport,
+    Mended,
+    NotMended,
+    Rejected,
+    Rotten,
+    WrongMemory,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Struck:
@@ -83,24 +92,6 @@ class EpochReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointReport:
-    """A committed checkpoint."""
-
-    step: int
-    seconds: float
-    bytes: int
-    generation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A checkpoint that could not be written, or was found invalid at a restore."""
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """A run from its first job to its last record; seconds unless named otherwise.
 
@@ -122,6 +113,11 @@ class Report:
     checkpoints: tuple[CheckpointReport, ...]
     failed_checkpoints: tuple[Rejected, ...]
     rejected_checkpoints: tuple[Rejected, ...]
+    skipped_checkpoints: int
+    scrub_failures: tuple[Rotten, ...]
+    repairs: tuple[Mended, ...]
+    failed_repairs: tuple[NotMended, ...]
+    memory_differences: tuple[WrongMemory, ...]
     jobs: int
     wall_s: float
     step_s: float
@@ -145,12 +141,13 @@ def to_text(report: Report) -> str:
         f"metrics       {describe_metrics(report.metrics)}",
         f"wall time     {report.wall_s:.1f} s in {report.jobs} jobs",
         f"goodput       {report.goodput:.1%}",
-        f"checkpoints   {len(report.checkpoints)}",
+        f"checkpoints   {describe_checkpoints(report)}",
         f"final sha256  {report.final_sha256 or '-'}",
     ]
     lines += [f"failure       {describe_failure(failure)}" for failure in report.failures]
     lines += [f"recovery      {describe_recovery(recovery)}" for recovery in report.recoveries]
     lines += [f"relaunch      {describe_relaunch(relaunch)}" for relaunch in report.relaunches]
+    lines += [f"checkpoint    {trouble}" for trouble in describe_troubles(report)]
     return "\n".join(lines)
 
 
@@ -170,6 +167,34 @@ def describe_ledger(report: Report) -> str:
 def describe_metrics(metrics: dict[str, float]) -> str:
     """Return metrics as ``name=value`` pairs."""
     return " ".join(f"{name}={value:.6g}" for name, value in metrics.items()) or "-"
+
+
+def describe_checkpoints(report: Report) -> str:
+    """Return how many checkpoints there were, and what became of the others."""
+    orphaned = sum(checkpoint.orphaned for checkpoint in report.checkpoints)
+    counts = {
+        "committed": len(report.checkpoints),
+        "failed": len(report.failed_checkpoints),
+        "rejected": len(report.rejected_checkpoints),
+        "skipped": report.skipped_checkpoints,
+        "committed after all workers had died": orphaned,
+    }
+    always = ("committed", "failed", "rejected")
+    return ", ".join(f"{n} {name}" for name, n in counts.items() if n or name in always)
+
+
+def describe_troubles(report: Report) -> list[str]:
+    """Return a line on whatever was the matter with checkpoints, and with memory."""
+    failed = report.failed_checkpoints
+    last = [f"step {f.step} failed, the last of {len(failed)}: {f.reason}" for f in failed[-1:]]
+    rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
+    others = (
+        *report.scrub_failures,
+        *report.repairs,
+        *report.failed_repairs,
+        *report.memory_differences,
+    )
+    return [*last, *rejected, *map(str, others)]
 
 
 def describe_failure(failure: Failure) -> str:

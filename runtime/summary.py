@@ -18,13 +18,19 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from holdfast.runtime.checkpoint_report import (
+    CheckpointReport,
+    Mended,
+    NotMended,
+    Rejected,
+    Rotten,
+    WrongMemory,
+)
 from holdfast.runtime.journal import Record
 from holdfast.runtime.report import (
-    CheckpointReport,
     EpochReport,
     Failure,
     Recovery,
-    Rejected,
     Relaunch,
     Report,
     Struck,
@@ -56,6 +62,11 @@ def summarize(records: Sequence[Record]) -> Report:
         checkpoints=_all(CheckpointReport, records, "checkpoint"),
         failed_checkpoints=_all(Rejected, records, "checkpoint_failed"),
         rejected_checkpoints=_all(Rejected, records, "rejected"),
+        skipped_checkpoints=sum(record["event"] == "checkpoint_skipped" for record in records),
+        scrub_failures=_all(Rotten, records, "scrub_failed"),
+        repairs=_all(Mended, records, "repaired"),
+        failed_repairs=_all(NotMended, records, "repair_failed"),
+        memory_differences=_all(WrongMemory, records, "memory_differs"),
         jobs=len(jobs),
         wall_s=wall_s,
         step_s=step_s,

@@ -12,11 +12,13 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.journal import read_journal
 from holdfast.runtime.report import (
     Report,
+    describe_checkpoints,
     describe_failure,
     describe_ledger,
     describe_metrics,
     describe_ms,
     describe_outcome,
+    describe_troubles,
     to_json,
 )
 from holdfast.runtime.run_directory import RunDirectory
@@ -50,7 +52,8 @@ def _read(run_dir: Path) -> list[dict[str, object]]:
 
 def _print(summary: Report, console: Console) -> None:
     console.print(_facts(summary))
-    for table in (_deaths(summary), _recoveries(summary), _relaunches(summary)):
+    tables = (_deaths(summary), _recoveries(summary), _relaunches(summary), _troubles(summary))
+    for table in tables:
         if table.row_count:
             console.print(table)
 
@@ -68,16 +71,11 @@ def _facts(summary: Report) -> Table:
         ("metrics", describe_metrics(summary.metrics)),
         ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
         ("goodput", f"{summary.goodput:.1%}"),
-        ("checkpoints", _checkpoints(summary)),
+        ("checkpoints", describe_checkpoints(summary)),
         ("final sha256", summary.final_sha256 or "-"),
     ):
         table.add_row(name, text)
     return table
-
-
-def _checkpoints(summary: Report) -> str:
-    failed, rejected = len(summary.failed_checkpoints), len(summary.rejected_checkpoints)
-    return f"{len(summary.checkpoints)} committed, {failed} failed, {rejected} rejected"
 
 
 def _deaths(summary: Report) -> Table:
@@ -106,4 +104,12 @@ def _relaunches(summary: Report) -> Table:
         start = "-" if relaunch.restored_step is None else str(relaunch.restored_step)
         time = describe_ms(relaunch.since_failure_ms)
         table.add_row(relaunch.reason, " ".join(map(str, relaunch.workers)), start, time)
+    return table
+
+
+def _troubles(summary: Report) -> Table:
+    table = Table("checkpoints and memory")
+    table.columns[0].overflow = "fold"
+    for trouble in describe_troubles(summary):
+        table.add_row(trouble)
     return table

@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.checkpoint_report import Rejected, WrongMemory
 from holdfast.runtime.journal import Record
-from holdfast.runtime.report import Failure, Rejected, Struck, to_json, to_text
+from holdfast.runtime.report import (
+    Failure,
+    Struck,
+    describe_checkpoints,
+    describe_troubles,
+    to_json,
+    to_text,
+)
 from holdfast.runtime.summary import summarize
 
 
@@ -285,3 +293,37 @@ def test_text_tells_each_failure_and_what_came_of_it(story: Story) -> None:
     assert "worker 1: silent for 1.0 s at step 2 while training, fenced" in text
     assert "lost 1 at step 3, 1 went on; next step after 12 ms" in text
     assert "1 workers from nothing: all workers died; next step after -" in text
+
+
+def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -> None:
+    story.tell("checkpoint_skipped", step=2).tell("checkpoint_skipped", step=3)
+    story.tell("checkpoint", step=4, seconds=0.1, bytes=9, generation=1, orphaned=True)
+    for reason in ("disk full", "disk gone"):
+        story.tell("checkpoint_failed", step=6, reason=reason)
+    story.tell("rejected", step=4, reason="a bit")
+    story.tell("scrub_failed", step=2, reason="a block", moved_to=None, mended=False)
+    story.tell("scrub_failed", step=3, reason="a block", moved_to=".bad-3", mended=True)
+    story.tell("repaired", step=3, taken=1, parts=9, bad_name=".bad-3", holder="/mirror")
+    story.tell("repair_failed", step=4, reason="nobody has it", holder="/mirror")
+    story.tell("repair_failed", step=None, reason="it is gone", holder="/mirror")
+    story.tell("memory_differs", step=5, workers=[0, 2], has_majority=False)
+
+    report = summarize(story.records)
+
+    assert report.skipped_checkpoints == 2
+    assert report.checkpoints[0].orphaned
+    assert report.memory_differences == (WrongMemory(5, (0, 2), has_majority=False),)
+    assert describe_checkpoints(report) == (
+        "1 committed, 2 failed, 1 rejected, 2 skipped, 1 committed after all workers had died"
+    )
+    assert describe_troubles(report) == [
+        "step 6 failed, the last of 2: disk gone",
+        "step 4 rejected: a bit",
+        "step 2 did not verify any more, not moved: a block",
+        "step 3 did not verify any more, mended: a block",
+        "step 3 repaired: 1 of 9 parts from /mirror",
+        "step 4 not repaired from /mirror: nobody has it",
+        "nothing repaired from /mirror: it is gone",
+        "step 5 differs in the memory of workers 0, 2: nobody knows whose state is right",
+    ]
+    assert json.loads(to_json(report))["repairs"][0]["holder"] == "/mirror"

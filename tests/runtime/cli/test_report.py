@@ -20,6 +20,9 @@ def run_dir(tmp_path: Path) -> Path:
     journal.record("failure", worker=1, cause="signal SIGKILL", step=1, phase="training")
     journal.record("recovery", generation=2, step=2, lost=[1], survivors=[0], next_step_ms=9.0)
     journal.record("relaunch", reason="all workers died", spent=1, workers=[2, 3])
+    journal.record("checkpoint", step=1, seconds=0.1, bytes=10, generation=1, orphaned=True)
+    journal.record("checkpoint_skipped", step=2)
+    journal.record("scrub_failed", step=1, reason="a bit", moved_to=".bad-1", mended=False)
     journal.record("completed", step=2, epochs=1, sha256=SHA256, metrics={"loss": 0.25})
     journal.record("job_ended", exit_code=0, reason="done")
     journal.close()
@@ -56,6 +59,8 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
         "9 ms",
         "from step",
         "2 3",
+        "1 committed, 0 failed, 0 rejected, 1 skipped",
+        "step 1 did not verify any more",
     ):
         assert fact in text
 
