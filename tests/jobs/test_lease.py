@@ -1,0 +1,68 @@
+"""Who has lost the run directory changes nothing in it any more, however late it wakes up."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from workload import EVEN, LONG, Undisturbed, assert_refused, assert_whole, request_of
+
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.processes import is_alive, wait_all_ended
+from holdfast.runtime.testing import start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+WITHIN_S = 10.0
+
+
+def test_worker_that_stands_still_in_a_save_does_not_outlive_its_agent(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Rank 0 commits and prunes; it stops in the middle of a save, and loses its job then.
+
+    It is dead before another job can have the lease, so waking it up wakes nobody.
+    """
+    with start_job(request_of(EVEN, tmp_path, workers=2)) as first:
+        assert first.wait().exit_code == 0
+    longer = replace(EVEN, epochs=40)
+    request = request_of(longer, tmp_path, workers=2, faults=["stop worker=0 step=20 site=save"])
+    with start_job(request) as old:
+        old.wait_for("fault", kind="stop")
+        processes = old.processes()
+        (stopped,) = [pid for pid, name in processes.items() if name == "holdfast-w0"]
+        old.signal(signal.SIGKILL)
+        old.signal(signal.SIGKILL, "holdfast-agent")
+        assert wait_all_ended(processes, WITHIN_S) == ()
+        assert not is_alive(stopped)
+        died = time.monotonic()
+        generation = max(record.get("generation", 0) for record in old.journal)
+        assert CheckpointStore(tmp_path).steps()[0] == EVEN.steps
+
+        with start_job(request_of(longer, tmp_path, workers=2)) as new:
+            job = new.wait()
+
+    assert_whole(job, longer, undisturbed(longer))
+    late = [r for r in job.journal if r["now"] > died and r["source"].startswith("worker")]
+    assert min(record.get("generation", generation + 1) for record in late) > generation
+    assert [record["step"] for record in job.events("restored")] == [EVEN.steps] * 2
+
+
+def test_agent_that_stands_still_keeps_the_run_directory(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Its supervisor is dead, but its workers live: nobody else may have the directory."""
+    with start_job(request_of(LONG, tmp_path, workers=2)) as old:
+        old.wait_for("checkpoint")
+        old.signal(signal.SIGSTOP, "holdfast-agent")
+        old.signal(signal.SIGKILL)
+        with start_job(request_of(LONG, tmp_path, workers=2)) as new:
+            assert_refused(new.wait(), 76, "belongs to another job")
+        old.signal(signal.SIGCONT, "holdfast-agent")
+        job = old.wait()
+
+    assert job.sha256 == undisturbed(LONG)
+    assert job.leftovers == ()
