@@ -47,6 +47,7 @@ class Case:
     microbatches: int
     features: int
     faults: tuple[Fault, ...]
+    snapshot_copies: int
 
     @staticmethod
     def of(seed: int) -> Case:
@@ -62,6 +63,7 @@ class Case:
             microbatches=choose.randint(1, 9),
             features=choose.choice((32, 2000)),  # one exchange is gathered, the other sliced
             faults=_faults(choose, count, first_launch=workers + spares),
+            snapshot_copies=choose.choice((1, 2)),
         )
 
     @property
@@ -78,7 +80,8 @@ class Case:
         faults = "; ".join(map(str, self.faults)) or "no fault"
         return (
             f"seed {self.seed}: {self.workers}+{self.spares} workers, "
-            f"M {self.microbatches}, {self.features} features; {faults}"
+            f"M {self.microbatches}, {self.features} features, "
+            f"{self.snapshot_copies} copies of snapshots; {faults}"
         )
 
 
@@ -167,7 +170,7 @@ class _Undisturbed:
     def sha256(self, case: Case) -> str:
         """Return the digest that ``case`` must end with."""
         if case.terms not in self._known:
-            alone = Case(0, 1, 0, case.microbatches, case.features, ())
+            alone = Case(0, 1, 0, case.microbatches, case.features, (), 1)
             job = _run(alone, self._root / "undisturbed", [])
             if job.sha256 is None:
                 raise SystemExit(f"the undisturbed run of {case} failed: {job.stderr}")
@@ -252,6 +255,7 @@ def _run(case: Case, root: Path, faults: list[str]) -> JobRun:
         options=[
             *("--spares", str(case.spares), "--threads", "1"),
             *("--heartbeat-timeout", str(case.heartbeat_timeout_s)),
+            *("--snapshot-copies", str(case.snapshot_copies)),
         ],
         argv=[
             *("--samples", str(SAMPLES), "--global-batch", str(GLOBAL_BATCH)),
