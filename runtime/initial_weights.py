@@ -18,43 +18,49 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.layout import specs_of
-from holdfast.checkpoint.reader import compare_specs, restore_newest
+from holdfast.checkpoint.reader import compare_specs, restore, restore_newest
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.replica import Replica
+from holdfast.runtime.weights_source import WeightsKind, WeightsSource, is_weight
 
-_NOT_WEIGHTS = ("cursor/", "optimizer/")
-_KERAS_SUFFIXES = (".weights.h5", ".keras")
+_UNREADABLE = (OSError, EOFError, zipfile.BadZipFile)
+"""What is raised of a file that is cut short, or none of its kind; other errors are of a model."""
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
-def load_initial_weights(replica: Replica, source: Path) -> None:
-    """Set the weights of a replica from a file, or from the newest checkpoint of another run.
+def load_initial_weights(replica: Replica, source: WeightsSource) -> None:
+    """Set the weights of a replica from a file, or from a checkpoint of another run.
 
     Raises:
         UsageError: there is no such file, or it holds another model's weights.
     """
-    if source.is_dir():
-        _take(replica, _of_run(source), source)
-    elif source.suffix == ".npz":
-        _take(replica, _of_archive(source), source)
-    elif source.name.endswith(_KERAS_SUFFIXES):
-        _require(source)
-        _fill(replica, source, lambda model: model.load_weights(source))
-    else:
-        _require(source.with_name(f"{source.name}.index"))
-        _fill(replica, source, lambda model: _read_tensorflow(model, source))
+    path = source.path
+    match source.kind:
+        case WeightsKind.RUN:
+            _take(replica, _of_run(source), path)
+        case WeightsKind.ARCHIVE:
+            _take(replica, _of_archive(path), path)
+        case WeightsKind.KERAS:
+            source.check_file()
+            _fill(replica, path, lambda model: model.load_weights(path))
+        case WeightsKind.TENSORFLOW:
+            source.check_file()
+            _fill(replica, path, lambda model: _read_tensorflow(model, path))
 
 
-def _of_run(run_dir: Path) -> Arrays:
+def _of_run(source: WeightsSource) -> Arrays:
+    store = CheckpointStore(source.path)
     try:
-        restored, rejections = restore_newest(CheckpointStore(run_dir))
+        if source.step is not None:
+            return restore(store, source.step).state
+        restored, rejections = restore_newest(store)
     except CheckpointError as error:
-        raise UsageError(f"{run_dir} cannot be begun with: {error}") from error
+        raise UsageError(f"{source.path} cannot be begun with: {error}") from error
     if restored is None:
         reasons = "; ".join(rejection.reason for rejection in rejections) or "there is none"
-        raise UsageError(f"{run_dir} has no valid checkpoint to begin with: {reasons}")
+        raise UsageError(f"{source.path} has no valid checkpoint to begin with: {reasons}")
     return restored.state
 
 
@@ -66,19 +72,11 @@ def _of_archive(path: Path) -> Arrays:
         raise UsageError(f"{path} cannot be read as the weights to begin with: {error}") from error
 
 
-def _require(path: Path) -> None:
-    if not path.is_file():
-        raise UsageError(
-            f"{path} does not exist; begin with a .weights.h5, .keras or .npz file, the prefix of "
-            "a TensorFlow checkpoint, or another run's directory"
-        )
-
-
 def _take(replica: Replica, found: Arrays, source: Path) -> None:
     """Take weights by their names; any replica can do that."""
     state = dict(replica.state())
-    given = {name: value for name, value in found.items() if not name.startswith(_NOT_WEIGHTS)}
-    wanted = {name: value for name, value in state.items() if not name.startswith(_NOT_WEIGHTS)}
+    given = {name: value for name, value in found.items() if is_weight(name)}
+    wanted = {name: value for name, value in state.items() if is_weight(name)}
     difference = compare_specs(specs_of(wanted), specs_of(given))
     if difference is not None:
         raise UsageError(f"{source} holds another model's weights: {difference}; choose another")
@@ -99,7 +97,7 @@ def _fill(replica: Replica, source: Path, read: Callable[[Any], None]) -> None:
             read(model)
     except Exception as error:  # both raise anything at all
         complaint = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        if not _unset(replica):
+        if isinstance(error, _UNREADABLE) or not _unset(replica):
             raise UsageError(f"{source} cannot be read: {complaint}") from error
     missing = _unset(replica)
     if missing:
@@ -107,12 +105,12 @@ def _fill(replica: Replica, source: Path, read: Callable[[Any], None]) -> None:
             f"{source} holds another model's weights: {_some(missing)} were not set ({complaint})"
         )
     after = replica.state()
-    replica.load({n: before[n] if n.startswith(_NOT_WEIGHTS) else after[n] for n in before})
+    replica.load({n: after[n] if is_weight(n) else before[n] for n in before})
 
 
 def _marked(name: str, value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Return weights that no file holds, to find out whether they are set."""
-    if name.startswith(_NOT_WEIGHTS) or value.dtype.kind not in "fV":
+    if not is_weight(name) or value.dtype.kind not in "fV":
         return value
     return np.full(value.shape, np.nan, value.dtype)
 
@@ -122,7 +120,7 @@ def _unset(replica: Replica) -> list[str]:
     return [
         name
         for name, value in replica.state().items()
-        if not name.startswith(_NOT_WEIGHTS)
+        if is_weight(name)
         and value.dtype.kind in "fV"
         and value.size
         and bool(np.isnan(value.astype(np.float32)).all())

@@ -205,7 +205,7 @@ def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
         return
     load_initial_weights(replica, job.initial)
     sha256 = state_sha256(replica.state())
-    context.journal.record("initial_weights", source=str(job.initial), sha256=sha256)
+    context.journal.record("initial_weights", source=str(job.initial.path), sha256=sha256)
 
 
 def _check_model(

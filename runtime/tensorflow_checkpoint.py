@@ -8,12 +8,29 @@ from typing import Any
 import tensorflow as tf
 
 
-def read_into(model: Any, prefix: Path) -> None:
+def read_into(model: Any, path: Path) -> None:
     """Set what of a Keras model a checkpoint holds, saved as ``model=…`` or as the root itself.
 
+    ``path`` is a checkpoint's prefix, or a directory, of which the newest one is read.
     Nothing is said of what it does not hold: see which variables have changed.
+
+    Raises:
+        OSError: there is no whole checkpoint.
     """
-    names = [name for name, _ in tf.train.list_variables(str(prefix))]
-    is_named = any(name.startswith("model/") for name in names)
-    root = tf.train.Checkpoint(model=model) if is_named else tf.train.Checkpoint(model)
-    root.read(str(prefix)).expect_partial()
+    try:
+        prefix = _newest_in(path) if path.is_dir() else str(path)
+        names = [name for name, _ in tf.train.list_variables(prefix)]
+        is_named = any(name.startswith("model/") for name in names)
+        root = tf.train.Checkpoint(model=model) if is_named else tf.train.Checkpoint(model)
+        root.read(prefix).expect_partial()
+    except tf.errors.InvalidArgumentError:  # a dtype, say: it is another model's
+        raise
+    except (tf.errors.OpError, IndexError) as error:  # IndexError: the data are cut short
+        raise OSError(str(error)) from error
+
+
+def _newest_in(directory: Path) -> str:
+    prefix = tf.train.latest_checkpoint(str(directory))
+    if prefix is None:
+        raise OSError(f"the newest checkpoint that {directory} names is not there")
+    return str(prefix)

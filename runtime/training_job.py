@@ -21,6 +21,7 @@ from holdfast.runtime.transaction import (
     Transaction,
     ValidationContributor,
 )
+from holdfast.runtime.weights_source import WeightsSource
 from holdfast.runtime.worker_config import WorkerConfig
 
 
@@ -52,7 +53,7 @@ class TrainingJob:
     numerics: Numerics
     schedule: Schedule
     retention: Retention
-    initial: Path | None = None
+    initial: WeightsSource | None = None
 
     @property
     def microbatches(self) -> int:
@@ -119,7 +120,7 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         numerics,
         schedule,
         retention,
-        request.initial,
+        None if request.initial is None else WeightsSource(request.initial),
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.initial_weights import load_initial_weights
+from holdfast.runtime.weights_source import WeightsSource
 
 
 class Replica:
@@ -46,6 +47,8 @@ class KerasLike(Replica):
         for name, value in json.loads(path.read_text()).items():
             if value == "wrong":
                 raise ValueError("a shape\nis wrong")
+            if value == "cut":
+                raise OSError("truncated file")
             self._state[name] = np.full_like(self._state[name], value)
 
 
@@ -72,7 +75,7 @@ def test_archive_gives_the_weights_and_leaves_the_optimizer(tmp_path: Path) -> N
     replica = Replica()
     np.savez(tmp_path / "w.npz", **weights())
 
-    load_initial_weights(replica, tmp_path / "w.npz")
+    load_initial_weights(replica, WeightsSource(tmp_path / "w.npz"))
 
     check_begun(replica)
 
@@ -83,9 +86,22 @@ def test_newest_checkpoint_of_another_run_gives_the_weights(tmp_path: Path) -> N
     save(store, weights(**{"weights/a": np.zeros(2, np.float32)}), header=Header("r", 1, 1))
     save(store, weights(), header=Header("r", 1, 2))
 
-    load_initial_weights(replica, tmp_path)
+    load_initial_weights(replica, WeightsSource(tmp_path))
 
     check_begun(replica)
+
+
+def test_step_of_another_run_gives_the_weights(tmp_path: Path) -> None:
+    replica = Replica()
+    store = CheckpointStore(tmp_path)
+    save(store, weights(), header=Header("r", 1, 1))
+    save(store, weights(**{"weights/a": np.zeros(2, np.float32)}), header=Header("r", 1, 2))
+
+    load_initial_weights(replica, WeightsSource(tmp_path, step=1))
+
+    check_begun(replica)
+    with pytest.raises(UsageError, match="cannot be begun with: checkpoint step 3"):
+        load_initial_weights(replica, WeightsSource(tmp_path, step=3))
 
 
 def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> None:
@@ -93,7 +109,7 @@ def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> N
     everything = {"weights/a": 1, "weights/b": 1, "weights/count": 1, "optimizer/rate": 7}
     (tmp_path / "x.weights.h5").write_text(json.dumps(everything))
 
-    load_initial_weights(replica, tmp_path / "x.weights.h5")
+    load_initial_weights(replica, WeightsSource(tmp_path / "x.weights.h5"))
 
     check_begun(replica)
 
@@ -104,6 +120,7 @@ def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> N
         ({"weights/a": 1}, ["'weights/b' were not set", "says nothing of them"]),
         ({"weights/b": 1, "weights/a": "wrong"}, ["'weights/a' were not set", "shape is wrong"]),
         ({"weights/a": 1, "weights/b": 1, "x": "wrong"}, ["cannot be read", "a shape is wrong"]),
+        ({"weights/a": 1, "weights/b": "cut"}, ["cannot be read", "truncated file"]),
     ],
 )
 def test_weights_that_the_model_did_not_set_are_named(
@@ -112,7 +129,7 @@ def test_weights_that_the_model_did_not_set_are_named(
     (tmp_path / "x.weights.h5").write_text(json.dumps(content))
 
     with pytest.raises(UsageError) as caught:
-        load_initial_weights(KerasLike(), tmp_path / "x.weights.h5")
+        load_initial_weights(KerasLike(), WeightsSource(tmp_path / "x.weights.h5"))
 
     assert [word for word in words if word not in str(caught.value)] == []
 
@@ -122,7 +139,7 @@ def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", **weights(**{"weights/b": np.ones(5), "weights/c": np.ones(1)}))
 
     with pytest.raises(UsageError, match=r"extra 'weights/c'.*'weights/b' float32\[2, 3\] is"):
-        load_initial_weights(replica, tmp_path / "w.npz")
+        load_initial_weights(replica, WeightsSource(tmp_path / "w.npz"))
 
     assert replica.state()["weights/a"].tolist() == [0, 0]
 
@@ -145,11 +162,11 @@ def test_what_cannot_be_read_is_one_sentence(name: str, complaint: str, tmp_path
     (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
 
     with pytest.raises(UsageError, match=complaint):
-        load_initial_weights(Replica(), tmp_path / name)
+        load_initial_weights(Replica(), WeightsSource(tmp_path / name))
 
 
 def test_keras_file_needs_a_keras_model(tmp_path: Path) -> None:
     (tmp_path / "x.weights.h5").write_text("{}")
 
     with pytest.raises(UsageError, match="can only begin a Keras model"):
-        load_initial_weights(Replica(), tmp_path / "x.weights.h5")
+        load_initial_weights(Replica(), WeightsSource(tmp_path / "x.weights.h5"))

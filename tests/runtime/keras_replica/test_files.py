@@ -18,6 +18,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state
 from holdfast.runtime.initial_weights import load_initial_weights
 from holdfast.runtime.model_source import ModelSource
+from holdfast.runtime.weights_source import WeightsSource
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -83,7 +84,7 @@ def test_exported_weights_begin_another_run(
     replica = build(tf, convolutional)
     before = copy_of(replica.state())
 
-    load_initial_weights(replica, target)
+    load_initial_weights(replica, WeightsSource(target))
 
     for name, value in replica.state().items():
         wanted = restored.state if name.startswith("weights/") else before
@@ -145,8 +146,11 @@ def test_another_model_is_refused_by_the_names_of_its_tensors(
 
 
 @pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("is_directory", [True, False])
 def test_tensorflow_checkpoint_begins_a_run(
-    is_named: bool,  # noqa: FBT001
+    *,
+    is_named: bool,
+    is_directory: bool,
     tf: SimpleNamespace,
     replicas: list[Any],
     trained: dict[str, np.ndarray],
@@ -157,9 +161,9 @@ def test_tensorflow_checkpoint_begins_a_run(
     before = copy_of(fresh.state())
     checkpoint = tf.tensorflow.train.Checkpoint
     made = checkpoint(model=saved.model) if is_named else checkpoint(saved.model)
-    prefix = made.write(str(tmp_path / "ckpt"))
+    prefix = Path(made.save(str(tmp_path / "saved" / "ckpt")))
 
-    load_initial_weights(fresh, Path(prefix))
+    load_initial_weights(fresh, WeightsSource(prefix.parent if is_directory else prefix))
 
     for name, value in fresh.state().items():
         wanted = trained if name.startswith("weights/") else before
@@ -177,11 +181,40 @@ def test_file_of_another_model_is_refused_by_the_names_of_tensors(
         tf.tensorflow.train.Checkpoint(model=model).write(str(tmp_path / "w"))
 
     with pytest.raises(UsageError, match=r"another model's weights: 'weights/.* were not set"):
-        load_initial_weights(replicas[0], tmp_path / f"w{suffix}")
+        load_initial_weights(replicas[0], WeightsSource(tmp_path / f"w{suffix}"))
 
 
 def test_damaged_file_is_refused(replicas: list[Any], tmp_path: Path) -> None:
     (tmp_path / "w.weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(500))
 
     with pytest.raises(UsageError, match=r"were not set|cannot be read"):
-        load_initial_weights(replicas[0], tmp_path / "w.weights.h5")
+        load_initial_weights(replicas[0], WeightsSource(tmp_path / "w.weights.h5"))
+
+
+@pytest.mark.parametrize("name", ["w.weights.h5", "w.keras", "w.index", "w.data-00000-of-00001"])
+def test_file_that_is_cut_short_cannot_be_read(
+    name: str, tf: SimpleNamespace, replicas: list[Any], tmp_path: Path
+) -> None:
+    """It is not called another model's, which it may not be."""
+    model, path = replicas[1].model, tmp_path / name
+    if name.endswith(".h5"):
+        model.save_weights(path)
+    elif name.endswith(".keras"):
+        model.save(path)
+    else:
+        tf.tensorflow.train.Checkpoint(model=model).write(str(tmp_path / "w"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    source = path if name.endswith((".h5", ".keras")) else tmp_path / "w"
+
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_initial_weights(replicas[0], WeightsSource(source))
+
+
+def test_directory_whose_newest_tensorflow_checkpoint_is_gone(
+    tf: SimpleNamespace, replicas: list[Any], tmp_path: Path
+) -> None:
+    prefix = tf.tensorflow.train.Checkpoint(model=replicas[1].model).save(str(tmp_path / "ckpt"))
+    Path(f"{prefix}.index").unlink()
+
+    with pytest.raises(UsageError, match=r"cannot be read: .* is not there"):
+        load_initial_weights(replicas[0], WeightsSource(tmp_path))
