@@ -43,10 +43,10 @@ class RunConfig:
     ``RUN.json`` holds and a new one takes the defaults (``new_microbatches`` and
     so on).  ``threads`` are those of one worker.  ``preload`` are modules that
     warm processes import before they become workers; one that is not installed
-    is the script's business, not the pool's.  ``save_every`` and ``verify_every``
-    override the script's.  ``snapshot_copies`` are those of each slice in memory: None stands
-    for a second one where there are several nodes.  ``scrub_every_s`` of 0 means
-    never.
+    is the script's business, not the pool's.  ``save_every``, ``verify_every`` and
+    ``initial``, which may be an ``initial_step`` of another run, override the script's.
+    ``snapshot_copies`` are those of each slice in memory: None stands for a second one
+    where there are several nodes.  ``scrub_every_s`` of 0 means never.
     """
 
     script: Path
@@ -62,6 +62,8 @@ class RunConfig:
     snapshot_copies: int | None = None
     scrub_every_s: float = DEFAULT_SCRUB_EVERY_S
     repair_from: Path | None = None
+    initial: Path | None = None
+    initial_step: int | None = None
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     max_restarts: int = DEFAULT_MAX_RESTARTS
     faults: tuple[str, ...] = ()

@@ -60,6 +60,8 @@ class JobSetup:
             "snapshot_copies": config.snapshot_copies,
             "scrub_every_s": config.scrub_every_s,
             "repair_from": None if config.repair_from is None else str(config.repair_from),
+            "initial": None if config.initial is None else str(config.initial),
+            "initial_step": config.initial_step,
         }
 
 

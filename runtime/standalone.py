@@ -5,8 +5,8 @@ What MPI itself allows still works: survivors of a death by signal go on in
 place, checkpoints are made, and running the script again resumes it.
 
 ``HOLDFAST_RUN_DIR``, ``HOLDFAST_MICROBATCHES``, ``HOLDFAST_SEED``,
-``HOLDFAST_THREADS``, ``HOLDFAST_SAVE_EVERY`` and ``HOLDFAST_REPAIR_FROM`` stand for the
-options of ``holdfast run``.
+``HOLDFAST_THREADS``, ``HOLDFAST_SAVE_EVERY``, ``HOLDFAST_INITIAL`` and
+``HOLDFAST_REPAIR_FROM`` stand for the options of ``holdfast run``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def standalone() -> WorkerContext:
         script=sys.argv[0],
         save_every=os.environ.get("HOLDFAST_SAVE_EVERY"),
         repair_from=os.environ.get("HOLDFAST_REPAIR_FROM"),
+        initial=os.environ.get("HOLDFAST_INITIAL") or None,
     )
     journal = journal_of(config)
     injector = injector_of(config, journal)

@@ -63,8 +63,9 @@ class Trainer:
         verify_every: updates between comparisons of the workers' states, which find a
             worker whose memory is wrong; every save has one too.  0 for none.
         initial: what a new run begins with instead of the weights that the model was built
-            with: a ``.weights.h5``, ``.keras`` or ``.npz`` file, the prefix of a TensorFlow
-            checkpoint, or another run's directory.  A run that resumes does not look at it.
+            with: a ``.weights.h5``, ``.keras`` or ``.npz`` file, the prefix or directory of a
+            TensorFlow checkpoint, or another run's directory.  ``holdfast run --initial``
+            comes before it; a run that resumes looks at neither.
         keep_every: at every multiple of so many updates a checkpoint is made and kept for ever.
         keep_best: a metric and "min" or "max", such as ("val/loss", "min"): the
             checkpoint of the epoch with the best one is kept too, and one is made at each

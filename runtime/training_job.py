@@ -120,8 +120,15 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         numerics,
         schedule,
         retention,
-        None if request.initial is None else WeightsSource(request.initial),
+        _initial_of(request, config),
     )
+
+
+def _initial_of(request: Request, config: WorkerConfig) -> WeightsSource | None:
+    """Return what the command line begins a new run with, else the script."""
+    if config.initial is not None:
+        return WeightsSource(Path(config.initial), config.initial_step)
+    return None if request.initial is None else WeightsSource(request.initial)
 
 
 def _schedule_of(request: Request, config: WorkerConfig) -> Schedule:

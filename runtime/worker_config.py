@@ -20,6 +20,7 @@ class WorkerConfig:
     ``generation`` is that of the launch's first world; ``workers`` are its
     worker ids in rank order, the last ``len(workers) - capacity`` of them spares.
     ``nodes`` says where they are, in the same order; it is empty if all are on one node.
+    ``initial``, and the ``initial_step`` of another run, override the script's.
     """
 
     worker: WorkerId
@@ -43,6 +44,8 @@ class WorkerConfig:
     snapshot_copies: int | None = None
     scrub_every_s: float = DEFAULT_SCRUB_EVERY_S
     repair_from: str | None = None
+    initial: str | None = None
+    initial_step: int | None = None
 
     def lost_with(self, worker: WorkerId) -> str:
         """Return the same text for workers whose snapshots are not to hold each other's slices.

@@ -8,16 +8,14 @@ from typing import Any
 
 import click
 
+from holdfast.runtime.cli import job_options
 from holdfast.runtime.config import (
     DEFAULT_HEARTBEAT_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
-    DEFAULT_PRELOAD,
     RunConfig,
     default_run_dir,
 )
 from holdfast.runtime.worker_config import DEFAULT_SCRUB_EVERY_S
-
-_PATH = click.Path(path_type=Path)
 
 
 class _FaultAddress(click.types.StringParamType):
@@ -36,40 +34,21 @@ class _SecondsOrNever(click.types.FloatParamType):
         return 0.0 if value == "never" else float(super().convert(value, param, ctx))
 
 
-def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) -> tuple[str, ...]:
-    """Return the names of a list, or of a text between its commas; an empty text holds none."""
-    if not isinstance(value, str):
-        return tuple(value)
-    return tuple(name.strip() for name in value.split(",") if name.strip())
-
-
-@click.command(
-    context_settings={
-        # Without this the variables would be HOLDFAST_RUN_*.
-        "auto_envvar_prefix": "HOLDFAST",
-        # Everything after the script's name is the script's own.
-        "allow_interspersed_args": False,
-        "show_default": True,
-    }
-)
+@click.command(context_settings=job_options.SETTINGS)
 @click.option("-n", "-np", "--workers", type=int, default=1, help="Workers to start with.")
 @click.option(
     "--spares", type=int, default=0, help="Started workers that wait to replace the dead."
 )
+@job_options.run_dir
+@job_options.microbatches
+@job_options.threads
+@job_options.seed
 @click.option(
-    "--run-dir", type=_PATH, help="Where the run lives.  [default: ./holdfast-<script's name>]"
+    "--initial",
+    type=job_options.PATH,
+    metavar="WEIGHTS",
+    help="What a new run begins with: a file, or another run.  [default: what the script says]",
 )
-@click.option(
-    "--microbatches",
-    type=int,
-    help="Equal parts of the global batch, fixed for the life of the run.  [default: N of -n]",
-)
-@click.option(
-    "--threads",
-    type=int,
-    help="Threads of each worker, fixed for the life of the run.  [default: cores / N]",
-)
-@click.option("--seed", type=int, help="Seed of everything random in the run.  [default: 0]")
 @click.option(
     "--save-every",
     metavar="WHEN",
@@ -97,7 +76,7 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) 
 )
 @click.option(
     "--repair-from",
-    type=_PATH,
+    type=job_options.PATH,
     metavar="DIR",
     help="Another copy of the run directory, from which damaged checkpoints are mended.",
 )
@@ -114,19 +93,12 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) 
     default=DEFAULT_MAX_RESTARTS,
     help="Relaunches of a job that died whole; one without progress counts double.",
 )
-@click.option("--fresh", is_flag=True, help="Set an existing run aside and begin a new one.")
+@job_options.fresh
 @click.option("--strict", is_flag=True, help="Refuse to resume with other numerics.")
 @click.option("--shrink/--no-shrink", default=True, help="Whether survivors go on in place.")
-@click.option(
-    "--preload",
-    type=click.UNPROCESSED,
-    callback=_split_names,
-    default=",".join(DEFAULT_PRELOAD),
-    metavar="MODULES",
-    help="Modules that warm processes import ahead of becoming workers.",
-)
-@click.option("--mpiexec", type=_PATH, help="The mpiexec to use.  [default: Python's, then PATH's]")
-@click.option("-v", "--verbose", is_flag=True, help="Show Open MPI's own messages too.")
+@job_options.preload
+@job_options.mpiexec
+@job_options.verbose
 @click.option(
     "--inject",
     type=_FaultAddress(),
@@ -134,7 +106,7 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | list[str]) 
     metavar="FAULT",
     help='A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',
 )
-@click.argument("script", type=_PATH)
+@click.argument("script", type=job_options.PATH)
 @click.argument("argv", metavar="[ARGS]...", nargs=-1)
 def run(script: Path, argv: tuple[str, ...], **options: Any) -> None:
     """Train SCRIPT with N workers through deaths of workers, and resume it when run again."""
@@ -147,12 +119,14 @@ def _config(script: Path, argv: tuple[str, ...], options: dict[str, Any]) -> Run
     """Build the job's configuration from the merged options, renamed where values have units."""
     run_dir: Path = options.pop("run_dir") or default_run_dir(script)
     repair_from: Path | None = options.pop("repair_from")
+    initial: Path | None = options.pop("initial")
     return RunConfig(
         script=script.absolute(),
         run_dir=run_dir.absolute(),
         argv=argv,
         repair_from=None if repair_from is None else repair_from.absolute(),
         scrub_every_s=options.pop("scrub_every"),
+        initial=None if initial is None else initial.absolute(),
         heartbeat_timeout_s=options.pop("heartbeat_timeout"),
         faults=options.pop("inject"),
         **options,

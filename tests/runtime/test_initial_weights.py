@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,28 @@ import pytest
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.data import ArrayData
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.initial_weights import load_initial_weights
+from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.training_job import Request, describe_job
 from holdfast.runtime.weights_source import WeightsSource
+from holdfast.runtime.worker_config import WorkerConfig
+
+CONFIG = WorkerConfig(
+    worker=WorkerId(0),
+    generation=1,
+    workers=(WorkerId(0),),
+    capacity=1,
+    run_id="r",
+    run_dir="",
+    microbatches=1,
+    seed=0,
+    threads=1,
+    heartbeat_timeout_s=1.0,
+    script="",
+)
 
 
 class Replica:
@@ -170,3 +190,24 @@ def test_keras_file_needs_a_keras_model(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="can only begin a Keras model"):
         load_initial_weights(Replica(), WeightsSource(tmp_path / "x.weights.h5"))
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "source"),
+    [
+        (None, None, None),
+        ("a.npz", None, WeightsSource(Path("a.npz"))),
+        (None, "b.npz", WeightsSource(Path("b.npz"), 7)),
+        ("a.npz", "b.npz", WeightsSource(Path("b.npz"), 7)),
+    ],
+)
+def test_command_line_comes_before_the_script(
+    script: str | None, line: str | None, source: WeightsSource | None
+) -> None:
+    path = None if script is None else Path(script)
+    request = Request(ArrayData(np.zeros((4, 1)), np.zeros(4)), None, 2, 1, initial=path)
+    config = dataclasses.replace(CONFIG, initial=line, initial_step=7)
+
+    job = describe_job(request, config, Numerics.here(threads=1))
+
+    assert job.initial == source

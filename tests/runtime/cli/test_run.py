@@ -59,7 +59,7 @@ def test_without_options_the_defaults_hold(asked: list[RunConfig], tmp_path: Pat
 def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) -> None:
     numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
     others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
-    others += " --save-every 10min --scrub-every 60 --repair-from mirror"
+    others += " --save-every 10min --initial w.npz --scrub-every 60 --repair-from mirror"
     switches = "--fresh --strict --no-shrink -v"
     faults = ("--inject", "kill worker=2 step=30", "--inject", "stop worker=1 step=9 site=vote")
 
@@ -78,6 +78,7 @@ def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) ->
         save_every="10min",
         scrub_every_s=60.0,
         repair_from=tmp_path / "mirror",
+        initial=tmp_path / "w.npz",
         faults=("kill worker=2 step=30", "stop worker=1 step=9 site=vote"),
         preload=("numpy", "h5py"),
         mpiexec=Path("/opt/mpiexec"),
@@ -151,6 +152,22 @@ def test_flag_beats_environment_beats_file_beats_default(
     assert not asked[0].shrink
     assert asked[0].preload == ("numpy",)
     assert asked[0].faults == ("kill worker=0 step=1",)
+
+
+def test_weights_to_begin_with_come_from_flag_environment_or_file(
+    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "holdfast.toml").write_text('[run]\ninitial = "c.npz"\n')
+    _run("train.py")
+    monkeypatch.setenv("HOLDFAST_INITIAL", "b.npz")
+    _run("train.py")
+    _run("--initial", "/a.npz", "train.py")
+
+    assert [config.initial for config in asked] == [
+        tmp_path / "c.npz",
+        tmp_path / "b.npz",
+        Path("/a.npz"),
+    ]
 
 
 def test_faults_in_the_environment_stand_between_semicolons(
