@@ -46,7 +46,8 @@ class RunConfig:
     is the script's business, not the pool's.  ``save_every``, ``verify_every`` and
     ``initial``, which may be an ``initial_step`` of another run, override the script's.
     ``snapshot_copies`` are those of each slice in memory: None stands for a second one
-    where there are several nodes.  ``scrub_every_s`` of 0 means never.
+    where there are several nodes.  ``scrub_every_s`` of 0 means never.  A job that
+    ``trains`` is false of stops at the first state, with a checkpoint.
     """
 
     script: Path
@@ -73,6 +74,7 @@ class RunConfig:
     strict: bool = False
     shrink: bool = True
     verbose: bool = False
+    trains: bool = True
 
     def __post_init__(self) -> None:
         """Refuse requests that make no sense, with one sentence each.

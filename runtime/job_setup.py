@@ -62,6 +62,7 @@ class JobSetup:
             "repair_from": None if config.repair_from is None else str(config.repair_from),
             "initial": None if config.initial is None else str(config.initial),
             "initial_step": config.initial_step,
+            "trains": config.trains,
         }
 
 

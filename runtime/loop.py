@@ -282,8 +282,10 @@ class TrainingLoop:
             transaction.forget()
 
     def _has_ended(self) -> bool:
-        """Return whether no update is left to do, or the job was asked to stop here."""
+        """Return whether no update is left, or wanted, or the job was asked to stop here."""
         cursor, curriculum = self._progress.cursor, self._job.curriculum
+        if not self._context.config.trains:
+            return True
         if self._ending is not None or curriculum.next_work(cursor) is None:
             return True
         return self._is_stopping and curriculum.is_save_point(cursor)

@@ -39,6 +39,8 @@ from holdfast.runtime.upkeep import Upkeep
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
 
+_NOTHING_SAVED = -1
+
 
 @dataclass(slots=True)
 class _Flight:
@@ -89,7 +91,8 @@ class Saver:
         self._is_wanted = False
         self._attempts = 0
         self._failures: Counter[int] = Counter()
-        self.saved_step = 0
+        # What a run begins with needs no checkpoint, unless that is all that is wanted.
+        self.saved_step = 0 if context.config.trains else _NOTHING_SAVED
 
     @property
     def is_busy(self) -> bool:
@@ -134,7 +137,7 @@ class Saver:
             raise StoppedEarly(
                 f"the checkpoint of step {cursor.step} could not be written to "
                 f"{self._context.run_dir} in {MAX_FAILURES} attempts; make room or make it "
-                f"writable, then run again: the run resumes from step {self.saved_step}"
+                f"writable, then run again: the run resumes from step {max(self.saved_step, 0)}"
             )
 
     def bits(self) -> Bit:

@@ -72,11 +72,13 @@ class Supervisor:
         self._setup = setup
         self._base = base
         self._narration = Narration(setup.journal, is_verbose=setup.config.verbose)
+        workers = setup.config.workers + setup.config.spares
         self._machine = JobMachine(
             JobTerms(
-                workers=setup.config.workers + setup.config.spares,
+                workers=workers,
                 max_restarts=setup.config.max_restarts,
-                can_shrink=setup.config.shrink,
+                # One worker leaves nobody behind who would have to be ended.
+                can_shrink=setup.config.shrink or workers == 1,
                 first_generation=setup.first_generation,
             )
         )

@@ -20,7 +20,8 @@ class WorkerConfig:
     ``generation`` is that of the launch's first world; ``workers`` are its
     worker ids in rank order, the last ``len(workers) - capacity`` of them spares.
     ``nodes`` says where they are, in the same order; it is empty if all are on one node.
-    ``initial``, and the ``initial_step`` of another run, override the script's.
+    ``initial``, and the ``initial_step`` of another run, override the script's;
+    a worker that ``trains`` is false of stops at the first state, with a checkpoint.
     """
 
     worker: WorkerId
@@ -46,6 +47,7 @@ class WorkerConfig:
     repair_from: str | None = None
     initial: str | None = None
     initial_step: int | None = None
+    trains: bool = True
 
     def lost_with(self, worker: WorkerId) -> str:
         """Return the same text for workers whose snapshots are not to hold each other's slices.

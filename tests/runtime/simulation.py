@@ -161,6 +161,7 @@ class Launch:
     asks_at_step: int = 0
     save_every: int | str = 2
     keep_best: tuple[str, str] | None = None
+    trains: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ class SimulatedJob:
                 threads=1,
                 heartbeat_timeout_s=1.0,
                 script="",
+                trains=terms.trains,
             )
             return self._work(terms, config, communicator)
 
