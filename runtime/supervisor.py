@@ -38,6 +38,7 @@ _SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
     signal.SIGTERM: ExitCode.TERMINATED,
 }
+_WATCHED = (*_SIGNALS, signal.SIGUSR2)
 
 
 def run_job(config: RunConfig) -> ExitCode:
@@ -49,6 +50,7 @@ def run_job(config: RunConfig) -> ExitCode:
     setup = prepare_job(config)
     prefix = f"holdfast-{os.getpid()}-"
     base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory()))
+    handlers = {number: signal.getsignal(number) for number in _WATCHED}
     try:
         supervisor = Supervisor(setup, base)
         try:
@@ -57,6 +59,10 @@ def run_job(config: RunConfig) -> ExitCode:
             supervisor.close()
     finally:
         shutil.rmtree(base, ignore_errors=True)
+        # Last: until nothing is left behind no signal may end this process.
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _memory_directory() -> str | None:
@@ -116,7 +122,7 @@ class Supervisor:
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write)
-        for number in (*_SIGNALS, signal.SIGUSR2):
+        for number in _WATCHED:
             signal.signal(number, lambda *_: None)
         self._reactor.watch(wake_read, lambda: self._on_signals(os.read(wake_read, 64)))
 
