@@ -11,6 +11,7 @@ import click
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.runtime.cli.doctor import doctor
+from holdfast.runtime.cli.import_weights import import_weights
 from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.save import save
@@ -54,7 +55,7 @@ def holdfast(context: click.Context) -> None:
     context.default_map = _options_from_file(context, Path(CONFIG_FILE))
 
 
-for command in (run, save, report, doctor):
+for command in (run, import_weights, save, report, doctor):
     holdfast.add_command(command)
 
 
@@ -91,7 +92,13 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
                 f"{path} sets unknown options under [{name}]: {', '.join(unknown)}; "
                 f"known are {', '.join(known)}"
             )
-    return tables
+    return tables | {"import": _terms_of_run(tables) | tables.get("import", {})}
+
+
+def _terms_of_run(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the options of ``run`` that ``import`` has too, so that both make the same run."""
+    known = {option.name for option in import_weights.params}
+    return {name: value for name, value in tables.get("run", {}).items() if name in known}
 
 
 def _fail(sentence: str, exit_code: int) -> int:

@@ -11,7 +11,7 @@ from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.runtime.exit_code import ExitCode
 
-COMMANDS = ("run", "save", "report", "doctor", "inspect", "repair", "verify")
+COMMANDS = ("doctor", "export", "import", "inspect", "repair", "report", "run", "save", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
 
 
@@ -31,6 +31,7 @@ def _exit_code(*argv: str) -> int:
         (["run", "-n", "many", "train.py"], "'many' is not a valid integer"),
         (["run", "--nothing", "train.py"], "--nothing"),
         (["walk"], "No such command 'walk'"),
+        (["import", "nowhere.npz"], "Missing argument 'SCRIPT'"),
         (["report", "nowhere"], "nowhere/journal.jsonl cannot be read: No such file"),
     ],
 )

@@ -1,0 +1,120 @@
+"""An import: a job that makes the first checkpoint of a run and trains nothing.
+
+It is an ordinary job of one worker, because only the script knows what a run of it is
+made of.  Nothing is left of one that fails: the directory holds no run, so that the next
+import may fix other terms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.config import RunConfig
+from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.stored_run import StoredRun
+from holdfast.runtime.weights_source import WeightsSource, is_weight
+
+_FIRST_STEP = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedState:
+    """What a run begins with, as it was read back; ``sha256`` is that of the whole state."""
+
+    tensors: int
+    weights: int
+    nbytes: int
+    sha256: str
+
+
+def run_import(config: RunConfig) -> ExitCode:
+    """Make the run that ``config`` describes, with its ``initial`` weights at step 0.
+
+    ``config.workers`` are those that the run is meant for.  Returns ``DONE`` if the
+    checkpoint is there; any other code was explained on stderr.
+
+    Raises:
+        JobError: the request makes no sense, or another job owns the directory; nothing
+            has changed there.
+        ProgramError: the script trains nothing.
+    """
+    from holdfast.runtime.supervisor import run_job
+
+    _check(config)
+    code = run_job(_importing_job(config))
+    if CheckpointStore(config.run_dir).steps():
+        return ExitCode.DONE if code is ExitCode.STOPPED_EARLY else code
+    _withdraw(RunDirectory(config.run_dir))
+    if code is ExitCode.DONE:
+        raise ProgramError(
+            f"{config.script} has ended without a Trainer's run(), which takes the weights; "
+            "give the script that trains them, with its arguments"
+        )
+    return code
+
+
+def imported_state(run_dir: Path) -> ImportedState:
+    """Read the first step of a run back, and tell what it holds.
+
+    Raises:
+        CheckpointError: it does not verify.
+    """
+    run = StoredRun.open(run_dir)
+    restored = restore(run.store, _FIRST_STEP, run_id=run.run_id)
+    state = restored.state
+    weights = sum(map(is_weight, state))
+    nbytes = sum(tensor.nbytes for tensor in state.values())
+    return ImportedState(len(state), weights, nbytes, state_sha256(state))
+
+
+def _check(config: RunConfig) -> None:
+    """Refuse what can be seen to be wrong before anything is made."""
+    assert config.initial is not None
+    if config.initial.resolve() == config.run_dir.resolve():
+        raise UsageError(f"{config.initial} is the run itself; choose another --run-dir")
+    WeightsSource(config.initial, config.initial_step).check()
+    steps = () if config.fresh else _steps_in(config.run_dir)
+    if steps:
+        raise UsageError(
+            f"the run in {config.run_dir} has a checkpoint of step {steps[0]} already; resume it "
+            "with `holdfast run`, choose another --run-dir, or set it aside with --fresh"
+        )
+
+
+def _steps_in(run_dir: Path) -> tuple[int, ...]:
+    try:
+        return CheckpointStore(run_dir).steps()
+    except StorageFailed as error:
+        raise UsageError(f"run directory {run_dir} cannot be used: {error}") from error
+
+
+def _importing_job(config: RunConfig) -> RunConfig:
+    """Return the job that makes the run: one worker, on the terms of as many as are meant."""
+    return dataclasses.replace(
+        config,
+        workers=1,
+        microbatches=config.new_microbatches,
+        threads=config.new_threads,
+        # A run without checkpoints, whose terms may be other ones, holds nothing to resume.
+        fresh=True,
+        # One worker has nobody to go on without it.
+        shrink=False,
+        trains=False,
+    )
+
+
+def _withdraw(directory: RunDirectory) -> None:
+    """Remove the traces of a run that holds nothing; the lease is still this process's."""
+    with contextlib.suppress(OSError):  # there is none, or a part of a checkpoint is left
+        directory.checkpoints_path.rmdir()
+    directory.journal_path.unlink(missing_ok=True)
+    directory.record_path.unlink(missing_ok=True)

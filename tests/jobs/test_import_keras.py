@@ -1,0 +1,259 @@
+"""A run that is made of Keras's or TensorFlow's files goes on as one that began with them.
+
+On any number of workers, and to the same bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from imports import ImportRequest, export
+from workload import assert_refused
+
+from holdfast.checkpoint.comparison import Opened, compare_steps
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.testing import JobRequest, JobRun, RunningJob, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = SCRIPTS / "everything_keras.py"
+MICROBATCHES = 3
+THREADS = ("--threads", "1")
+EPOCHS = ("--epochs", "2")
+
+
+def start_import(weights: Path, run_dir: Path, *options: str) -> RunningJob:
+    request = ImportRequest(
+        script=SCRIPT,
+        run_dir=run_dir,
+        microbatches=MICROBATCHES,
+        argv=EPOCHS,
+        options=[*THREADS, *options],
+        weights=weights,
+    )
+    return start_job(request, timeout_s=120)
+
+
+def import_into(run_dir: Path, weights: Path, *options: str) -> JobRun:
+    with start_import(weights, run_dir, *options) as running:
+        return running.wait()
+
+
+def train(run_dir: Path, workers: int, *argv: str) -> JobRun:
+    request = JobRequest(
+        script=SCRIPT,
+        run_dir=run_dir,
+        workers=workers,
+        microbatches=MICROBATCHES,
+        argv=[*EPOCHS, *argv],
+        options=THREADS,
+    )
+    with start_job(request, timeout_s=120) as running:
+        return running.wait()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The same weights in two forms, and what a run that begins with them comes to."""
+
+    keras: Path
+    prefix: Path
+    sha256: str
+    steps: int
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("imports")
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> Weights:
+    """Trained ones, so that nothing of them is what a model is built with."""
+    keras, prefix = folder / "w.weights.h5", folder / "saved" / "ckpt"
+    assert train(folder / "before", 1, "--epochs", "1").exit_code == 0
+    export(folder / "before", keras, "--model", str(SCRIPT))
+    convert = [sys.executable, str(SCRIPTS / "tensorflow_checkpoint.py"), str(keras), str(prefix)]
+    subprocess.run(convert, check=True, capture_output=True)
+    begun = train(folder / "begun", 1, "--initial", str(keras))
+    assert begun.exit_code == 0, begun.stderr
+    assert begun.sha256 is not None
+    return Weights(keras, prefix.with_name("ckpt-1"), begun.sha256, begun.report.steps)
+
+
+@pytest.fixture(scope="module")
+def import_job(folder: Path, weights: Weights) -> JobRun:
+    """An import of the Keras file."""
+    return import_into(folder / "imported", weights.keras)
+
+
+@pytest.fixture
+def imported(folder: Path, import_job: JobRun) -> Path:
+    """The run directory of that import, in which nothing was trained yet."""
+    assert import_job.exit_code == 0, import_job.stderr
+    return folder / "imported"
+
+
+def differences(left: Path, right: Path) -> set[str]:
+    scans = [CheckpointStore(path).scan(0) for path in (left, right)]
+    found = compare_steps(*(Opened(scan, scan.manifest()) for scan in scans))
+    return {difference.name for difference in found.differences}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_run_made_of_a_keras_file_ends_with_the_same_bytes(
+    workers: int, imported: Path, weights: Weights, tmp_path: Path
+) -> None:
+    run_dir = shutil.copytree(imported, tmp_path / "run")
+
+    job = train(run_dir, workers)
+
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 == weights.sha256
+    assert [record["step"] for record in job.events("restored")] == [0]
+    assert (job.report.steps, job.report.jobs) == (weights.steps, 2)
+    assert all(epoch.exact for epoch in job.report.epochs)
+
+
+def test_import_says_what_it_has_made(import_job: JobRun, imported: Path, weights: Weights) -> None:
+    job, store = import_job, CheckpointStore(imported)
+
+    said = job.stdout.splitlines()
+    manifest = store.scan(0).manifest()
+    nbytes = sum(spec.nbytes for spec in manifest.specs)
+    assert job.leftovers == ()
+    assert store.steps() == (0,)
+    assert said[0].endswith(f"has the weights of {weights.keras}, verified")
+    assert said[1].startswith(f"{len(manifest.specs)} tensors, ")
+    assert said[1].endswith(f" of them weights, {nbytes} B")
+    assert said[3].startswith(f"go on with: holdfast run --run-dir {imported} ")
+    assert job.events("step") == []
+    assert [record["source"] for record in job.events("initial_weights")] == [str(weights.keras)]
+
+
+@pytest.mark.parametrize("kind", ["prefix", "directory", "run"])
+def test_every_source_makes_the_same_run(
+    kind: str, folder: Path, imported: Path, weights: Weights, tmp_path: Path
+) -> None:
+    """What is not a weight is as in a fresh run: the optimizer, the cursor."""
+    prefix = weights.prefix
+    source = {"prefix": prefix, "directory": prefix.parent, "run": folder / "before"}[kind]
+
+    job = import_into(tmp_path / "run", source)
+    begun_with = differences(imported, tmp_path / "run")
+    done = train(tmp_path / "run", 2)
+
+    assert job.exit_code == 0, job.stderr
+    assert begun_with == set()
+    assert done.sha256 == weights.sha256
+
+
+def test_step_of_another_run_is_taken(folder: Path, imported: Path, tmp_path: Path) -> None:
+    steps = CheckpointStore(folder / "begun").steps()
+
+    older = import_into(tmp_path / "older", folder / "begun", "--step", str(steps[1]))
+    none = import_into(tmp_path / "none", folder / "begun", "--step", "9999")
+
+    assert older.exit_code == 0, older.stderr
+    assert "weights/sequential/dense/kernel" in differences(imported, tmp_path / "older")
+    assert_refused(none, 2, "no step 9999", "it has")
+    assert not (tmp_path / "none").exists()
+
+
+def test_flag_of_run_is_the_argument_of_the_trainer(weights: Weights, tmp_path: Path) -> None:
+    """It comes before the script's, and a run that resumes looks at neither."""
+    options = ["--initial", str(weights.keras), *THREADS]
+    request = JobRequest(
+        script=SCRIPT,
+        run_dir=tmp_path / "run",
+        workers=2,
+        microbatches=MICROBATCHES,
+        argv=[*EPOCHS, "--initial", "nowhere.npz"],
+        options=options,
+    )
+
+    with start_job(request, timeout_s=120) as running:
+        job = running.wait()
+    again = train(tmp_path / "run", 1, "--initial", "nowhere.npz")
+
+    assert (job.exit_code, job.sha256) == (0, weights.sha256), job.stderr
+    assert (again.exit_code, again.sha256) == (0, weights.sha256), again.stderr
+
+
+def test_run_that_has_checkpoints_is_not_touched(
+    imported: Path, weights: Weights, tmp_path: Path
+) -> None:
+    run_dir = shutil.copytree(imported, tmp_path / "run")
+    before = (run_dir / "RUN.json").read_bytes()
+
+    job = import_into(run_dir, weights.keras)
+
+    assert_refused(job, 2, str(run_dir), "step 0", "--fresh")
+    assert (run_dir / "RUN.json").read_bytes() == before
+
+
+@pytest.fixture
+def bad(weights: Weights, tmp_path: Path) -> dict[str, Path]:
+    """One of each kind of file that cannot be imported."""
+    cut, text, other = (tmp_path / f"{name}.weights.h5" for name in ("cut", "text", "other"))
+    cut.write_bytes(weights.keras.read_bytes()[:-5000])
+    text.write_text("no weights")
+    program = (
+        "import sys, keras; m = keras.Sequential([keras.layers.Dense(3)]); m.build((None, 5)); "
+        "m.save_weights(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", program, str(other)], check=True, capture_output=True)
+    (tmp_path / "empty").mkdir()
+    missing = tmp_path / "missing.weights.h5"
+    empty = tmp_path / "empty"
+    return {"cut": cut, "text": text, "other": other, "missing": missing, "empty": empty}
+
+
+def test_bad_weights_are_one_line_and_leave_no_run(
+    bad: dict[str, Path], weights: Weights, tmp_path: Path
+) -> None:
+    words = {
+        "cut": ["cut.weights.h5 cannot be read", "truncated"],
+        "text": ["text.weights.h5 cannot be read"],
+        "other": ["another model's weights: 'weights/", "were not set"],
+        "missing": ["missing.weights.h5 does not exist"],
+        "empty": ["empty holds no checkpoint"],
+    }
+    run_dir = tmp_path / "run"
+    for name, path in bad.items():
+        job = import_into(run_dir, path)
+
+        assert_refused(job, 2, *words[name])
+        assert not (run_dir / "RUN.json").exists(), name
+        assert job.stdout == ""
+
+    job = import_into(run_dir, weights.keras)
+
+    assert job.exit_code == 0, job.stderr
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        "RUN.json",
+        "checkpoints",
+        "journal.jsonl",
+        "lease",
+    ]
+
+
+def test_import_that_is_told_to_stop_leaves_no_run_or_a_whole_one(
+    weights: Weights, tmp_path: Path
+) -> None:
+    with start_import(weights.keras, tmp_path / "run") as running:
+        running.wait_for("launch")
+        running.signal(signal.SIGTERM)
+        job = running.wait()
+
+    has_run = (tmp_path / "run" / "RUN.json").exists()
+    steps = CheckpointStore(tmp_path / "run").steps()
+    assert (job.exit_code, has_run, steps) in [(143, False, ()), (0, True, (0,))], job.stderr
+    assert job.leftovers == ()
