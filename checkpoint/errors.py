@@ -9,6 +9,7 @@
     ├── StagingExists           somebody already stages this step, generation and attempt
     ├── CommitRefused           what was staged is not whole, or the step is another run's
     ├── ManifestInvalid         the bytes are not a manifest that this version can trust
+    ├── KeyUnusable             a key file cannot be read, is not secret, or holds another key
     ├── RepairImpossible        neither holder of a step has all of its parts
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
         └── CheckpointUnreadable    it could not be read, which may pass
@@ -71,6 +72,10 @@ class CommitRefused(CheckpointError):
 
 class ManifestInvalid(CheckpointError):
     """The bytes are not a manifest that this version can trust."""
+
+
+class KeyUnusable(CheckpointError):
+    """A key file cannot be read, is not secret, or does not hold the key that is needed."""
 
 
 class RepairImpossible(CheckpointError):

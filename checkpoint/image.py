@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.digest import Digest, DigestKind
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
@@ -29,9 +29,16 @@ _CHUNK_BYTES = 256 * 1024
 class ShardImage:
     """The shard of one writer of one layout, in a buffer of at least ``size`` bytes."""
 
-    def __init__(self, layout: ShardLayout, writer: int, run_id: str) -> None:
+    def __init__(
+        self,
+        layout: ShardLayout,
+        writer: int,
+        run_id: str,
+        kind: DigestKind = DigestKind.XXH3_128,
+    ) -> None:
         self.layout = layout
         self._writer = writer
+        self._kind = kind
         self._skeleton = build_skeleton(layout, writer, run_id)
 
     @property
@@ -53,9 +60,11 @@ class ShardImage:
         for index, gap in zip(skeleton.order, gaps[1:], strict=True):
             piece = skeleton.pieces[index]
             data = bytes_of(state[piece.spec.name], piece.start, piece.stop)
-            digests[index] = _copy(data, buffer[position : position + len(data)])
+            digest = Digest(self._kind)
+            _copy(data, buffer[position : position + len(data)], digest)
+            digests[index] = digest.hexdigest()
             position = _put(buffer, position + len(data), gap)
-        return describe_shard(self._writer, skeleton, gaps, digests)
+        return describe_shard(self._writer, skeleton, gaps, digests, kind=self._kind)
 
 
 def _put(buffer: memoryview, position: int, data: bytes) -> int:
@@ -65,11 +74,9 @@ def _put(buffer: memoryview, position: int, data: bytes) -> int:
     return end
 
 
-def _copy(data: memoryview, target: memoryview) -> str:
-    """Copy, and return the digest of what was copied."""
-    digest = Digest()
+def _copy(data: memoryview, target: memoryview, digest: Digest) -> None:
+    """Copy, and digest what is copied."""
     for start in range(0, len(data), _CHUNK_BYTES):
         chunk = data[start : start + _CHUNK_BYTES]
         target[start : start + _CHUNK_BYTES] = chunk
         digest.update(chunk)
-    return digest.hexdigest()

@@ -13,12 +13,12 @@ from holdfast.checkpoint.record import PieceRecord, ShardRecord
 
 def check_image(image: memoryview, record: ShardRecord) -> None:
     """Raise ``SnapshotDamaged`` unless the image is what its record says."""
-    outside = Digest()
+    outside = Digest(record.kind)
     position = 0
     for piece in _by_offset(record):
         stop = piece.offset + piece.bytes
         outside.update(image[position : piece.offset])
-        if digest_of(image[piece.offset : stop]) != piece.digest:
+        if digest_of(image[piece.offset : stop], record.kind) != piece.digest:
             raise SnapshotDamaged(
                 f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have changed "
                 "in the memory of the snapshot; look at the machine's memory"

@@ -1,7 +1,8 @@
 """The record that makes a checkpoint whole: what it holds, where, and the digests of it all.
 
-A manifest is two lines: a JSON object, and the sha256 of that line with its line
-feed.  It is written last; a checkpoint without one does not exist.
+A manifest is a line of JSON with its sha256 below it, and below that the signature of
+whoever has the run's key (`seal`).  It is written last; a checkpoint without one does
+not exist.
 
 Invariant of a decoded manifest: the pieces of every tensor tile it exactly, no two
 pieces of a shard overlap, and every piece lies inside its shard.  A reader that
@@ -12,23 +13,22 @@ allocate more than the shards hold.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.digest import DIGEST_LENGTH, DIGEST_NAME
+from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
 from holdfast.checkpoint.fields import Fields
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, TensorSpec, refuse_unsupported
 from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.seal import seal, unseal
+from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.version import FORMAT, Version
 
-FORMAT = "holdfast-checkpoint"
-VERSION = 1
 LARGEST_MANIFEST_BYTES = 64 * 2**20
 """Room for 200,000 tensors; JSON takes up to twenty times its size once it is parsed."""
-_SHA256_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Manifest:
 
     ``cursor`` and ``numerics`` are JSON objects that belong to whoever saves:
     the position in the sample order, and what the bits of a step depend on.
+    ``signed_by`` is the id of the key that one that was read is signed with.
     """
 
     run_id: str
@@ -75,6 +76,8 @@ class Manifest:
     numerics: Mapping[str, object]
     shards: tuple[ShardEntry, ...]
     tensors: tuple[TensorEntry, ...]
+    version: Version = Version.PLAIN
+    signed_by: str | None = None
 
     @property
     def writers(self) -> int:
@@ -91,16 +94,21 @@ class Manifest:
         """Bytes of all shards."""
         return sum(shard.size for shard in self.shards)
 
-    def encode(self) -> bytes:
-        """Return the manifest as it is written.
+    def encode(self, key: SigningKey | None = None) -> bytes:
+        """Return the manifest as it is written, signed if there is a key.
 
-        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, or if
-        it is larger than what a reader takes.
+        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, if it is
+        larger than what a reader takes, or if its digests are not those of the key.
         """
+        if self.version is not Version.with_key(key):
+            raise CommitRefused(
+                f"step {self.step} has digests {self.version.digest.value}, which need "
+                f"{'a' if key is None else 'no'} key; give the key file of the run, if it has one"
+            )
         document = {
             "format": FORMAT,
-            "version": VERSION,
-            "digest": DIGEST_NAME,
+            "version": self.version,
+            "digest": self.version.digest,
             "run_id": self.run_id,
             "generation": self.generation,
             "step": self.step,
@@ -117,8 +125,7 @@ class Manifest:
                 f"the manifest of step {self.step} is not JSON: {error}; "
                 "put only JSON values into cursor and numerics"
             ) from error
-        body = text.encode() + b"\n"
-        data = body + hashlib.sha256(body).hexdigest().encode() + b"\n"
+        data = seal(text.encode() + b"\n", key)
         if len(data) > LARGEST_MANIFEST_BYTES:
             raise CommitRefused(
                 f"the manifest of step {self.step} has {len(data)} bytes, at most "
@@ -127,10 +134,14 @@ class Manifest:
         return data
 
     @staticmethod
-    def decode(data: bytes) -> Manifest:
-        """Return the manifest that ``encode`` wrote; raises ``ManifestInvalid`` with a reason."""
+    def decode(data: bytes, key: SigningKey | None = None) -> Manifest:
+        """Return the manifest that ``encode`` wrote, signed with ``key`` if there is one.
+
+        Raises ``ManifestInvalid`` with a reason.
+        """
         try:
-            return _decode(json.loads(_checked_body(data)))
+            unsealed = unseal(data, key)
+            return _decode(json.loads(unsealed.body), unsealed.signed_by)
         except (ValueError, RecursionError, StateUnsupported) as error:
             raise ManifestInvalid(f"the manifest is not valid: {error}") from error
 
@@ -161,6 +172,7 @@ class Manifest:
             numerics=numerics,
             shards=tuple(ShardEntry(r.index, r.size, r.digest) for r in ordered),
             tensors=_tensors_of(layout, ordered),
+            version=Version.of_digests(record.kind for record in ordered),
         )
         try:
             check(manifest)
@@ -240,28 +252,19 @@ def _tensor_json(tensor: TensorEntry) -> dict[str, object]:
     }
 
 
-def _checked_body(data: bytes) -> bytes:
-    """Return the first line, if the second one is its sha256 and there is nothing else."""
-    body, rest = data[: -_SHA256_LENGTH - 1], data[-_SHA256_LENGTH - 1 :]
-    if rest != hashlib.sha256(body).hexdigest().encode() + b"\n":
-        raise ValueError("its sha256 does not match: it is damaged or cut short")
-    return body
-
-
-def _decode(document: object) -> Manifest:
+def _decode(document: object, signed_by: str | None) -> Manifest:
     fields = Fields(document, "the manifest")
-    for name, expected in (("format", FORMAT), ("version", VERSION), ("digest", DIGEST_NAME)):
-        found = fields.integer(name) if isinstance(expected, int) else fields.text(name)
-        if found != expected:
-            raise ValueError(f"its {name} is {found!r}, this version reads {expected!r}")
+    version = Version.decode(fields, is_signed=signed_by is not None)
     manifest = Manifest(
         run_id=fields.text("run_id"),
         generation=fields.integer("generation"),
         step=fields.integer("step"),
         cursor=fields.mapping("cursor"),
         numerics=fields.mapping("numerics"),
-        shards=tuple(_decode_shard(value) for value in fields.array("shards")),
-        tensors=tuple(_decode_tensor(value) for value in fields.array("tensors")),
+        shards=tuple(_decode_shard(value, version.digest) for value in fields.array("shards")),
+        tensors=tuple(_decode_tensor(value, version.digest) for value in fields.array("tensors")),
+        version=version,
+        signed_by=signed_by,
     )
     if fields.integer("writers") != manifest.writers:
         raise ValueError("writers is not the number of shards")
@@ -269,21 +272,21 @@ def _decode(document: object) -> Manifest:
     return manifest
 
 
-def _decode_shard(value: object) -> ShardEntry:
+def _decode_shard(value: object, kind: DigestKind) -> ShardEntry:
     fields = Fields(value, "a shard")
-    digest = fields.hexadecimal("digest", digits=DIGEST_LENGTH)
+    digest = fields.hexadecimal("digest", digits=kind.length)
     return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
 
 
-def _decode_tensor(value: object) -> TensorEntry:
+def _decode_tensor(value: object, kind: DigestKind) -> TensorEntry:
     fields = Fields(value, "a tensor")
     shape = tuple(Fields({"size": n}, "a shape").integer("size") for n in fields.array("shape"))
     spec = TensorSpec(fields.text("name"), fields.text("dtype"), shape)
     refuse_unsupported(spec)
-    return TensorEntry(spec, tuple(_decode_piece(piece) for piece in fields.array("pieces")))
+    return TensorEntry(spec, tuple(_decode_piece(piece, kind) for piece in fields.array("pieces")))
 
 
-def _decode_piece(value: object) -> PieceEntry:
+def _decode_piece(value: object, kind: DigestKind) -> PieceEntry:
     fields = Fields(value, "a piece")
     return PieceEntry(
         shard=fields.integer("shard"),
@@ -291,5 +294,5 @@ def _decode_piece(value: object) -> PieceEntry:
         bytes=fields.integer("bytes"),
         start=fields.integer("start"),
         stop=fields.integer("stop"),
-        digest=fields.hexadecimal("digest", digits=DIGEST_LENGTH),
+        digest=fields.hexadecimal("digest", digits=kind.length),
     )

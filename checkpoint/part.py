@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.digest import Digest, DigestKind
 from holdfast.checkpoint.disk import ReadFile
 from holdfast.checkpoint.manifest import Manifest, PieceEntry, ShardEntry, pieces_by_shard
 from holdfast.checkpoint.scan import Placed, digest_span, read_span
@@ -25,6 +25,7 @@ class Part:
     name: str
     spans: tuple[tuple[int, int], ...]
     digest: str
+    kind: DigestKind
 
     def __str__(self) -> str:
         return f"{self.name} in shard {self.shard}"
@@ -43,12 +44,16 @@ class Part:
 def parts_of(manifest: Manifest) -> tuple[tuple[Part, ...], ...]:
     """Return the parts of each shard, what lies outside its pieces first."""
     pairs = zip(manifest.shards, pieces_by_shard(manifest), strict=True)
-    return tuple((_outside(shard, pieces), *map(_inside, pieces)) for shard, pieces in pairs)
+    kind = manifest.version.digest
+    return tuple(
+        (_outside(shard, pieces, kind), *(_inside(placed, kind) for placed in pieces))
+        for shard, pieces in pairs
+    )
 
 
 def read_part(file: ReadFile, part: Part, image: memoryview | None = None) -> bool:
     """Read a part, into its place in the shard's ``image`` if given; return if it verifies."""
-    digest = Digest()
+    digest = Digest(part.kind)
     for start, stop in part.spans:
         if image is None:
             digest_span(file, start, stop, digest)
@@ -57,17 +62,17 @@ def read_part(file: ReadFile, part: Part, image: memoryview | None = None) -> bo
     return digest.hexdigest() == part.digest
 
 
-def _inside(placed: Placed) -> Part:
+def _inside(placed: Placed, kind: DigestKind) -> Part:
     tensor, piece = placed
     name = f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r}"
-    return Part(piece.shard, name, (_span(piece),), piece.digest)
+    return Part(piece.shard, name, (_span(piece),), piece.digest, kind)
 
 
-def _outside(shard: ShardEntry, pieces: Sequence[Placed]) -> Part:
+def _outside(shard: ShardEntry, pieces: Sequence[Placed], kind: DigestKind) -> Part:
     edges = [(0, 0), *(_span(piece) for _, piece in pieces), (shard.size, shard.size)]
     gaps = [(left[1], right[0]) for left, right in itertools.pairwise(edges)]
     spans = tuple((start, stop) for start, stop in gaps if start < stop)
-    return Part(shard.index, "everything outside the tensors", spans, shard.digest)
+    return Part(shard.index, "everything outside the tensors", spans, shard.digest, kind)
 
 
 def _span(piece: PieceEntry) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from holdfast.checkpoint.digest import DIGEST_LENGTH
+from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.fields import Fields
 
 
@@ -33,6 +33,8 @@ class ShardRecord:
     size: int
     digest: str
     pieces: tuple[PieceRecord, ...]
+    kind: DigestKind = DigestKind.XXH3_128
+    """Of all its digests."""
 
     def encode(self) -> bytes:
         """Return the record as bytes, to send it to whoever commits."""
@@ -51,15 +53,17 @@ class ShardRecord:
     def from_json(value: object) -> ShardRecord:
         """Return the record that ``as_json`` made; raises ``ValueError`` for anything else."""
         fields = Fields(value, "a shard record")
+        kind = DigestKind(fields.text("kind"))
         return ShardRecord(
             index=fields.integer("index"),
             size=fields.integer("size"),
-            digest=fields.hexadecimal("digest", digits=DIGEST_LENGTH),
-            pieces=tuple(_piece(piece) for piece in fields.array("pieces")),
+            digest=fields.hexadecimal("digest", digits=kind.length),
+            pieces=tuple(_piece(piece, kind) for piece in fields.array("pieces")),
+            kind=kind,
         )
 
 
-def _piece(value: object) -> PieceRecord:
+def _piece(value: object, kind: DigestKind) -> PieceRecord:
     fields = Fields(value, "a piece record")
     return PieceRecord(
         tensor=fields.text("tensor"),
@@ -67,5 +71,5 @@ def _piece(value: object) -> PieceRecord:
         stop=fields.integer("stop"),
         offset=fields.integer("offset"),
         bytes=fields.integer("bytes"),
-        digest=fields.hexadecimal("digest", digits=DIGEST_LENGTH),
+        digest=fields.hexadecimal("digest", digits=kind.length),
     )

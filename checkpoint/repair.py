@@ -170,5 +170,7 @@ def _records(manifest: Manifest) -> list[ShardRecord]:
             PieceRecord(tensor.spec.name, p.start, p.stop, p.offset, p.bytes, p.digest)
             for tensor, p in pieces
         )
-        records.append(ShardRecord(shard.index, shard.size, shard.digest, found))
+        records.append(
+            ShardRecord(shard.index, shard.size, shard.digest, found, manifest.version.digest)
+        )
     return records

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.digest import Digest, DigestKind
 from holdfast.checkpoint.disk import Disk, ReadFile
 from holdfast.checkpoint.errors import (
     CheckpointInvalid,
@@ -33,6 +33,7 @@ from holdfast.checkpoint.manifest import (
     pieces_by_shard,
 )
 from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
+from holdfast.checkpoint.signature import SigningKey
 
 Placed: TypeAlias = tuple[TensorEntry, PieceEntry]
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
@@ -44,12 +45,18 @@ _DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, err
 
 
 class Scan:
-    """Reads one committed step; raises ``CheckpointInvalid`` for whatever does not verify."""
+    """Reads one committed step; raises ``CheckpointInvalid`` for whatever does not verify.
 
-    def __init__(self, disk: Disk, directory: Path, step: int) -> None:
+    With a key, what is not signed with it does not verify.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, step: int, key: SigningKey | None = None
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self._step = step
+        self._key = key
 
     def manifest(self) -> Manifest:
         """Return the manifest, once its sha256 and the sizes of all shards are verified."""
@@ -64,7 +71,7 @@ class Scan:
     def manifest_alone(self) -> Manifest:
         """Return the manifest, once its sha256 is verified, whatever has become of the shards."""
         try:
-            manifest = Manifest.decode(self._manifest_bytes())
+            manifest = Manifest.decode(self._manifest_bytes(), self._key)
         except ManifestInvalid as error:
             raise self._invalid(str(error)) from error
         except StorageFailed as error:
@@ -97,14 +104,14 @@ class Scan:
         is_from_disk: bool = False,
     ) -> None:
         """Do what ``read`` does for some of the shards."""
-        placed = pieces_by_shard(manifest)
+        placed, kind = pieces_by_shard(manifest), manifest.version.digest
         for index in shards:
             shard = manifest.shards[index]
             try:
                 with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
                     if is_from_disk:
                         file.uncache()
-                    self._read_shard(file, shard, placed[index], target=target)
+                    self._read_shard(file, shard, placed[index], target=target, kind=kind)
             except StorageFailed as error:
                 raise self._failed(error) from error
 
@@ -112,7 +119,7 @@ class Scan:
         """Read one tensor's bytes into ``buffer``, whose contents mean nothing if this raises."""
         for piece in tensor.pieces:
             begin = piece.start * tensor.spec.itemsize
-            own = Digest()
+            own = Digest(manifest.version.digest)
             try:
                 shard = manifest.shards[piece.shard]
                 with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
@@ -122,13 +129,19 @@ class Scan:
             self._compare(tensor, piece, own)
 
     def _read_shard(
-        self, file: ReadFile, shard: ShardEntry, pieces: Sequence[Placed], *, target: Target
+        self,
+        file: ReadFile,
+        shard: ShardEntry,
+        pieces: Sequence[Placed],
+        *,
+        target: Target,
+        kind: DigestKind,
     ) -> None:
-        outside = Digest()
+        outside = Digest(kind)
         position = 0
         for tensor, piece in pieces:
             digest_span(file, position, piece.offset, outside)
-            own, buffer = Digest(), target(tensor, piece)
+            own, buffer = Digest(kind), target(tensor, piece)
             position = piece.offset + piece.bytes
             if buffer is None:
                 digest_span(file, piece.offset, position, own)

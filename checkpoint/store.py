@@ -18,6 +18,7 @@ import errno
 from collections.abc import Mapping
 from pathlib import Path
 
+from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import (
     CheckpointInvalid,
@@ -34,7 +35,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, shard_name, step_name, step_of
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.scan import Scan
+from holdfast.checkpoint.signature import SigningKey
 from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.version import Version
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
@@ -46,8 +49,15 @@ class CheckpointStore:
     coordinator of the job's current generation, stages, commits and prunes.
     """
 
-    def __init__(self, run_dir: Path, filesystem: FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        filesystem: FileSystem | None = None,
+        key: SigningKey | None = None,
+    ) -> None:
+        """Open the store; with a key, all that is written is signed and nothing else is read."""
         self._run_dir = Path(run_dir)
+        self.key = key
         self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
         self._is_anchored = False
 
@@ -60,6 +70,11 @@ class CheckpointStore:
     def disk(self) -> Disk:
         """The file system of the store; ``disk.downgrades`` says what it does not guarantee."""
         return self._disk
+
+    @property
+    def digest_kind(self) -> DigestKind:
+        """How shards are digested: with a key, in a way that cannot be forged."""
+        return Version.with_key(self.key).digest
 
     def stage(self, step: int, generation: int, attempt: int) -> Staging:
         """Make the staging directory of a save that nobody else has begun.
@@ -90,17 +105,9 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first; being listed does not mean being undamaged."""
-        found = [(step_of(name), name) for name in self.names()]
-        return tuple(
-            sorted(
-                (
-                    step
-                    for step, name in found
-                    if step is not None and self._disk.is_directory(self.directory / name)
-                ),
-                reverse=True,
-            )
-        )
+        found = [(step_of(name), self.directory / name) for name in self.names()]
+        steps = (s for s, path in found if s is not None and self._disk.is_directory(path))
+        return tuple(sorted(steps, reverse=True))
 
     def names(self) -> tuple[str, ...]:
         """Return all names in the store's directory, none if there is no such directory."""
@@ -113,7 +120,7 @@ class CheckpointStore:
 
     def scan(self, step: int) -> Scan:
         """Return the way to read a committed step."""
-        return Scan(self._disk, self.directory / step_name(step), step)
+        return Scan(self._disk, self.directory / step_name(step), step, self.key)
 
     def clean_staging(self, below_generation: int) -> tuple[str, ...]:
         """Remove what dead generations have staged; returns why anything was left.
@@ -191,7 +198,8 @@ class Staging:
         # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
         self.open()
         path = self.path / shard_name(writer, layout.writers)
-        return ShardWriter(self._disk, layout, writer).write(path, state, header)
+        shard = ShardWriter(self._disk, layout, writer, self._store.digest_kind)
+        return shard.write(path, state, header)
 
     def write_image(self, image: memoryview, record: ShardRecord, writers: int) -> None:
         """Make the shard durable that a snapshot holds, if it still is what was copied into it.
@@ -211,7 +219,8 @@ class Staging:
         """
         self._refuse_other_save(manifest.step, manifest.generation)
         self._refuse_incomplete(manifest)
-        self._disk.write_durably(self.path / MANIFEST_NAME, [memoryview(manifest.encode())])
+        data = manifest.encode(self._store.key)
+        self._disk.write_durably(self.path / MANIFEST_NAME, [memoryview(data)])
         self._disk.fsync_directory(self.path)
         target = self._store.directory / step_name(manifest.step)
         if self._wins(target, manifest):
@@ -262,7 +271,7 @@ class Staging:
         return True
 
     def _is_valid(self, target: Path, manifest: Manifest) -> bool:
-        scan = Scan(self._disk, target, manifest.step)
+        scan = self._store.scan(manifest.step)
         try:
             found = scan.manifest()
             scan.verify(found)

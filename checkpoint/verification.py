@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.inventory import Progress, silent
 from holdfast.checkpoint.manifest import Manifest, PieceEntry, TensorEntry
+from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 
 
@@ -17,6 +18,7 @@ class Verdict:
     step: int
     nbytes: int
     reason: str | None = None
+    signature: Signature = Signature.NONE
 
     @property
     def is_valid(self) -> bool:
@@ -43,7 +45,7 @@ def verify_step(
         return Verdict(step, nbytes, error.reason)
     except CheckpointError as error:
         return Verdict(step, nbytes, str(error))
-    return Verdict(step, nbytes)
+    return Verdict(step, nbytes, signature=Signature.of(manifest.signed_by, store.key))
 
 
 def refuse_other_run(manifest: Manifest, run_id: str | None) -> None:

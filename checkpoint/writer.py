@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.digest import Digest, digest_of
+from holdfast.checkpoint.digest import Digest, DigestKind, digest_of
 from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header
@@ -27,10 +27,17 @@ from holdfast.checkpoint.tensor import Tensor, bytes_of
 class ShardWriter:
     """Writes the shards of one writer; it keeps nothing between two shards."""
 
-    def __init__(self, disk: Disk, layout: ShardLayout, writer: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        layout: ShardLayout,
+        writer: int,
+        kind: DigestKind = DigestKind.XXH3_128,
+    ) -> None:
         self._disk = disk
         self._layout = layout
         self._writer = writer
+        self._kind = kind
 
     def write(self, path: Path, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
         """Write a shard and sync it, or leave none behind and raise ``CheckpointError``."""
@@ -43,16 +50,21 @@ class ShardWriter:
         self._disk.write_durably(
             path,
             _buffers(skeleton, gaps, contents),
-            beside=lambda: digests.extend(map(digest_of, contents)),
+            beside=lambda: digests.extend(digest_of(data, self._kind) for data in contents),
         )
-        return describe_shard(self._writer, skeleton, gaps, digests)
+        return describe_shard(self._writer, skeleton, gaps, digests, kind=self._kind)
 
 
 def describe_shard(
-    writer: int, skeleton: Skeleton, gaps: Sequence[bytes], digests: Sequence[str]
+    writer: int,
+    skeleton: Skeleton,
+    gaps: Sequence[bytes],
+    digests: Sequence[str],
+    *,
+    kind: DigestKind,
 ) -> ShardRecord:
     """Return the record of a shard from the digests of its pieces, in the skeleton's order."""
-    outside = Digest()
+    outside = Digest(kind)
     for gap in gaps:
         outside.update(gap)
     records = [
@@ -61,7 +73,7 @@ def describe_shard(
             (skeleton.pieces[i], skeleton.offsets[i], digests[i]) for i in skeleton.order
         )
     ]
-    return ShardRecord(writer, skeleton.size, outside.hexdigest(), tuple(records))
+    return ShardRecord(writer, skeleton.size, outside.hexdigest(), tuple(records), kind)
 
 
 def _buffers(

@@ -15,6 +15,9 @@ from holdfast.checkpoint.manifest import Manifest
 class _BlindDigest:
     """A digest that agrees with every other one."""
 
+    def __init__(self, kind: object = None) -> None:
+        pass
+
     def update(self, data: object) -> None:
         """Take nothing in."""
 

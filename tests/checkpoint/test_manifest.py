@@ -64,6 +64,13 @@ def test_manifest_survives_encoding() -> None:
     assert Manifest.decode(manifest().encode()) == manifest()
 
 
+def test_without_a_key_it_is_what_version_1_says_to_the_byte() -> None:
+    """A constant, so that a change of the format cannot go unnoticed."""
+    assert hashlib.sha256(manifest().encode()).hexdigest() == (
+        "f18de4187b2adda30a6547a5037925b07502a7e17897fdd93a2dcddc3168c551"
+    )
+
+
 def test_manifest_tells_what_was_saved() -> None:
     found = Manifest.decode(manifest().encode())
 
@@ -117,7 +124,8 @@ def set_at(*path: str | int, value: object) -> Callable[[Any], None]:
     ("change", "reason"),
     [
         (set_at("format", value="tar"), "its format is 'tar'"),
-        (set_at("version", value=2), "its version is 2, this version reads 1"),
+        (set_at("version", value=3), "its version is 3, this version reads 1 and 2"),
+        (set_at("version", value=2), "its digest is 'xxh3_128', version 2 has 'sha256'"),
         (set_at("version", value="1"), "version of the manifest is not an integer"),
         (set_at("digest", value="md5"), "its digest is 'md5'"),
         (set_at("step", value=-1), "step of the manifest is out of range"),

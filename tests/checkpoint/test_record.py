@@ -26,6 +26,8 @@ def test_record_survives_the_way_there() -> None:
         ({"index": True}, "index of a shard record is not an integer"),
         ({"size": 2**63}, "size of a shard record is out of range"),
         ({"digest": "F" * 32}, "digest of a shard record is not 32 hexadecimal digits"),
+        ({"kind": "sha256"}, "digest of a shard record is not 64 hexadecimal digits"),
+        ({"kind": "md5"}, "'md5' is not a valid DigestKind"),
         ({"digest": 7}, "digest of a shard record is not a string"),
         ({"pieces": {}}, "pieces of a shard record is not an array"),
         ({"pieces": [7]}, "a piece record is not an object"),
