@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, shard_name, step_name
+from holdfast.checkpoint.signature import SigningKey
 
 
 class ImageFileSystem:
@@ -24,11 +25,15 @@ class ImageFileSystem:
     """
 
     def __init__(
-        self, directory: Path, manifest: Manifest, images: Mapping[int, memoryview]
+        self,
+        directory: Path,
+        manifest: Manifest,
+        images: Mapping[int, memoryview],
+        key: SigningKey | None = None,
     ) -> None:
         self._top = directory
         self._step = directory / step_name(manifest.step)
-        self._files = {self._step / MANIFEST_NAME: memoryview(manifest.encode())}
+        self._files = {self._step / MANIFEST_NAME: memoryview(manifest.encode(key))}
         for index, image in images.items():
             self._files[self._step / shard_name(index, manifest.writers)] = image
         self._paths = tuple(self._files)

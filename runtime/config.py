@@ -19,6 +19,7 @@ from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.processes import usable_cores
+from holdfast.runtime.run_key import find_key
 from holdfast.runtime.worker_config import DEFAULT_SCRUB_EVERY_S
 
 if sys.version_info >= (3, 11):
@@ -47,7 +48,8 @@ class RunConfig:
     ``initial``, which may be an ``initial_step`` of another run, override the script's.
     ``snapshot_copies`` are those of each slice in memory: None stands for a second one
     where there are several nodes.  ``scrub_every_s`` of 0 means never.  A job that
-    ``trains`` is false of stops at the first state, with a checkpoint.
+    ``trains`` is false of stops at the first state, with a checkpoint.  ``key_file`` holds the
+    key that checkpoints are signed with.
     """
 
     script: Path
@@ -65,6 +67,7 @@ class RunConfig:
     repair_from: Path | None = None
     initial: Path | None = None
     initial_step: int | None = None
+    key_file: Path | None = None
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     max_restarts: int = DEFAULT_MAX_RESTARTS
     faults: tuple[str, ...] = ()
@@ -81,7 +84,8 @@ class RunConfig:
 
         Raises:
             UsageError: a value is out of range, a schedule or a fault address does not
-                parse, the script is no file, or the run is to be repaired from itself.
+                parse, the script is no file, the key file is not fit for use, or the run
+                is to be repaired from itself.
         """
         _at_least(1, self.workers, "-n (workers)")
         _at_least(0, self.spares, "--spares")
@@ -106,6 +110,7 @@ class RunConfig:
         _check_schedule(self.save_every)
         _check_faults(self.faults)
         _check_script(self.script)
+        find_key(self.key_file, self.run_dir)
 
     @property
     def new_microbatches(self) -> int:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.run_key import key_in
 from holdfast.runtime.worker_config import WorkerConfig
 
 
@@ -39,6 +41,14 @@ class WorkerContext:
     def run_dir(self) -> Path:
         """Where checkpoints and the journal are."""
         return Path(self.config.run_dir)
+
+    def open_store(self) -> CheckpointStore:
+        """Return the run's checkpoints, signed if the run has a key.
+
+        Raises:
+            UsageError: the key is no longer where it was.
+        """
+        return CheckpointStore(self.run_dir, key=key_in(self.config.key_file))
 
 
 _current: WorkerContext | None = None

@@ -65,8 +65,13 @@ class HeldSave:
 
     @staticmethod
     def begun_by(snapshot: Snapshot) -> HeldSave:
-        """Return the save that a snapshot is the first one of."""
-        return HeldSave(snapshot.run_dir, snapshot.plan, CheckpointStore(snapshot.run_dir))
+        """Return the save that a snapshot is the first one of.
+
+        Raises ``KeyUnusable`` if the key is no longer where the job has found it.
+        """
+        key = snapshot.key_file.read() if snapshot.key_file else None
+        store = CheckpointStore(snapshot.run_dir, key=key)
+        return HeldSave(snapshot.run_dir, snapshot.plan, store)
 
     @property
     def step(self) -> int:
@@ -101,8 +106,9 @@ class HeldSave:
     def as_store(self) -> CheckpointStore:
         """Return the images of a complete save as a second holder of it."""
         images = {index: held.image for index, held in self.images.items()}
-        files = ImageFileSystem(self.store.directory, self.manifest(), images)
-        return CheckpointStore(self.run_dir, files)
+        key = self.store.key
+        files = ImageFileSystem(self.store.directory, self.manifest(), images, key)
+        return CheckpointStore(self.run_dir, files, key)
 
     def close(self) -> None:
         """Give the memory back, as soon as nobody looks at it any more."""

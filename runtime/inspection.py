@@ -19,6 +19,7 @@ from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
+from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.verification import refuse_other_run
 from holdfast.runtime.stored_run import StoredRun
@@ -56,6 +57,7 @@ class Inspection:
     steps: tuple[StepSummary, ...]
     others: tuple[str, ...]
     manifest: Manifest | None
+    signature: Signature = Signature.NONE
 
 
 def inspect_run(run: StoredRun, step: int) -> Inspection:
@@ -67,7 +69,8 @@ def inspect_run(run: StoredRun, step: int) -> Inspection:
     with contextlib.suppress(CheckpointInvalid):
         manifest = run.store.scan(step).manifest_alone()
     summaries = tuple(_summary(run, known) for known in steps)
-    return Inspection(run.run_id, summaries, others, manifest)
+    signature = Signature.NONE if manifest is None else run.signature_of(manifest)
+    return Inspection(run.run_id, summaries, others, manifest, signature)
 
 
 def position_of(cursor: Mapping[str, object]) -> Position | None:
@@ -88,7 +91,7 @@ def inspection_json(found: Inspection) -> str:
         "run_id": found.run_id,
         "steps": [dataclasses.asdict(summary) for summary in found.steps],
         "others": found.others,
-        "step": None if manifest is None else _manifest_json(manifest),
+        "step": None if manifest is None else _manifest_json(manifest, found.signature),
     }
     return json.dumps(document, indent=2)
 
@@ -124,13 +127,15 @@ def _completed(store: CheckpointStore, step: int) -> float | None:
         return None
 
 
-def _manifest_json(manifest: Manifest) -> dict[str, Any]:
+def _manifest_json(manifest: Manifest, signature: Signature) -> dict[str, Any]:
     position = position_of(manifest.cursor)
     return {
         "step": manifest.step,
         "generation": manifest.generation,
         "bytes": manifest.nbytes,
         "shards": manifest.writers,
+        "signature": signature.value,
+        "signed_by": manifest.signed_by,
         "cursor": manifest.cursor,
         "position": None if position is None else dataclasses.asdict(position),
         "numerics": manifest.numerics,

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.command import Launch
 from holdfast.runtime.config import RunConfig
 from holdfast.runtime.errors import UsageError
@@ -18,6 +19,7 @@ from holdfast.runtime.mpi_library import find_mpiexec, identify
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.preload import useful_preload
 from holdfast.runtime.run_directory import FORMAT, Lease, RunDirectory, RunRecord
+from holdfast.runtime.run_key import find_key, refuse_other_key
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -36,6 +38,7 @@ class JobSetup:
     environment: dict[str, str]
     is_resumed: bool
     warning: str | None
+    key_file: KeyFile | None
 
     def worker_config(self, command: Launch) -> dict[str, object]:
         """Return what every worker of a launch is told, but for its own id."""
@@ -63,6 +66,7 @@ class JobSetup:
             "initial": None if config.initial is None else str(config.initial),
             "initial_step": config.initial_step,
             "trains": config.trains,
+            "key_file": self.key_file and dataclasses.asdict(self.key_file),
         }
 
 
@@ -73,6 +77,7 @@ def prepare_job(config: RunConfig) -> JobSetup:
         UsageError: the request cannot be carried out as it stands.
         RunDirectoryBusy: another job owns the run directory.
     """
+    key_file = find_key(config.key_file, config.run_dir)
     mpiexec = find_mpiexec(config.mpiexec)
     library = identify(mpiexec)
     if config.shrink:
@@ -83,7 +88,11 @@ def prepare_job(config: RunConfig) -> JobSetup:
     if config.fresh:
         directory.set_aside()
     before = directory.load_record()
-    record = _record(config, directory) if before is None else _resumed(config, before)
+    if before is None:
+        record = _record(config, directory, key_file)
+    else:
+        refuse_other_key(key_file, before.key_id, config.run_dir)
+        record = _resumed(config, before)
     return JobSetup(
         config=config,
         record=record,
@@ -95,10 +104,11 @@ def prepare_job(config: RunConfig) -> JobSetup:
         environment=_environment(record.threads),
         is_resumed=before is not None,
         warning=library.warning if config.shrink else None,
+        key_file=key_file,
     )
 
 
-def _record(config: RunConfig, directory: RunDirectory) -> RunRecord:
+def _record(config: RunConfig, directory: RunDirectory, key_file: KeyFile | None) -> RunRecord:
     """Create the record of a new run."""
     record = RunRecord(
         run_id=RunRecord.new_id(),
@@ -108,6 +118,7 @@ def _record(config: RunConfig, directory: RunDirectory) -> RunRecord:
         seed=config.new_seed,
         threads=config.new_threads,
         numerics=Numerics.here(threads=config.new_threads).to_json(),
+        key_id=key_file.key_id if key_file else None,
     )
     directory.create_record(record)
     return record

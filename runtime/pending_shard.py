@@ -110,7 +110,7 @@ class Shards:
 
     def prepare(self, plan: SavePlan, shards: Slices) -> None:
         """Begin to lay out ``shards``, its own first, and to take memory, in the background."""
-        shape = (plan.layout, shards, plan.header.run_id)
+        shape = (plan.layout, shards, plan.header.run_id, self._store.digest_kind)
         if self._send is not None and self._shape != shape:
             self._shape = shape
             before, self._memory = self._memory, self._memory_thread.submit(take_place, *shape)
@@ -127,7 +127,8 @@ class Shards:
         if place is None or self._send is None or not place.is_free(self._context.page):
             return self._begin_thread(plan, shards[0], state)
         for fd, record in place.take(plan, state):
-            snapshot = Snapshot(self._context.run_dir, plan, record, digest)
+            key_file = self._context.config.key_file
+            snapshot = Snapshot(self._context.run_dir, plan, record, digest, key_file)
             self._hand_over(snapshot, fd, is_second=record.index != shards[0])
         return _AgentShard(self._context.page, plan.attempt, record)
 

@@ -24,7 +24,6 @@ from holdfast.checkpoint.layout import specs_of
 from holdfast.checkpoint.reader import Restored, compare_specs
 from holdfast.checkpoint.retention import prune
 from holdfast.checkpoint.state_reader import StateReader
-from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.agent_memory import AgentMemory
 from holdfast.runtime.catch_up import whole_state
@@ -54,7 +53,7 @@ class JobRestore:
         self._context = context
         self._job = job
         self._replica = replica
-        self._store = CheckpointStore(context.run_dir)
+        self._store = context.open_store()
         self._memory = AgentMemory(context)
         self._mender = Mender(context)
         # Later rank 0 may know of one that is of no use, and still all do the same.

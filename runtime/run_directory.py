@@ -40,7 +40,8 @@ class RunRecord:
     """What is fixed for the whole life of a run, as ``RUN.json`` holds it.
 
     ``created`` is in seconds since 1970; ``threads`` are those of one worker;
-    ``numerics`` is what the bits depend on, as the launching host saw it.
+    ``numerics`` is what the bits depend on, as the launching host saw it;
+    ``key_id`` is that of the key that checkpoints are signed with, if they are.
     """
 
     run_id: str
@@ -50,6 +51,7 @@ class RunRecord:
     seed: int
     threads: int
     numerics: dict[str, object] = dataclasses.field(default_factory=dict)
+    key_id: str | None = None
 
     @staticmethod
     def new_id() -> str:
@@ -58,7 +60,8 @@ class RunRecord:
 
     def encode(self) -> bytes:
         """Return the record as the content of ``RUN.json``."""
-        return json.dumps(dataclasses.asdict(self), indent=2).encode() + b"\n"
+        found = {name: v for name, v in dataclasses.asdict(self).items() if v is not None}
+        return json.dumps(found, indent=2).encode() + b"\n"
 
     @staticmethod
     def decode(content: bytes) -> RunRecord:
@@ -74,11 +77,9 @@ class RunRecord:
             raise ValueError(
                 f"its format is {fields.get('format')!r}, this holdfast knows {FORMAT}"
             )
-        for field in dataclasses.fields(RunRecord):
-            _check_field(fields, field.name, _FIELD_TYPES[field.name])
-        return RunRecord(
-            **{field.name: fields[field.name] for field in dataclasses.fields(RunRecord)}
-        )
+        for name, expected in _FIELD_TYPES.items():
+            _check_field(fields, name, expected)
+        return RunRecord(**{name: fields[name] for name in _FIELD_TYPES if name in fields})
 
 
 _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
@@ -89,6 +90,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "seed": int,
     "threads": int,
     "numerics": dict,
+    "key_id": (str, type(None)),
 }
 
 

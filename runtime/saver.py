@@ -20,7 +20,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.record import ShardRecord
-from holdfast.checkpoint.store import CheckpointStore, Staging
+from holdfast.checkpoint.store import Staging
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.saving import SavePhase, after_vote
@@ -80,7 +80,7 @@ class Saver:
         self._membership = membership
         self._job = job
         self._records = records
-        self._store = CheckpointStore(context.run_dir)
+        self._store = context.open_store()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-saver")
         self._shards = Shards(context, self._store, self._thread)
         self._check = MemoryCheck(context, membership, records)

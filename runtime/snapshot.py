@@ -6,6 +6,7 @@ whose snapshots are complete can be committed when everybody who made it is dead
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.checkpoint.layout import ShardLayout, TensorSpec
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.record import ShardRecord
@@ -56,6 +58,8 @@ class Snapshot:
     record: ShardRecord
     state_digest: str
     """Digest of the whole state that its worker held; equal on all, or something is wrong."""
+    key_file: KeyFile | None = None
+    """Where the key lies that the checkpoint is signed with, if it is."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the snapshot as a JSON object."""
@@ -72,6 +76,7 @@ class Snapshot:
             "numerics": dict(plan.numerics),
             "record": self.record.as_json(),
             "state_digest": self.state_digest,
+            "key_file": self.key_file and dataclasses.asdict(self.key_file),
         }
 
     @staticmethod
@@ -86,4 +91,5 @@ class Snapshot:
             message["numerics"],
         )
         record = ShardRecord.from_json(message["record"])
-        return Snapshot(Path(message["run_dir"]), plan, record, message["state_digest"])
+        key_file = message["key_file"] and KeyFile(**message["key_file"])
+        return Snapshot(Path(message["run_dir"]), plan, record, message["state_digest"], key_file)

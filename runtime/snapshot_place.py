@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout
 from holdfast.checkpoint.record import ShardRecord
@@ -22,13 +23,15 @@ _LOG = logging.getLogger(__name__)
 class SnapshotPlace:
     """Memory for the snapshots of one layout."""
 
-    def __init__(self, layout: ShardLayout, shards: Sequence[int], run_id: str) -> None:
+    def __init__(
+        self, layout: ShardLayout, shards: Sequence[int], run_id: str, kind: DigestKind
+    ) -> None:
         """Take memory for ``shards``, the worker's own first.
 
         Raises:
             OSError: there is not that much for its own.
         """
-        first, *seconds = (ShardImage(layout, shard, run_id) for shard in shards)
+        first, *seconds = (ShardImage(layout, shard, run_id, kind) for shard in shards)
         self._desks = [_Desk(first)]
         self._attempts = [0, 0]
         try:
@@ -68,10 +71,12 @@ class _Desk:
         return fd, self._image.fill(buffer, state, plan.header)
 
 
-def take_place(layout: ShardLayout, shards: Sequence[int], run_id: str) -> SnapshotPlace | None:
+def take_place(
+    layout: ShardLayout, shards: Sequence[int], run_id: str, kind: DigestKind
+) -> SnapshotPlace | None:
     """Return memory for snapshots, None if there is not that much."""
     try:
-        return SnapshotPlace(layout, shards, run_id)
+        return SnapshotPlace(layout, shards, run_id, kind)
     except (OSError, MemoryError) as error:
         _LOG.warning(
             "no memory for snapshots (%s): checkpoints are written by the worker itself, "

@@ -126,7 +126,7 @@ class SnapshotWriter:
         """Tell of which step images are kept, and where whoever asks can map them."""
         answer: Message = {"kind": "kept", "step": None}
         if (save := self._kept) is not None:
-            manifest = save.manifest().encode().decode()
+            manifest = save.manifest().encode(save.store.key).decode()
             fds = {index: held.fd for index, held in save.images.items()}
             answer |= {"step": save.step, "manifest": manifest, "pid": os.getpid(), "fds": fds}
         self._send(answer)

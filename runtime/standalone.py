@@ -5,8 +5,9 @@ What MPI itself allows still works: survivors of a death by signal go on in
 place, checkpoints are made, and running the script again resumes it.
 
 ``HOLDFAST_RUN_DIR``, ``HOLDFAST_MICROBATCHES``, ``HOLDFAST_SEED``,
-``HOLDFAST_THREADS``, ``HOLDFAST_SAVE_EVERY``, ``HOLDFAST_INITIAL`` and
-``HOLDFAST_REPAIR_FROM`` stand for the options of ``holdfast run``.
+``HOLDFAST_THREADS``, ``HOLDFAST_SAVE_EVERY``, ``HOLDFAST_INITIAL``,
+``HOLDFAST_REPAIR_FROM`` and ``HOLDFAST_KEY_FILE`` stand for the options of
+``holdfast run``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext, injector_of, journal_of
@@ -32,6 +34,7 @@ from holdfast.runtime.journal import last_generation
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run_key import find_key, refuse_other_key
 from holdfast.runtime.worker_config import WorkerConfig
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"
@@ -43,7 +46,8 @@ def standalone() -> WorkerContext:
     sys.excepthook = _die_with_words(is_mpi=is_mpi)
     communicator = _join() if is_mpi else LocalCommunicator()
     directory = RunDirectory(Path(os.environ.get("HOLDFAST_RUN_DIR", "holdfast-run")).absolute())
-    terms = _agreed_terms(communicator, directory)
+    key_file = find_key(_path("HOLDFAST_KEY_FILE"), directory.path)
+    terms = _agreed_terms(communicator, directory, key_file)
     record = RunRecord.decode(json.dumps(terms["record"]).encode())
     config = WorkerConfig(
         worker=WorkerId(communicator.rank),
@@ -60,6 +64,7 @@ def standalone() -> WorkerContext:
         save_every=os.environ.get("HOLDFAST_SAVE_EVERY"),
         repair_from=os.environ.get("HOLDFAST_REPAIR_FROM"),
         initial=os.environ.get("HOLDFAST_INITIAL") or None,
+        key_file=key_file,
     )
     journal = journal_of(config)
     injector = injector_of(config, journal)
@@ -101,17 +106,19 @@ def _die_with_words(*, is_mpi: bool) -> Callable[..., None]:
     return end
 
 
-def _agreed_terms(communicator: Communicator, directory: RunDirectory) -> dict[str, Any]:
+def _agreed_terms(
+    communicator: Communicator, directory: RunDirectory, key_file: KeyFile | None
+) -> dict[str, Any]:
     """Return the terms that rank 0 finds or makes."""
     mine = b""
     if communicator.rank == 0:
-        mine = json.dumps(_terms(directory, communicator.size)).encode()
+        mine = json.dumps(_terms(directory, communicator.size, key_file)).encode()
     terms = json.loads(communicator.allgather_bytes(mine)[0])
     assert isinstance(terms, dict)
     return terms
 
 
-def _terms(directory: RunDirectory, size: int) -> dict[str, object]:
+def _terms(directory: RunDirectory, size: int, key_file: KeyFile | None) -> dict[str, object]:
     """Return the run's record, created if need be, and the generation to begin with."""
     directory.prepare()
     record = directory.load_record()
@@ -125,10 +132,17 @@ def _terms(directory: RunDirectory, size: int) -> dict[str, object]:
             seed=_whole_number("HOLDFAST_SEED", 0),
             threads=threads,
             numerics=Numerics.here(threads=threads).to_json(),
+            key_id=key_file.key_id if key_file else None,
         )
         directory.create_record(record)
+    refuse_other_key(key_file, record.key_id, directory.path)
     generation = last_generation(directory.journal_path) + 1
     return {"record": json.loads(record.encode()), "generation": generation}
+
+
+def _path(name: str) -> Path | None:
+    text = os.environ.get(name)
+    return Path(text).absolute() if text else None
 
 
 def _whole_number(name: str, default: int) -> int:

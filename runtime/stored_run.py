@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run_key import find_key, key_in
 
 _MOST_STEPS = 10
 
@@ -22,16 +25,21 @@ class StoredRun:
     run_id: str | None
 
     @staticmethod
-    def open(path: Path) -> StoredRun:
-        """Return the run in a directory.
+    def open(path: Path, key_file: Path | None = None) -> StoredRun:
+        """Return the run in a directory; with a key, nothing is valid that it has not signed.
 
         Raises:
-            UsageError: there is no such directory, or its record cannot be read.
+            UsageError: there is no such directory, or its record or the key cannot be read.
         """
         if not path.is_dir():
             raise UsageError(f"{path} is not a directory; give the directory of a run")
         record = RunDirectory(path).load_record()
-        return StoredRun(path, CheckpointStore(path), record.run_id if record else None)
+        store = CheckpointStore(path, key=key_in(find_key(key_file, path)))
+        return StoredRun(path, store, record.run_id if record else None)
+
+    def signature_of(self, manifest: Manifest) -> Signature:
+        """Return what is known of who wrote a manifest of this run that was read."""
+        return Signature.of(manifest.signed_by, self.store.key)
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first.

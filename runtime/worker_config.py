@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 
 DEFAULT_SCRUB_EVERY_S = 3600.0
@@ -48,6 +49,7 @@ class WorkerConfig:
     initial: str | None = None
     initial_step: int | None = None
     trains: bool = True
+    key_file: KeyFile | None = None
 
     def lost_with(self, worker: WorkerId) -> str:
         """Return the same text for workers whose snapshots are not to hold each other's slices.
@@ -71,4 +73,6 @@ class WorkerConfig:
         fields = json.loads(text)
         for name in ("workers", "argv", "faults", "nodes"):
             fields[name] = tuple(fields.get(name, ()))
+        if fields.get("key_file") is not None:
+            fields["key_file"] = KeyFile(**fields["key_file"])
         return WorkerConfig(**fields)

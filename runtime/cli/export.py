@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.signature import Signature
+from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state, format_of
 from holdfast.runtime.model_source import ModelSource
@@ -35,17 +37,26 @@ _PATH = click.Path(path_type=Path)
 @click.option("--model", metavar="SCRIPT[:FUNCTION]", help="What makes your model; not for npz.")
 @click.option("--input-shape", metavar="SIZES", help="Of one sample, as in 28,28,1, if need be.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
+@key_option
 def export(
-    run_dir: Path, target: Path, step: int | None, *, force: bool, **model: str | None
+    run_dir: Path,
+    target: Path,
+    step: int | None,
+    key_file: Path | None,
+    *,
+    force: bool,
+    **model: str | None,
 ) -> None:
     """Write a verified checkpoint in RUN_DIR as a file for NumPy or Keras."""
     kind = format_of(target, model["wanted"])
     request = ExportRequest(target, kind, _source(model["model"], model["input_shape"]), force)
     refuse_existing(target, is_forced=force)
-    run = StoredRun.open(run_dir)
+    run = StoredRun.open(run_dir, key_file)
     restored = restore(run.store, run.step(step), run_id=run.run_id)
     export_state(restored, request)
-    click.echo(f"step {restored.manifest.step}, verified, is now {target}")
+    signature = run.signature_of(restored.manifest)
+    signed = "" if signature is Signature.NONE else f", {signature.value}"
+    click.echo(f"step {restored.manifest.step}, verified{signed}, is now {target}")
 
 
 def _source(text: str | None, sizes: str | None) -> ModelSource | None:

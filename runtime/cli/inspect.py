@@ -18,6 +18,8 @@ from holdfast.checkpoint.comparison import Comparison, Difference, Opened, compa
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.signature import Signature
+from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.inspection import (
     Inspection,
@@ -40,17 +42,23 @@ from holdfast.runtime.stored_run import StoredRun
     help="Compare two steps; a directory stands for the newest step of the run in it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@key_option
 def inspect(
-    run_dir: Path, step: int | None, diff: tuple[str, str] | None, *, as_json: bool
+    run_dir: Path,
+    step: int | None,
+    diff: tuple[str, str] | None,
+    key_file: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Show the checkpoints in RUN_DIR and the tensors of one, or compare two."""
     console = Console(soft_wrap=True, highlight=False)
     if diff is None:
-        _show(StoredRun.open(run_dir), step, None if as_json else console)
+        _show(StoredRun.open(run_dir, key_file), step, None if as_json else console)
         return
     if step is not None:
         raise UsageError("--diff and --step exclude each other; give one of them")
-    found = compare_steps(*(_open(run_dir, text) for text in diff))
+    found = compare_steps(*(_open(run_dir, text, key_file) for text in diff))
     if as_json:
         click.echo(comparison_json(found))
     else:
@@ -70,10 +78,10 @@ def _show(run: StoredRun, step: int | None, console: Console | None) -> None:
         raise CheckpointInvalid(wanted, damage or "its manifest cannot be read")
 
 
-def _open(run_dir: Path, text: str) -> Opened:
+def _open(run_dir: Path, text: str, key_file: Path | None) -> Opened:
     """Return a step of the run, or the newest one of another run directory."""
     is_step = text.isascii() and text.isdigit()
-    run = StoredRun.open(run_dir if is_step else Path(text))
+    run = StoredRun.open(run_dir if is_step else Path(text), key_file)
     scan = run.store.scan(run.step(int(text) if is_step else None))
     return Opened(scan, scan.manifest())
 
@@ -89,7 +97,7 @@ def _print(found: Inspection, console: Console) -> None:
     if found.others:
         console.print(f"beside them: {', '.join(found.others)}", markup=False)
     if found.manifest is not None:
-        console.print(_facts(found.manifest))
+        console.print(_facts(found.manifest, found.signature))
         console.print(_tree(found.manifest))
 
 
@@ -104,7 +112,7 @@ def _cells(summary: StepSummary) -> tuple[Text, ...]:
     return tuple(map(Text, (str(summary.step), size, shards, when, state)))
 
 
-def _facts(manifest: Manifest) -> Table:
+def _facts(manifest: Manifest, signature: Signature) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
@@ -112,12 +120,19 @@ def _facts(manifest: Manifest) -> Table:
     for name, text in (
         ("step", str(manifest.step)),
         ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
+        ("signature", _signed(manifest, signature)),
         ("position", "-" if position is None else str(position)),
         ("cursor", _pairs(manifest.cursor)),
         ("numerics", _pairs(manifest.numerics)),
     ):
         table.add_row(name, Text(text))
     return table
+
+
+def _signed(manifest: Manifest, signature: Signature) -> str:
+    if manifest.signed_by is None:
+        return signature.value
+    return f"{signature.value}, key {manifest.signed_by}"
 
 
 def _pairs(fields: object) -> str:

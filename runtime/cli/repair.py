@@ -11,6 +11,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.inventory import Progress
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
+from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.run_directory import RunDirectory
@@ -27,9 +28,10 @@ from holdfast.runtime.stored_run import StoredRun
     help="Another copy of the run directory: a mirror or a backup.",
 )
 @click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
-def repair(run_dir: Path, other_dir: Path, step: int | None) -> None:
+@key_option
+def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | None) -> None:
     """Make the damaged steps in RUN_DIR whole from a second holder; exit 1 if that cannot be."""
-    run, other = StoredRun.open(run_dir), StoredRun.open(other_dir)
+    run, other = StoredRun.open(run_dir, key_file), StoredRun.open(other_dir, key_file)
     if run_dir.resolve() == other_dir.resolve():
         raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
     steps = run.steps() if step is None else (_known(run, other, step),)

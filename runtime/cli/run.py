@@ -81,6 +81,11 @@ class _SecondsOrNever(click.types.FloatParamType):
     help="Another copy of the run directory, from which damaged checkpoints are mended.",
 )
 @click.option(
+    "--key-file",
+    type=_PATH,
+    help="A secret that checkpoints are signed with; nothing else is resumed from.",
+)
+@click.option(
     "--heartbeat-timeout",
     type=float,
     default=DEFAULT_HEARTBEAT_TIMEOUT_S,
@@ -120,6 +125,7 @@ def _config(script: Path, argv: tuple[str, ...], options: dict[str, Any]) -> Run
     run_dir: Path = options.pop("run_dir") or default_run_dir(script)
     repair_from: Path | None = options.pop("repair_from")
     initial: Path | None = options.pop("initial")
+    key_file: Path | None = options.pop("key_file")
     return RunConfig(
         script=script.absolute(),
         run_dir=run_dir.absolute(),
@@ -127,6 +133,7 @@ def _config(script: Path, argv: tuple[str, ...], options: dict[str, Any]) -> Run
         repair_from=None if repair_from is None else repair_from.absolute(),
         scrub_every_s=options.pop("scrub_every"),
         initial=None if initial is None else initial.absolute(),
+        key_file=None if key_file is None else key_file.absolute(),
         heartbeat_timeout_s=options.pop("heartbeat_timeout"),
         faults=options.pop("inject"),
         **options,

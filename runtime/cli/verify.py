@@ -10,8 +10,10 @@ from rich.filesize import decimal
 
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.inventory import Progress
+from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.verification import Verdict, verify_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
+from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.stored_run import StoredRun
@@ -21,11 +23,12 @@ from holdfast.runtime.stored_run import StoredRun
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Only this step.")
 @click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
-def verify(run_dir: Path, step: int | None, *, all_steps: bool) -> None:
+@key_option
+def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps: bool) -> None:
     """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify."""
     if all_steps and step is not None:
         raise UsageError("--all and --step exclude each other; give one of them")
-    run = StoredRun.open(run_dir)
+    run = StoredRun.open(run_dir, key_file)
     steps = run.steps() if step is None else (run.step(step),)
     with ByteProgress("verifying", _total(run, steps)) as progress:
         verdicts = [_tell(run, known, progress) for known in steps]
@@ -38,11 +41,15 @@ def _tell(run: StoredRun, step: int, progress: Progress) -> Verdict:
     if not verdict.is_valid and step not in run.store.steps():
         click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
         return Verdict(step, 0)
-    state = (
-        f"valid, {decimal(verdict.nbytes)}" if verdict.is_valid else f"not valid: {verdict.reason}"
-    )
-    click.echo(f"step {step}: {state}")
+    click.echo(f"step {step}: {_describe(verdict)}")
     return verdict
+
+
+def _describe(verdict: Verdict) -> str:
+    if not verdict.is_valid:
+        return f"not valid: {verdict.reason}"
+    signed = "" if verdict.signature is Signature.NONE else f", {verdict.signature.value}"
+    return f"valid, {decimal(verdict.nbytes)}{signed}"
 
 
 def _total(run: StoredRun, steps: tuple[int, ...]) -> int:

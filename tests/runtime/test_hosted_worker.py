@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
 from holdfast.runtime.worker_config import WorkerConfig
@@ -23,6 +24,7 @@ CONFIG = WorkerConfig(
     heartbeat_timeout_s=1.0,
     script="train.py",
     argv=("--fast",),
+    key_file=KeyFile("/keys/of the run", "00112233aabbccdd"),
 )
 
 

@@ -17,9 +17,12 @@ import pytest
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.verification import verify_step
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import snapshot_place
@@ -47,7 +50,7 @@ def plan_of(step: int = 30, attempt: int = 1, writers: int = WRITERS) -> SavePla
 class Worker:
     """One worker's end: what it would hand to its agent, and the page with the answers."""
 
-    def __init__(self, run_dir: Path, rank: int = 0) -> None:
+    def __init__(self, run_dir: Path, rank: int = 0, key_file: KeyFile | None = None) -> None:
         config = WorkerConfig(
             worker=WorkerId(rank),
             generation=7,
@@ -60,6 +63,7 @@ class Worker:
             threads=1,
             heartbeat_timeout_s=1.0,
             script="",
+            key_file=key_file,
         )
         self.rank = rank
         self.sent: list[Message] = []
@@ -77,7 +81,7 @@ class Worker:
             send_snapshot=self._send,
         )
         self._thread = ThreadPoolExecutor(1)
-        self.shards = Shards(context, CheckpointStore(run_dir), self._thread)
+        self.shards = Shards(context, context.open_store(), self._thread)
 
     def begin(
         self, plan: SavePlan, digest: str = "00", seconds: tuple[int, ...] = ()
@@ -212,6 +216,53 @@ def test_complete_snapshots_of_dead_workers_become_a_checkpoint(
     (record,) = [r for r in read_journal(tmp_path / "journal.jsonl") if r["event"] == "checkpoint"]
     assert (record["step"], record["orphaned"]) == (30, True)
     assert writer.settle() is None
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return KeyFile.of(path)
+
+
+@pytest.fixture
+def signing(tmp_path: Path, key_file: KeyFile) -> Iterator[list[Worker]]:
+    (tmp_path / "run").mkdir()
+    both = [Worker(tmp_path / "run", rank, key_file) for rank in range(WRITERS)]
+    yield both
+    for worker in both:
+        worker.close()
+
+
+def test_checkpoint_of_dead_workers_is_signed_like_their_own(
+    signing: list[Worker], writer: Writer, tmp_path: Path, key_file: KeyFile
+) -> None:
+    for worker in signing:
+        worker.begin(plan_of())
+        assert writer.write(worker)["kind"] == "durable"
+
+    assert writer.settle() == 30
+
+    verdict = verify_step(CheckpointStore(tmp_path / "run", key=key_file.read()), 30)
+    assert (verdict.is_valid, verdict.signature) == (True, Signature.VERIFIED)
+    secret = Path(key_file.path).read_bytes()
+    assert secret.hex() not in json.dumps([{**m, FDS: None} for m in signing[0].sent])
+
+
+def test_key_that_has_been_replaced_signs_nothing_for_dead_workers(
+    signing: list[Worker], writer: Writer, tmp_path: Path, key_file: KeyFile
+) -> None:
+    for worker in signing:
+        worker.begin(plan_of())
+        writer.write(worker)
+    Path(key_file.path).write_bytes(bytes(40))
+
+    assert writer.settle() is None
+
+    assert CheckpointStore(tmp_path / "run").steps() == ()
+    records = read_journal(tmp_path / "run" / "journal.jsonl")
+    assert f"not {key_file.key_id}" in records[-1]["reason"]
 
 
 def test_snapshot_of_one_worker_alone_is_not_committed(

@@ -114,6 +114,24 @@ def test_second_holder_may_stand_in_the_environment_or_the_file(
     assert [config.scrub_every_s for config in asked] == [0.0, 0.0]
 
 
+def test_key_file_comes_from_flag_environment_or_file(
+    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("by-file", "by-variable", "by-flag"):
+        (tmp_path / name).write_bytes(bytes(32))
+        (tmp_path / name).chmod(0o600)
+
+    (tmp_path / "holdfast.toml").write_text('[run]\nkey-file = "by-file"\n')
+    _run("train.py")
+    monkeypatch.setenv("HOLDFAST_KEY_FILE", "by-variable")
+    _run("train.py")
+    _run("--key-file", "by-flag", "train.py")
+
+    assert [config.key_file for config in asked] == [
+        tmp_path / name for name in ("by-file", "by-variable", "by-flag")
+    ]
+
+
 @pytest.mark.parametrize("option", ["-n 3", "-n3", "-np 3", "--workers 3"])
 def test_workers_are_counted_as_with_mpiexec(asked: list[RunConfig], option: str) -> None:
     _run(*option.split(), "train.py")
