@@ -24,9 +24,9 @@ _ID_OF = b"holdfast key id"  # no manifest begins like this, so that no signatur
 class Signature(str, Enum):
     """What is known of who wrote a manifest."""
 
-    NONE = "not signed"
-    NOT_CHECKED = "signature not checked"
-    VERIFIED = "signature verified"
+    NONE = "none"
+    NOT_CHECKED = "not checked"
+    VERIFIED = "verified"
 
     @staticmethod
     def of(signed_by: str | None, key: SigningKey | None) -> Signature:

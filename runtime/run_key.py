@@ -57,8 +57,8 @@ def refuse_other_key(key_file: KeyFile | None, wanted: str | None, run_dir: Path
         return
     if key_file is None:
         raise UsageError(
-            f"the run in {run_dir} was begun with key {wanted}; give it with --key-file, "
-            "or begin a new run with --fresh"
+            f"the run in {run_dir} was begun with key {wanted}; give it with --key-file or "
+            "HOLDFAST_KEY_FILE, or begin a new run with --fresh"
         )
     if wanted is not None:
         raise UsageError(

@@ -55,7 +55,7 @@ def export(
     restored = restore(run.store, run.step(step), run_id=run.run_id)
     export_state(restored, request)
     signature = run.signature_of(restored.manifest)
-    signed = "" if signature is Signature.NONE else f", {signature.value}"
+    signed = "" if signature is Signature.NONE else f", signature {signature.value}"
     click.echo(f"step {restored.manifest.step}, verified{signed}, is now {target}")
 
 

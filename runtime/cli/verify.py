@@ -48,7 +48,7 @@ def _tell(run: StoredRun, step: int, progress: Progress) -> Verdict:
 def _describe(verdict: Verdict) -> str:
     if not verdict.is_valid:
         return f"not valid: {verdict.reason}"
-    signed = "" if verdict.signature is Signature.NONE else f", {verdict.signature.value}"
+    signed = "" if verdict.signature is Signature.NONE else f", signature {verdict.signature.value}"
     return f"valid, {decimal(verdict.nbytes)}{signed}"
 
 

@@ -58,7 +58,7 @@ def test_run_is_resumed_with_the_key_that_it_was_begun_with(wanted: str | None) 
 @pytest.mark.parametrize(
     ("key_file", "wanted", "complaint"),
     [
-        (None, "00aa", "was begun with key 00aa; give it with --key-file"),
+        (None, "00aa", "was begun with key 00aa; give it with --key-file or HOLDFAST_KEY_FILE"),
         (KeyFile("key", "11bb"), "00aa", "was begun with key 00aa, key holds key 11bb"),
         (KeyFile("key", "11bb"), None, "names no key, .*, or somebody has changed it"),
     ],
