@@ -23,8 +23,8 @@ from holdfast.checkpoint.fields import Fields
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, TensorSpec, refuse_unsupported
 from holdfast.checkpoint.record import ShardRecord
-from holdfast.checkpoint.seal import seal, unseal
-from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.seal import Unsealed, seal, unseal
+from holdfast.checkpoint.signature import Signature, SigningKey
 from holdfast.checkpoint.version import FORMAT, Version
 
 LARGEST_MANIFEST_BYTES = 64 * 2**20
@@ -66,7 +66,7 @@ class Manifest:
 
     ``cursor`` and ``numerics`` are JSON objects that belong to whoever saves:
     the position in the sample order, and what the bits of a step depend on.
-    ``signed_by`` is the id of the key that one that was read is signed with.
+    ``signature`` and ``signed_by``, the key's id, are of one that was read.
     """
 
     run_id: str
@@ -77,6 +77,7 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     tensors: tuple[TensorEntry, ...]
     version: Version = Version.PLAIN
+    signature: Signature = Signature.NONE
     signed_by: str | None = None
 
     @property
@@ -98,12 +99,14 @@ class Manifest:
         """Return the manifest as it is written, signed if there is a key.
 
         Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, if it is
-        larger than what a reader takes, or if its digests are not those of the key.
+        larger than what a reader takes, if its digests are not those of the key, or if
+        its signature was not checked: a key signs what it has made or verified.
         """
-        if self.version is not Version.with_key(key):
+        if self.signature is Signature.NOT_CHECKED or self.version is not Version.with_key(key):
             raise CommitRefused(
-                f"step {self.step} has digests {self.version.digest.value}, which need "
-                f"{'a' if key is None else 'no'} key; give the key file of the run, if it has one"
+                f"step {self.step}, digests {self.version.digest.value}, signature "
+                f"{self.signature.value}, is not written {'without' if key is None else 'with'} "
+                "a key; give the key file of the run, if it has one"
             )
         document = {
             "format": FORMAT,
@@ -141,7 +144,7 @@ class Manifest:
         """
         try:
             unsealed = unseal(data, key)
-            return _decode(json.loads(unsealed.body), unsealed.signed_by)
+            return _decode(json.loads(unsealed.body), unsealed)
         except (ValueError, RecursionError, StateUnsupported) as error:
             raise ManifestInvalid(f"the manifest is not valid: {error}") from error
 
@@ -252,9 +255,9 @@ def _tensor_json(tensor: TensorEntry) -> dict[str, object]:
     }
 
 
-def _decode(document: object, signed_by: str | None) -> Manifest:
+def _decode(document: object, unsealed: Unsealed) -> Manifest:
     fields = Fields(document, "the manifest")
-    version = Version.decode(fields, is_signed=signed_by is not None)
+    version = Version.decode(fields, is_signed=unsealed.signed_by is not None)
     manifest = Manifest(
         run_id=fields.text("run_id"),
         generation=fields.integer("generation"),
@@ -264,7 +267,8 @@ def _decode(document: object, signed_by: str | None) -> Manifest:
         shards=tuple(_decode_shard(value, version.digest) for value in fields.array("shards")),
         tensors=tuple(_decode_tensor(value, version.digest) for value in fields.array("tensors")),
         version=version,
-        signed_by=signed_by,
+        signature=unsealed.signature,
+        signed_by=unsealed.signed_by,
     )
     if fields.integer("writers") != manifest.writers:
         raise ValueError("writers is not the number of shards")

@@ -16,7 +16,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from holdfast.checkpoint.signature import KEY_ID_LENGTH, SIGNATURE_LENGTH, SigningKey
+from holdfast.checkpoint.signature import KEY_ID_LENGTH, SIGNATURE_LENGTH, Signature, SigningKey
 
 _CHECKSUM_BYTES = 65  # sha256 as text, and a line feed
 _SIGNATURE = re.compile(rb"([0-9a-f]{%d}) ([0-9a-f]{%d})\n" % (KEY_ID_LENGTH, SIGNATURE_LENGTH))
@@ -28,6 +28,7 @@ class Unsealed:
 
     body: bytes
     signed_by: str | None
+    signature: Signature
 
 
 def seal(body: bytes, key: SigningKey | None) -> bytes:
@@ -46,10 +47,12 @@ def unseal(data: bytes, key: SigningKey | None) -> Unsealed:
     match = _SIGNATURE.fullmatch(signature)
     if signature and match is None:
         raise ValueError("what follows its sha256 is no signature: it is damaged or cut short")
-    signed_by = match[1].decode() if match else None
     if key is not None:
         _refuse_unsigned(data[: end + _CHECKSUM_BYTES], match, key)
-    return Unsealed(body, signed_by)
+        return Unsealed(body, key.id, Signature.VERIFIED)
+    if match is None:
+        return Unsealed(body, None, Signature.NONE)
+    return Unsealed(body, match[1].decode(), Signature.NOT_CHECKED)
 
 
 def _refuse_unsigned(data: bytes, match: re.Match[bytes] | None, key: SigningKey) -> None:

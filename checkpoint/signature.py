@@ -22,18 +22,11 @@ _ID_OF = b"holdfast key id"  # no manifest begins like this, so that no signatur
 
 
 class Signature(str, Enum):
-    """What is known of who wrote a manifest."""
+    """What a reader knows of who wrote a manifest."""
 
     NONE = "none"
     NOT_CHECKED = "not checked"
     VERIFIED = "verified"
-
-    @staticmethod
-    def of(signed_by: str | None, key: SigningKey | None) -> Signature:
-        """Return what a reader knows who holds ``key`` and has accepted a manifest."""
-        if signed_by is None:
-            return Signature.NONE
-        return Signature.NOT_CHECKED if key is None else Signature.VERIFIED
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def verify_step(
         return Verdict(step, nbytes, error.reason)
     except CheckpointError as error:
         return Verdict(step, nbytes, str(error))
-    return Verdict(step, nbytes, signature=Signature.of(manifest.signed_by, store.key))
+    return Verdict(step, nbytes, signature=manifest.signature)
 
 
 def refuse_other_run(manifest: Manifest, run_id: str | None) -> None:

@@ -19,7 +19,6 @@ from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
-from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.verification import refuse_other_run
 from holdfast.runtime.stored_run import StoredRun
@@ -57,7 +56,6 @@ class Inspection:
     steps: tuple[StepSummary, ...]
     others: tuple[str, ...]
     manifest: Manifest | None
-    signature: Signature = Signature.NONE
 
 
 def inspect_run(run: StoredRun, step: int) -> Inspection:
@@ -69,8 +67,7 @@ def inspect_run(run: StoredRun, step: int) -> Inspection:
     with contextlib.suppress(CheckpointInvalid):
         manifest = run.store.scan(step).manifest_alone()
     summaries = tuple(_summary(run, known) for known in steps)
-    signature = Signature.NONE if manifest is None else run.signature_of(manifest)
-    return Inspection(run.run_id, summaries, others, manifest, signature)
+    return Inspection(run.run_id, summaries, others, manifest)
 
 
 def position_of(cursor: Mapping[str, object]) -> Position | None:
@@ -91,7 +88,7 @@ def inspection_json(found: Inspection) -> str:
         "run_id": found.run_id,
         "steps": [dataclasses.asdict(summary) for summary in found.steps],
         "others": found.others,
-        "step": None if manifest is None else _manifest_json(manifest, found.signature),
+        "step": None if manifest is None else _manifest_json(manifest),
     }
     return json.dumps(document, indent=2)
 
@@ -127,14 +124,14 @@ def _completed(store: CheckpointStore, step: int) -> float | None:
         return None
 
 
-def _manifest_json(manifest: Manifest, signature: Signature) -> dict[str, Any]:
+def _manifest_json(manifest: Manifest) -> dict[str, Any]:
     position = position_of(manifest.cursor)
     return {
         "step": manifest.step,
         "generation": manifest.generation,
         "bytes": manifest.nbytes,
         "shards": manifest.writers,
-        "signature": signature.value,
+        "signature": manifest.signature.value,
         "signed_by": manifest.signed_by,
         "cursor": manifest.cursor,
         "position": None if position is None else dataclasses.asdict(position),

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run_directory import RunDirectory
@@ -36,10 +34,6 @@ class StoredRun:
         record = RunDirectory(path).load_record()
         store = CheckpointStore(path, key=key_in(find_key(key_file, path)))
         return StoredRun(path, store, record.run_id if record else None)
-
-    def signature_of(self, manifest: Manifest) -> Signature:
-        """Return what is known of who wrote a manifest of this run that was read."""
-        return Signature.of(manifest.signed_by, self.store.key)
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first.

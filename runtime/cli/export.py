@@ -54,7 +54,7 @@ def export(
     run = StoredRun.open(run_dir, key_file)
     restored = restore(run.store, run.step(step), run_id=run.run_id)
     export_state(restored, request)
-    signature = run.signature_of(restored.manifest)
+    signature = restored.manifest.signature
     signed = "" if signature is Signature.NONE else f", signature {signature.value}"
     click.echo(f"step {restored.manifest.step}, verified{signed}, is now {target}")
 

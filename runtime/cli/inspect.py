@@ -18,7 +18,6 @@ from holdfast.checkpoint.comparison import Comparison, Difference, Opened, compa
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.signature import Signature
 from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.inspection import (
@@ -97,7 +96,7 @@ def _print(found: Inspection, console: Console) -> None:
     if found.others:
         console.print(f"beside them: {', '.join(found.others)}", markup=False)
     if found.manifest is not None:
-        console.print(_facts(found.manifest, found.signature))
+        console.print(_facts(found.manifest))
         console.print(_tree(found.manifest))
 
 
@@ -112,7 +111,7 @@ def _cells(summary: StepSummary) -> tuple[Text, ...]:
     return tuple(map(Text, (str(summary.step), size, shards, when, state)))
 
 
-def _facts(manifest: Manifest, signature: Signature) -> Table:
+def _facts(manifest: Manifest) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
@@ -120,7 +119,7 @@ def _facts(manifest: Manifest, signature: Signature) -> Table:
     for name, text in (
         ("step", str(manifest.step)),
         ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
-        ("signature", _signed(manifest, signature)),
+        ("signature", _signed(manifest)),
         ("position", "-" if position is None else str(position)),
         ("cursor", _pairs(manifest.cursor)),
         ("numerics", _pairs(manifest.numerics)),
@@ -129,10 +128,9 @@ def _facts(manifest: Manifest, signature: Signature) -> Table:
     return table
 
 
-def _signed(manifest: Manifest, signature: Signature) -> str:
-    if manifest.signed_by is None:
-        return signature.value
-    return f"{signature.value}, key {manifest.signed_by}"
+def _signed(manifest: Manifest) -> str:
+    key = "" if manifest.signed_by is None else f", key {manifest.signed_by}"
+    return f"{manifest.signature.value}{key}"
 
 
 def _pairs(fields: object) -> str:

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from keys import KEY, OTHER_KEY
 
 from holdfast.checkpoint.errors import KeyUnusable
-from holdfast.checkpoint.signature import Signature, SigningKey
+from holdfast.checkpoint.signature import SigningKey
 
 
 def test_signature_is_that_of_the_standard() -> None:
@@ -46,17 +46,3 @@ def test_short_key_is_refused_without_showing_it() -> None:
         SigningKey(b"x" * 31)
 
     assert "xxx" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("signed_by", "key", "known"),
-    [
-        (None, None, Signature.NONE),
-        (KEY.id, None, Signature.NOT_CHECKED),
-        (KEY.id, KEY, Signature.VERIFIED),
-    ],
-)
-def test_reader_claims_only_what_it_has_checked(
-    signed_by: str | None, key: SigningKey | None, known: Signature
-) -> None:
-    assert Signature.of(signed_by, key) is known

@@ -99,7 +99,10 @@ def test_repair_of_a_signed_step_needs_its_key(store: CheckpointStore, tmp_path:
     (store.directory / step_name(40) / shard_name(0, 2)).unlink()
     holders = Holders(CheckpointStore(tmp_path / "run"), CheckpointStore(tmp_path / "there"))
 
-    with pytest.raises(CommitRefused, match="digests sha256, which need a key; give the key file"):
+    with pytest.raises(
+        CommitRefused,
+        match="signature not checked, is not written without a key; give the key file",
+    ):
         repair_step(holders, 40, run_id="run")
 
     assert store.steps() == (40, 20)
@@ -122,5 +125,19 @@ def test_shards_that_were_made_without_a_key_are_not_signed(tmp_path: Path) -> N
     record = CheckpointStore(tmp_path).staging(60, 2, 1).write_shard(STATE, layout, 0, header)
     manifest = Manifest.assemble(layout, [record], header=header, cursor={}, numerics={})
 
-    with pytest.raises(CommitRefused, match="digests xxh3_128, which need no key"):
+    with pytest.raises(
+        CommitRefused, match="digests xxh3_128, signature none, is not written with a key"
+    ):
         CheckpointStore(tmp_path, key=KEY).staging(60, 2, 1).commit(manifest)
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_key_signs_nothing_that_was_only_said_to_be_signed(
+    store: CheckpointStore, tmp_path: Path, key: SigningKey | None
+) -> None:
+    """Or a repair would make a forged manifest a right one."""
+    unchecked = CheckpointStore(tmp_path / "run").scan(40).manifest()
+
+    with pytest.raises(CommitRefused, match="signature not checked, is not written with"):
+        unchecked.encode(key)
+    assert store.scan(40).manifest().encode(KEY) == manifest_path(store, 40).read_bytes()

@@ -250,19 +250,37 @@ def test_checkpoint_of_dead_workers_is_signed_like_their_own(
     assert secret.hex() not in json.dumps([{**m, FDS: None} for m in signing[0].sent])
 
 
-def test_key_that_has_been_replaced_signs_nothing_for_dead_workers(
-    signing: list[Worker], writer: Writer, tmp_path: Path, key_file: KeyFile
+@pytest.mark.parametrize("lost", ["MANIFEST.json", "shard-00000-of-00002.h5"])
+def test_signed_checkpoint_that_is_mended_from_memory_is_signed_again(
+    signing: list[Worker], writer: Writer, tmp_path: Path, key_file: KeyFile, lost: str
 ) -> None:
     for worker in signing:
         worker.begin(plan_of())
         writer.write(worker)
+    assert writer.settle() == 30
+    store = CheckpointStore(tmp_path / "run", key=key_file.read())
+    before = (store.directory / "step-000000000030" / "MANIFEST.json").read_bytes()
+    (store.directory / "step-000000000030" / lost).unlink()
+
+    assert writer.mend(30)["reason"] is None
+
+    assert verify_step(store, 30).is_valid
+    assert (store.directory / "step-000000000030" / "MANIFEST.json").read_bytes() == before
+    assert writer.kept() == 30
+
+
+def test_key_that_has_been_replaced_fails_the_save(
+    signing: list[Worker], writer: Writer, tmp_path: Path, key_file: KeyFile
+) -> None:
     Path(key_file.path).write_bytes(bytes(40))
+    signing[0].begin(plan_of())
 
-    assert writer.settle() is None
+    answer = writer.write(signing[0])
 
-    assert CheckpointStore(tmp_path / "run").steps() == ()
-    records = read_journal(tmp_path / "run" / "journal.jsonl")
-    assert f"not {key_file.key_id}" in records[-1]["reason"]
+    assert answer["kind"] == "failed"
+    assert f"not {key_file.key_id}" in answer["reason"]
+    (record,) = read_journal(tmp_path / "run" / "journal.jsonl")
+    assert record["reason"] == answer["reason"]
 
 
 def test_snapshot_of_one_worker_alone_is_not_committed(

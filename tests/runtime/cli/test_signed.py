@@ -129,7 +129,7 @@ def test_repair_signs_what_it_makes_whole(
 
     code, out, _ = holdfast("repair", signed, "--from", tmp_path / "mirror")
     assert code == 1
-    assert "which need a key" in out
+    assert "give the key file of the run" in out
     code, _, _ = holdfast("repair", signed, "--from", tmp_path / "mirror", "--key-file", key)
     assert code == 0
     assert "signature verified" in holdfast("verify", signed, "--key-file", key)[1]
