@@ -84,7 +84,8 @@ def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest
     directory = _directory(holders.here, step)
     complaint = "" if directory.name == step_name(step) else f"it was moved to {directory.name}"
     try:
-        manifest = Scan(holders.here.disk, directory, step).manifest_alone()
+        here = holders.here
+        manifest = Scan(here.disk, directory, step, here.key).manifest_alone()
     except CheckpointInvalid as ours:
         complaint = ours.reason
         if run_id is None:

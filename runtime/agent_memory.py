@@ -25,6 +25,7 @@ class AgentMemory:
     """What the agent of this worker keeps of the newest save; nothing, without an agent."""
 
     def __init__(self, context: WorkerContext) -> None:
+        self._run_dir = context.run_dir
         self._store = context.open_store()
         self._ask_agent = context.ask_agent
 
@@ -63,7 +64,7 @@ class AgentMemory:
         manifest = Manifest.decode(answer["manifest"].encode(), here.key)
         images = _images(manifest, answer)
         files = ImageFileSystem(here.directory, manifest, images, here.key)
-        return CheckpointStore(here.directory.parent, files, here.key)
+        return CheckpointStore(self._run_dir, files, here.key)
 
     def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         return {} if self._ask_agent is None else self._ask_agent(question)

@@ -43,7 +43,7 @@ def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
     if context.ask_agent is not None:
         found.append(AgentMemory(context))
     if config.repair_from is not None:
-        found.append(Mirror(context.run_dir, Path(config.repair_from), config.run_id))
+        found.append(Mirror(context.open_store(), Path(config.repair_from), config.run_id))
     return tuple(found)
 
 

@@ -40,13 +40,14 @@ class Mirror:
     """Mends the checkpoints of one run from another copy of its directory."""
 
     def __init__(
-        self, run_dir: Path, path: Path, run_id: str, call_within_s: float = _CALL_WITHIN_S
+        self, here: CheckpointStore, path: Path, run_id: str, call_within_s: float = _CALL_WITHIN_S
     ) -> None:
         self._path = path
         self._run_id = run_id
         self._call_within_s = call_within_s
         self._files = _WatchedFiles(path)
-        self._holders = Holders(CheckpointStore(run_dir), CheckpointStore(path, self._files))
+        # The run's key, if it has one, is asked of its copy as well.
+        self._holders = Holders(here, CheckpointStore(path, self._files, here.key))
 
     @property
     def name(self) -> str:

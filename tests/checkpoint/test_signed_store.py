@@ -80,6 +80,30 @@ def test_repair_takes_nothing_from_a_holder_that_was_forged(
     assert store.steps() == (20,)
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("forged_by", [None, OTHER_KEY])
+def test_repair_replaces_a_forged_step_by_the_signed_one_of_the_other_holder(
+    store: CheckpointStore, tmp_path: Path, forged_by: SigningKey | None, *, is_moved: bool
+) -> None:
+    shutil.copytree(tmp_path / "run", tmp_path / "there")
+    before = manifest_path(store, 40).read_bytes()
+    here = store.directory / step_name(40)
+    shutil.rmtree(here)
+    forger = CheckpointStore(tmp_path / "run", key=forged_by)
+    save(forger, {"bias": np.zeros(9)}, header=Header("run", 2, 40))
+    if forged_by is not None:
+        text = manifest_path(store, 40).read_text()
+        manifest_path(store, 40).write_text(text.replace(forged_by.id, KEY.id))
+    if is_moved:
+        here.rename(here.with_name(".bad-000000000040-g2-a1"))
+    there = CheckpointStore(tmp_path / "there", key=KEY)
+
+    repair_step(Holders(store, there), 40, run_id="run")
+
+    assert manifest_path(store, 40).read_bytes() == before
+    assert verify_step(store, 40, run_id="run").is_valid
+
+
 def test_repair_of_a_signed_step_is_signed_as_it_was(
     store: CheckpointStore, tmp_path: Path
 ) -> None:

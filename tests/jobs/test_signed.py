@@ -45,8 +45,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, Path]) -
     return run_dir
 
 
-def resume(run_dir: Path, key: Path | None) -> JobRun:
-    environment = {} if key is None else {"HOLDFAST_KEY_FILE": str(key)}
+def resume(run_dir: Path, key: Path | None, **more: str) -> JobRun:
+    environment = more if key is None else {"HOLDFAST_KEY_FILE": str(key), **more}
     with start_job(request_of(LONG, run_dir, workers=2, environment=environment)) as job:
         return job.wait()
 
@@ -99,6 +99,28 @@ def test_forged_checkpoint_is_skipped_for_an_older_one_that_is_signed(
     assert_whole(job, LONG, undisturbed(LONG))
     assert [record["step"] for record in job.events("restored")] == [older]
     assert [record["step"] for record in job.events("rejected")] == [newest]
+
+
+@pytest.mark.parametrize("is_forged", [False, True])
+def test_signed_checkpoint_is_mended_only_from_what_is_signed(
+    tmp_path: Path, stopped: Path, keys: tuple[Path, Path], *, is_forged: bool
+) -> None:
+    run_dir = shutil.copytree(stopped, tmp_path / "run")
+    copy = shutil.copytree(stopped, tmp_path / "copy")
+    newest, older = CheckpointStore(run_dir).steps()[:2]
+    name = f"step-{newest:012d}"
+    shutil.rmtree(CheckpointStore(run_dir).directory / name)
+    if is_forged:
+        manifest = CheckpointStore(copy).directory / name / "MANIFEST.json"
+        first, second, third = manifest.read_bytes().splitlines(keepends=True)
+        manifest.write_bytes(first + second + third[:17] + b"0" * 64 + b"\n")
+
+    job = resume(run_dir, keys[0], HOLDFAST_REPAIR_FROM=str(copy))
+
+    assert job.exit_code == 0, job.stderr
+    assert [record["step"] for record in job.events("restored")] == [older if is_forged else newest]
+    assert bool(job.events("repair_failed")) == is_forged
+    assert_signed(run_dir, keys[0])
 
 
 def test_run_whose_record_was_stripped_of_its_key_is_not_resumed(

@@ -97,7 +97,7 @@ def test_holder_that_hangs_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch
         return plain(files, path)
 
     monkeypatch.setattr(LocalFileSystem, "list", listing)
-    mirror = Mirror(run.directory, run.second_holder, "run", call_within_s=0.01)
+    mirror = Mirror(run.store, run.second_holder, "run", call_within_s=0.01)
     try:
         with pytest.raises(MirrorUnusable, match=r"has not answered for 0\.01 s"):
             mirror.steps()
