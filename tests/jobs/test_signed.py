@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from workload import EVEN, LONG, Undisturbed, assert_refused, assert_whole, request_of
+from workload import EVEN, LONG, SCRIPT, Undisturbed, assert_refused, assert_whole, request_of
 
 from holdfast.checkpoint.key_file import KeyFile, read_key
 from holdfast.checkpoint.signature import Signature
@@ -162,3 +165,22 @@ def test_bad_key_file_is_refused_before_anything_starts(
 
     assert_refused(resume(tmp_path / "run", key), 2, complaint, "chmod 600")
     assert not (tmp_path / "run").exists()
+
+
+def test_script_that_nobody_launched_has_the_key_of_its_environment(
+    tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    command = [sys.executable, str(SCRIPT), *EVEN.argv]
+    environment = {**os.environ, "HOLDFAST_RUN_DIR": str(tmp_path / "run")}
+
+    def run(key: Path | None) -> subprocess.CompletedProcess[str]:
+        more = {} if key is None else {"HOLDFAST_KEY_FILE": str(key)}
+        return subprocess.run(
+            command, env=environment | more, capture_output=True, text=True, check=False
+        )
+
+    assert run(keys[0]).returncode == 0
+    assert_signed(tmp_path / "run", keys[0])
+    for key in (None, keys[1]):
+        done = run(key)
+        assert (done.returncode, done.stderr.count("was begun with key")) == (2, 1)
