@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.header import Header
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
@@ -66,9 +67,10 @@ class Weights:
 class Run:
     """A run directory with checkpoints, and workers that want to go on from it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, key_file: KeyFile | None = None) -> None:
         self.directory = directory
-        self.store = CheckpointStore(directory)
+        self.key_file = key_file
+        self.store = CheckpointStore(directory, key=key_file.read() if key_file else None)
         self.numerics = Numerics.here(threads=1)
         self.second_holder: Path | None = None
         self.job = self._job()
@@ -168,6 +170,7 @@ class Run:
             heartbeat_timeout_s=1.0,
             script="",
             repair_from=None if self.second_holder is None else str(self.second_holder),
+            key_file=self.key_file,
         )
 
     def _context(self, communicator: Communicator) -> WorkerContext:

@@ -20,6 +20,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.key_file import KeyFile
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repair import Holders, repair_step
@@ -42,7 +43,7 @@ class Agent:
         self._images: dict[int, memoryview] = {}
         records = []
         for index in range(writers):
-            image = ShardImage(layout, index, "run")
+            image = ShardImage(layout, index, "run", run.store.digest_kind)
             self._images[index] = memoryview(bytearray(image.size))
             records.append(image.fill(self._images[index], state, header))
             self.fds[index] = sealed_memory("holdfast-test", image.size)
@@ -59,11 +60,12 @@ class Agent:
 
     def answer(self, question: dict[str, object]) -> dict[str, Any]:
         if question["kind"] == "keeps":
-            text = self.manifest.encode().decode()
+            text = self.manifest.encode(self._run.store.key).decode()
             fds = {str(index): fd for index, fd in self.fds.items()}
             return {"step": STEP, "manifest": text, "pid": os.getpid(), "fds": fds}
-        files = ImageFileSystem(self._run.store.directory, self.manifest, self._images)
-        there = CheckpointStore(self._run.directory, files)
+        here = self._run.store
+        files = ImageFileSystem(here.directory, self.manifest, self._images, here.key)
+        there = CheckpointStore(self._run.directory, files, here.key)
         try:
             if not self.has_room:
                 raise CheckpointError("the disk is full")
@@ -77,9 +79,15 @@ class Agent:
             os.close(fd)
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    found = Run(tmp_path / "run")
+@pytest.fixture(params=["plain", "signed"])
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    key_file = None
+    if request.param == "signed":
+        path = tmp_path / "key"
+        path.write_bytes(bytes(range(32)))
+        path.chmod(0o600)
+        key_file = KeyFile.of(path)
+    found = Run(tmp_path / "run", key_file)
     monkeypatch.setattr("holdfast.runtime.restoring._numerics_of", lambda _: found.numerics)
     return found
 
