@@ -62,13 +62,13 @@ def run_import(config: RunConfig) -> ExitCode:
     return code
 
 
-def imported_state(run_dir: Path) -> ImportedState:
+def imported_state(run_dir: Path, key_file: Path | None = None) -> ImportedState:
     """Read the first step of a run back, and tell what it holds.
 
     Raises:
         CheckpointError: it does not verify.
     """
-    run = StoredRun.open(run_dir)
+    run = StoredRun.open(run_dir, key_file)
     restored = restore(run.store, _FIRST_STEP, run_id=run.run_id)
     state = restored.state
     weights = sum(map(is_weight, state))

@@ -29,6 +29,7 @@ from holdfast.runtime.exit_code import ExitCode
 @job_options.microbatches
 @job_options.threads
 @job_options.seed
+@job_options.key_file
 @job_options.fresh
 @job_options.preload
 @job_options.mpiexec
@@ -48,7 +49,7 @@ def import_weights(weights: Path, script: Path, argv: tuple[str, ...], **options
     config = _config(weights, script, argv, options)
     code = run_import(config)
     if code is ExitCode.DONE:
-        state = imported_state(config.run_dir)
+        state = imported_state(config.run_dir, config.key_file)
         click.echo(f"step 0 of {config.run_dir} has the weights of {weights}, verified")
         click.echo(f"{state.tensors} tensors, {state.weights} of them weights, {state.nbytes} B")
         click.echo(f"sha256 {state.sha256}")
@@ -63,12 +64,14 @@ def _config(
     if script.name.startswith("-"):
         raise UsageError(f"{script} stands behind {weights}; options come before both")
     run_dir: Path = options.pop("run_dir") or default_run_dir(script)
+    key_file: Path | None = options.pop("key_file")
     return RunConfig(
         script=script.absolute(),
         run_dir=run_dir.absolute(),
         argv=argv,
         initial=weights.absolute(),
         initial_step=options.pop("step"),
+        key_file=None if key_file is None else key_file.absolute(),
         **options,
     )
 
@@ -78,7 +81,8 @@ def _next_command(config: RunConfig) -> str:
     workers = ("-n", str(config.workers)) if config.workers > 1 else ()
     is_default = config.run_dir == default_run_dir(config.script)
     run_dir = () if is_default else ("--run-dir", _short(config.run_dir))
-    words = ("holdfast", "run", *workers, *run_dir, _short(config.script), *config.argv)
+    key = () if config.key_file is None else ("--key-file", _short(config.key_file))
+    words = ("holdfast", "run", *workers, *run_dir, *key, _short(config.script), *config.argv)
     return shlex.join(words)
 
 

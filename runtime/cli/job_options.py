@@ -40,6 +40,11 @@ threads = click.option(
     help="Threads of each worker, fixed for the life of the run.  [default: cores / N]",
 )
 seed = click.option("--seed", type=int, help="Seed of everything random in the run.  [default: 0]")
+key_file = click.option(
+    "--key-file",
+    type=PATH,
+    help="A secret that checkpoints are signed with; nothing else is resumed from.",
+)
 fresh = click.option("--fresh", is_flag=True, help="Set an existing run aside and begin a new one.")
 preload = click.option(
     "--preload",

@@ -80,11 +80,7 @@ class _SecondsOrNever(click.types.FloatParamType):
     metavar="DIR",
     help="Another copy of the run directory, from which damaged checkpoints are mended.",
 )
-@click.option(
-    "--key-file",
-    type=_PATH,
-    help="A secret that checkpoints are signed with; nothing else is resumed from.",
-)
+@job_options.key_file
 @click.option(
     "--heartbeat-timeout",
     type=float,
