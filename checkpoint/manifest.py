@@ -12,7 +12,6 @@ allocate more than the shards hold.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -251,7 +250,18 @@ def _tensor_json(tensor: TensorEntry) -> dict[str, object]:
         "name": tensor.spec.name,
         "dtype": tensor.spec.dtype,
         "shape": list(tensor.spec.shape),
-        "pieces": [dataclasses.asdict(piece) for piece in tensor.pieces],
+        "pieces": [_piece_json(piece) for piece in tensor.pieces],
+    }
+
+
+def _piece_json(piece: PieceEntry) -> dict[str, object]:
+    return {
+        "shard": piece.shard,
+        "offset": piece.offset,
+        "bytes": piece.bytes,
+        "start": piece.start,
+        "stop": piece.stop,
+        "digest": piece.digest,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 
@@ -47,7 +46,13 @@ class ShardRecord:
 
     def as_json(self) -> dict[str, object]:
         """Return the record as a JSON object."""
-        return dataclasses.asdict(self) | {"pieces": [dataclasses.asdict(p) for p in self.pieces]}
+        return {
+            "index": self.index,
+            "size": self.size,
+            "digest": self.digest,
+            "pieces": [_piece_json(piece) for piece in self.pieces],
+            "kind": self.kind,
+        }
 
     @staticmethod
     def from_json(value: object) -> ShardRecord:
@@ -61,6 +66,18 @@ class ShardRecord:
             pieces=tuple(_piece(piece, kind) for piece in fields.array("pieces")),
             kind=kind,
         )
+
+
+def _piece_json(piece: PieceRecord) -> dict[str, object]:
+    # By hand, because training waits for it: ``dataclasses.asdict`` takes thirty times as long.
+    return {
+        "tensor": piece.tensor,
+        "start": piece.start,
+        "stop": piece.stop,
+        "offset": piece.offset,
+        "bytes": piece.bytes,
+        "digest": piece.digest,
+    }
 
 
 def _piece(value: object, kind: DigestKind) -> PieceRecord:
