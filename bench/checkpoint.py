@@ -57,7 +57,7 @@ def main() -> None:
         state = make_state(size_mb * 10**6)
         print(f"\n{size_of(state) / 1e6:.0f} MB in {len(state)} tensors of float32", flush=True)
         if "stall" in options.parts:
-            _report_stalls(measure_stalls(state, options.rounds), size_of(state))
+            _report_stalls(measure_stalls(state, options.rounds))
         for where in options.where:
             parent = Path(options.disk_directory) if where == "disk" else MEMORY
             _measure_place(where, parent, state, options)
@@ -148,8 +148,10 @@ def _report_files(where: str, times: dict[str, Times], ways: Sequence[Way], stat
     )
 
 
-def _report_stalls(stalls: Stalls, size_bytes: int) -> None:
-    print("training stall: ms, best, and median (min to max) ratio to the copies of the tensors")
+def _report_stalls(stalls: Stalls) -> None:
+    size_bytes = stalls.size_bytes
+    print(f"training stall of one of two workers, which copies {size_bytes / 1e6:.0f} MB:")
+    print("ms, best, and median (min to max) ratio to the copies of the tensors")
     for name, seconds in stalls.seconds.items():
         print(
             f"  {name:22} {_ms(seconds)} {size_bytes / 1e9 / min(seconds):5.2f} GB/s"

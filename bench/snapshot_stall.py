@@ -1,27 +1,50 @@
-"""How long a snapshot stops the training, against copying the same tensors."""
+"""How long a snapshot stops the training, against copying the same tensors.
+
+What is timed is what the training loop calls: the plan of the save, the copy with digests
+of its pieces, and handing it to the thread that digests the whole state for the comparison
+of replicas and sends it off.  That thread works beside the next step; how long it takes
+is told, too.
+"""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 from checkpoint_memory import SharedMemory
 from checkpoint_state import State
 
 from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.recovery.fault import FaultPlan
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.heartbeat import HeartbeatPage
+from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.memory_check import MemoryCheck
+from holdfast.runtime.pending_shard import Shards
+from holdfast.runtime.snapshot import SavePlan
+from holdfast.runtime.worker_config import WorkerConfig
 
 COPIES, FLAT, OURS = "np.copyto, a tensor", "np.copyto, all at once", "holdfast snapshot"
+BESIDE = "  beside the next step"
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """Seconds of each way to copy the state, one entry a round."""
+    """Seconds of each way to copy what one of ``writers`` workers saves, one entry a round."""
 
     seconds: dict[str, list[float]]
+    size_bytes: int
 
     @property
     def copies(self) -> list[float]:
@@ -30,45 +53,119 @@ class Stalls:
 
     @property
     def ours(self) -> list[float]:
-        """Seconds of copying and digesting."""
+        """Seconds that training stands still."""
         return self.seconds[OURS]
 
 
-def measure_stalls(state: State, rounds: int) -> Stalls:
+class _Trainer:
+    """What the loop of worker 0 calls, with an agent that has written everything at once."""
+
+    def __init__(self, run_dir: Path, state: State, layout: ShardLayout) -> None:
+        self._state, self._layout = state, layout
+        self._page = HeartbeatPage.create()
+        self._thread = ThreadPoolExecutor(1)
+        context = _context(run_dir, layout.writers, self._page)
+        self._shards = Shards(context, CheckpointStore(run_dir), self._thread)
+        world = SimpleNamespace(communicator=SimpleNamespace(size=layout.writers))
+        self._check = MemoryCheck(context, cast("Any", world), cast("Any", None))
+        self._attempt = 0
+
+    def begin(self) -> None:
+        """Begin a snapshot; training waits for this."""
+        self._attempt += 1
+        plan = SavePlan(Header("bench", 1, 1), self._attempt, self._layout, {}, {})
+        shard = self._shards.begin(plan, (0,), self._state)
+        self._check.take(1, self._state, then=shard.hand_over)
+
+    def finish(self) -> None:
+        """Wait for the thread that goes on with it beside the next step."""
+        self._check.forget()
+        self._page.answer_save(self._attempt, is_durable=True)
+
+    def close(self) -> None:
+        """End its thread."""
+        self._thread.shutdown()
+        self._page.close()
+
+
+def measure_stalls(state: State, rounds: int, writers: int = 2) -> Stalls:
     """Time all ways in turn, each into shared memory that was touched before.
 
-    All at once is the state as one array: glibc leaves the cache out for copies of more than
-    three quarters of the cache's size, and a state of many tensors has none so large.
+    Worker 0 of ``writers`` copies its slice.  All at once is the slice as one array: glibc
+    leaves the cache out for copies of more than three quarters of the cache's size, and a
+    state of many tensors has none so large.
     """
-    image = ShardImage(ShardLayout(specs_of(state), 1), 0, "bench")
-    with SharedMemory(image.size) as memory:
-        return Stalls(_time_in_turn(_copies(state, image, memory.buffer), rounds))
+    layout = ShardLayout(specs_of(state), writers)
+    mine = [
+        state[piece.spec.name].reshape(-1)[piece.start : piece.stop] for piece in layout.pieces(0)
+    ]
+    size = sum(part.nbytes for part in mine)
+    with tempfile.TemporaryDirectory() as name, SharedMemory(size) as memory:
+        trainer = _Trainer(Path(name), state, layout)
+        seconds = _time_in_turn(_copies(mine, memory.buffer), trainer, rounds)
+        trainer.close()
+    return Stalls(seconds, size)
 
 
-def _copies(state: State, image: ShardImage, buffer: memoryview) -> dict[str, Callable[[], object]]:
+def _context(run_dir: Path, workers: int, page: HeartbeatPage) -> WorkerContext:
+    config = WorkerConfig(
+        worker=WorkerId(0),
+        generation=1,
+        workers=tuple(map(WorkerId, range(workers))),
+        capacity=workers,
+        run_id="bench",
+        run_dir=str(run_dir),
+        microbatches=workers,
+        seed=0,
+        threads=1,
+        heartbeat_timeout_s=10.0,
+        script="",
+    )
+    return WorkerContext(
+        config,
+        LocalCommunicator(),
+        journal_of(config),
+        page,
+        FaultInjector(config.worker, FaultPlan(), announce=lambda visit, kind: None),
+        lambda report: None,
+        send_snapshot=lambda snapshot, fds: None,
+    )
+
+
+def _copies(mine: list[np.ndarray], buffer: memoryview) -> dict[str, Callable[[], None]]:
     target = np.frombuffer(buffer, np.uint8)
-    flat = np.concatenate([tensor.reshape(-1).view(np.uint8) for tensor in state.values()])
+    flat = np.concatenate([part.view(np.uint8) for part in mine])
     return {
-        COPIES: lambda: _copy_each(state, target),
+        COPIES: lambda: _copy_each(mine, target),
         FLAT: lambda: np.copyto(target[: flat.size], flat),
-        OURS: lambda: image.fill(buffer, state, Header("bench", 1, 1)),
     }
 
 
-def _copy_each(state: State, target: np.ndarray) -> None:
+def _copy_each(mine: list[np.ndarray], target: np.ndarray) -> None:
     position = 0
-    for tensor in state.values():
-        stop = position + tensor.nbytes
-        np.copyto(target[position:stop].view(tensor.dtype), tensor.reshape(-1))
+    for part in mine:
+        stop = position + part.nbytes
+        np.copyto(target[position:stop].view(part.dtype), part)
         position = stop
 
 
-def _time_in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(-1, rounds):
+def _time_in_turn(
+    copies: dict[str, Callable[[], None]], trainer: _Trainer, rounds: int
+) -> dict[str, list[float]]:
+    calls = {**copies, OURS: trainer.begin}
+    seconds: dict[str, list[float]] = {name: [] for name in (*calls, BESIDE)}
+    for turn in range(-2, rounds):  # both buffers of a snapshot are taken before
         for name in calls if turn % 2 else reversed(calls):
-            begin = time.perf_counter()
-            calls[name]()
+            took = _time(calls[name])
+            beside = _time(trainer.finish)
             if turn >= 0:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(took)
+            if turn >= 0 and name == OURS:
+                seconds[BESIDE].append(beside)
     return seconds
+
+
+def _time(call: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin

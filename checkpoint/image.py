@@ -1,19 +1,20 @@
 """A shard's file in memory, as it will lie on the disk: a snapshot that anyone can write.
 
 Whoever trains copies its pieces into the image, to the offsets that they will have
-in the file, and digests what it copies on the way, while it is in the cache.  Whoever
-writes needs neither the state nor HDF5 nor the trainer: the image is the file.
+in the file.  Whoever writes needs neither the state nor HDF5 nor the trainer: the image
+is the file.
 
 The metadata is put in once for a layout; a save changes the pieces and its mark.
 Digests are of the state's memory, not of the image: a bit that flips in the image
-is found when it is written, and never gets into a checkpoint.
+is found when it is written, and never gets into a checkpoint.  So training waits for
+the copy alone, and somebody else takes the digests as long as the state stands still.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.checkpoint.digest import Digest, DigestKind
+from holdfast.checkpoint.digest import DigestKind, digest_of
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.layout import ShardLayout, specs_of
@@ -22,8 +23,8 @@ from holdfast.checkpoint.shard import build_skeleton
 from holdfast.checkpoint.tensor import Tensor, bytes_of
 from holdfast.checkpoint.writer import describe_shard
 
-_CHUNK_BYTES = 256 * 1024
-"""Small enough that the digest finds in the cache what was copied."""
+_CHUNK_BYTES = 4 * 2**20
+"""The interpreter's lock is held for a millisecond, and a worker has to show that it lives."""
 
 
 class ShardImage:
@@ -51,32 +52,40 @@ class ShardImage:
 
         Raises ``StateUnsupported`` if the state is another than that of the layout.
         """
+        self.copy(buffer, state, header)
+        return self.describe(state, header)
+
+    def copy(self, buffer: memoryview, state: Mapping[str, Tensor], header: Header) -> None:
+        """Make ``buffer`` the shard of ``state``.
+
+        Raises ``StateUnsupported`` if the state is another than that of the layout.
+        """
         if specs_of(state) != self.layout.specs:
             raise StateUnsupported("the state does not fit the layout; make a layout of its specs")
         skeleton = self._skeleton
         gaps = skeleton.marked(header)
-        digests = [""] * len(skeleton.pieces)
-        position = _put(buffer, 0, gaps[0])
+        position = _put(buffer, 0, memoryview(gaps[0]))
         for index, gap in zip(skeleton.order, gaps[1:], strict=True):
-            piece = skeleton.pieces[index]
-            data = bytes_of(state[piece.spec.name], piece.start, piece.stop)
-            digest = Digest(self._kind)
-            _copy(data, buffer[position : position + len(data)], digest)
-            digests[index] = digest.hexdigest()
-            position = _put(buffer, position + len(data), gap)
+            position = _put(buffer, position, self._contents(state, index))
+            position = _put(buffer, position, memoryview(gap))
+
+    def describe(self, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
+        """Return the record of what ``copy`` makes of the same state."""
+        skeleton, digests = self._skeleton, []
+        for index in range(len(skeleton.pieces)):
+            digests.append(digest_of(self._contents(state, index), self._kind))
+        gaps = skeleton.marked(header)
         return describe_shard(self._writer, skeleton, gaps, digests, kind=self._kind)
 
+    def _contents(self, state: Mapping[str, Tensor], index: int) -> memoryview:
+        piece = self._skeleton.pieces[index]
+        return bytes_of(state[piece.spec.name], piece.start, piece.stop)
 
-def _put(buffer: memoryview, position: int, data: bytes) -> int:
+
+def _put(buffer: memoryview, position: int, data: memoryview) -> int:
     """Write ``data`` at ``position``; return where it ends."""
-    end = position + len(data)
-    buffer[position:end] = data
-    return end
-
-
-def _copy(data: memoryview, target: memoryview, digest: Digest) -> None:
-    """Copy, and digest what is copied."""
     for start in range(0, len(data), _CHUNK_BYTES):
         chunk = data[start : start + _CHUNK_BYTES]
-        target[start : start + _CHUNK_BYTES] = chunk
-        digest.update(chunk)
+        begin = position + start
+        buffer[begin : begin + len(chunk)] = chunk
+    return position + len(data)

@@ -1,10 +1,10 @@
 """Replicas compare digests of their states: a wrong bit in memory must not reach a checkpoint.
 
-A digest is taken right after a commit and compared before the sum of the next
-transaction, so a replica whose memory is wrong takes part in no sum after the check
-that finds it, and no checkpoint is committed whose state was not compared.  What it has
-put into sums since the check before cannot be taken back; with a check after
-every step there is none.
+A digest is taken after a commit, by a thread, while the next transaction is computed, which
+only reads the state.  It is compared before the sum of that transaction, so a replica
+whose memory is wrong takes part in no sum after the check that finds it, and no
+checkpoint is committed whose state was not compared.  What it has put into sums since
+the check before cannot be taken back; with a check after every step there is none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -36,18 +37,27 @@ class MemoryCheck:
         self._context = context
         self._membership = membership
         self._records = records
-        self._pending: tuple[int, str] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digest")
+        self._pending: tuple[int, Future[str | None]] | None = None
 
-    def take(self, step: int, state: Mapping[str, Tensor]) -> str:
-        """Digest ``state``, which all members hold after ``step``, to be compared next."""
-        digest = Digest()
-        for name in sorted(state):
-            digest.update(whole_bytes_of(state[name]))
-        self._pending = step, digest.hexdigest()
-        return self._pending[1]
+    def take(
+        self,
+        step: int,
+        state: Mapping[str, Tensor],
+        then: Callable[[Mapping[str, Tensor], str], None] = lambda _state, _digest: None,
+    ) -> None:
+        """Begin to digest ``state``, which all members hold after ``step``, to be compared next.
+
+        ``then`` is called with the state and its digest, by the thread.  A member that is
+        alone has nobody to compare with, and no digest.
+        """
+        is_alone = self._membership.communicator.size == 1
+        self._pending = step, self._thread.submit(_digest, state, then, is_alone=is_alone)
 
     def forget(self) -> None:
         """Compare nothing: the world that took the digest is no more."""
+        if self._pending is not None:
+            wait([self._pending[1]])  # the state is about to change
         self._pending = None
 
     def compare(self) -> None:
@@ -61,7 +71,10 @@ class MemoryCheck:
         """
         if self._pending is None:
             return
-        (step, digest), self._pending = self._pending, None
+        (step, taken), self._pending = self._pending, None
+        digest = taken.result()
+        if digest is None:
+            return
         mine = np.frombuffer(bytes.fromhex(digest), np.uint8)
         everyones = np.empty((self._membership.communicator.size, len(mine)), np.uint8)
         counts = [len(mine)] * len(everyones)
@@ -96,3 +109,16 @@ class MemoryCheck:
             }
         )
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _digest(
+    state: Mapping[str, Tensor],
+    then: Callable[[Mapping[str, Tensor], str], None],
+    *,
+    is_alone: bool,
+) -> str | None:
+    digest = Digest()
+    for name in () if is_alone else sorted(state):
+        digest.update(whole_bytes_of(state[name]))
+    then(state, digest.hexdigest())
+    return None if is_alone else digest.hexdigest()

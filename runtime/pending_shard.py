@@ -9,6 +9,7 @@ it from a copy of its share.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -19,9 +20,8 @@ from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.placement import Slices
 from holdfast.runtime.context import WorkerContext
-from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.snapshot import SavePlan, Snapshot, State
-from holdfast.runtime.snapshot_place import SnapshotPlace, take_place
+from holdfast.runtime.snapshot_place import SnapshotCopy, SnapshotPlace, take_place
 
 _LOOK_S = 0.001
 
@@ -45,6 +45,12 @@ class PendingShard(Protocol):
     def record(self) -> ShardRecord:
         """What it is; only of one that is done and has not failed."""
 
+    def hand_over(self, state: State, state_digest: str) -> None:
+        """Describe it and let somebody else have it, if that is its way.
+
+        Called once, by another thread; ``state`` still is the one that was copied.
+        """
+
     def wait(self, timeout_s: float) -> None:
         """Wait a little for it to be done."""
 
@@ -67,6 +73,9 @@ class _ThreadShard:
     def record(self) -> ShardRecord:
         return self._future.result()
 
+    def hand_over(self, state: State, state_digest: str) -> None:
+        """Do nothing: it stays here."""
+
     def wait(self, timeout_s: float) -> None:
         wait([self._future], timeout_s)
 
@@ -74,10 +83,34 @@ class _ThreadShard:
 class _AgentShard:
     """A snapshot that the agent has written; its answer is in the heartbeat page."""
 
-    def __init__(self, page: HeartbeatPage, attempt: int, record: ShardRecord) -> None:
-        self._page = page
-        self._attempt = attempt
-        self.record = record
+    def __init__(
+        self, context: WorkerContext, plan: SavePlan, copies: Sequence[SnapshotCopy]
+    ) -> None:
+        self._context = context
+        self._page = context.page
+        self._plan = plan
+        self._attempt = plan.attempt
+        self._copies = copies
+        self._record: ShardRecord | None = None
+
+    @property
+    def record(self) -> ShardRecord:
+        assert self._record is not None
+        return self._record
+
+    def hand_over(self, state: State, state_digest: str) -> None:
+        """Send it, and what goes with it, to the agent; second copies first."""
+        for copy in self._copies:
+            self._record = copy.image.describe(state, self._plan.header)
+            self._send(copy, self._record, state_digest)
+
+    def _send(self, copy: SnapshotCopy, record: ShardRecord, state_digest: str) -> None:
+        config, run_dir = self._context.config, self._context.run_dir
+        snapshot = Snapshot(run_dir, self._plan, record, state_digest, config.key_file)
+        is_second = copy is not self._copies[-1]
+        tags = {"worker": config.worker, "shard": record.index, "is_second": is_second}
+        assert self._context.send_snapshot is not None
+        self._context.send_snapshot({"kind": "snapshot", **tags, **snapshot.as_json()}, [copy.fd])
 
     @property
     def is_done(self) -> bool:
@@ -102,7 +135,6 @@ class Shards:
         self._context = context
         self._store = store
         self._thread = thread
-        self._send = context.send_snapshot
         # Not that of the commits: one that hangs must not keep the next snapshot waiting.
         self._memory_thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-memory")
         self._memory: Future[SnapshotPlace | None] | None = None
@@ -111,32 +143,22 @@ class Shards:
     def prepare(self, plan: SavePlan, shards: Slices) -> None:
         """Begin to lay out ``shards``, its own first, and to take memory, in the background."""
         shape = (plan.layout, shards, plan.header.run_id, self._store.digest_kind)
-        if self._send is not None and self._shape != shape:
+        if self._context.send_snapshot is not None and self._shape != shape:
             self._shape = shape
             before, self._memory = self._memory, self._memory_thread.submit(take_place, *shape)
             if before is not None:
                 self._memory_thread.submit(_give_back, before)
 
-    def begin(self, plan: SavePlan, shards: Slices, state: State, digest: str) -> PendingShard:
-        """Copy this worker's share of ``state``, and begin to make it durable.
+    def begin(self, plan: SavePlan, shards: Slices, state: State) -> PendingShard:
+        """Copy this worker's share of ``state``, which is to be handed over next.
 
         The first of ``shards`` is its own; of the others it holds second copies.
         """
         self.prepare(plan, shards)
         place = self._memory.result() if self._memory is not None else None
-        if place is None or self._send is None or not place.is_free(self._context.page):
+        if place is None or not place.is_free(self._context.page):
             return self._begin_thread(plan, shards[0], state)
-        for fd, record in place.take(plan, state):
-            key_file = self._context.config.key_file
-            snapshot = Snapshot(self._context.run_dir, plan, record, digest, key_file)
-            self._hand_over(snapshot, fd, is_second=record.index != shards[0])
-        return _AgentShard(self._context.page, plan.attempt, record)
-
-    def _hand_over(self, snapshot: Snapshot, fd: int, *, is_second: bool) -> None:
-        assert self._send is not None
-        worker, shard = self._context.config.worker, snapshot.record.index
-        tags = {"kind": "snapshot", "worker": worker, "shard": shard, "is_second": is_second}
-        self._send({**tags, **snapshot.as_json()}, [fd])
+        return _AgentShard(self._context, plan, place.take(plan, state))
 
     def _begin_thread(self, plan: SavePlan, rank: int, state: State) -> PendingShard:
         mine = {piece.spec.name for piece in plan.layout.pieces(rank)}

@@ -241,8 +241,8 @@ class Saver:
     def _launch(self, cursor: Cursor, state: State, measured: EpochMetrics | None) -> _Flight:
         plan = self._plan(cursor, state, measured)
         began = time.monotonic()
-        digest = self._check.take(cursor.step, state)
-        mine = self._shards.begin(plan, self._slices(), state, digest)
+        mine = self._shards.begin(plan, self._slices(), state)
+        self._check.take(cursor.step, state, then=mine.hand_over)
         return _Flight(plan, self._store.staging(*plan.key), began, SavePhase.WRITING, mine)
 
     def _commit(self, flight: _Flight, records: list[bytes]) -> int:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout
-from holdfast.checkpoint.record import ShardRecord
 from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.snapshot import SavePlan, State
 from holdfast.runtime.snapshot_memory import SnapshotMemory
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCopy:
+    """A shard that was copied: where to, and how to say what it is."""
+
+    fd: int
+    image: ShardImage
 
 
 class SnapshotPlace:
@@ -44,13 +52,13 @@ class SnapshotPlace:
         """Return whether the buffers whose turn it is have been written."""
         return page.is_answered(self._attempts[0])
 
-    def take(self, plan: SavePlan, state: State) -> list[tuple[int, ShardRecord]]:
-        """Make the snapshots; return their descriptors and records, the worker's own last.
+    def take(self, plan: SavePlan, state: State) -> list[SnapshotCopy]:
+        """Copy the shards of ``state``; return where they are, the worker's own last.
 
         So a second copy is there before the first one is looked at.
         """
         self._attempts = [self._attempts[1], plan.attempt]
-        return [desk.fill(plan, state) for desk in reversed(self._desks)]
+        return [desk.copy(plan, state) for desk in reversed(self._desks)]
 
     def close(self) -> None:
         """Give the memory back."""
@@ -65,10 +73,11 @@ class _Desk:
         self._image = image
         self.memory = SnapshotMemory(image.size)
 
-    def fill(self, plan: SavePlan, state: State) -> tuple[int, ShardRecord]:
-        """Make a snapshot; return its descriptor and record."""
+    def copy(self, plan: SavePlan, state: State) -> SnapshotCopy:
+        """Copy the shard into the buffer whose turn it is."""
         fd, buffer = self.memory.next()
-        return fd, self._image.fill(buffer, state, plan.header)
+        self._image.copy(buffer, state, plan.header)
+        return SnapshotCopy(fd, self._image)
 
 
 def take_place(

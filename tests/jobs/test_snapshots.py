@@ -18,7 +18,7 @@ def test_snapshots_of_a_job_that_died_whole_are_what_it_is_relaunched_from(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """All die in the step after a save: nobody was left to commit it."""
-    faults = [f"kill worker={worker} step=6 site=compute" for worker in range(4)]
+    faults = [f"kill worker={worker} step=6 site=reduce" for worker in range(4)]
     with start_job(request_of(EVEN, tmp_path, workers=4, faults=faults)) as running:
         job = running.wait()
 
@@ -32,9 +32,9 @@ def test_snapshots_of_a_job_that_died_whole_are_what_it_is_relaunched_from(
 def test_second_copy_stands_in_for_a_worker_that_died_before_its_snapshot(
     tmp_path: Path, undisturbed: Undisturbed, copies: int, restored: list[int]
 ) -> None:
-    """Worker 1 dies between the vote on step 5 and its save, all others right after theirs."""
+    """Worker 1 dies between the vote on step 5 and its save, all others when they notice."""
     faults = ["kill worker=1 step=5 site=apply"]
-    faults += [f"kill worker={worker} step=5 site=save" for worker in (0, 2, 3)]
+    faults += [f"kill worker={worker} step=6 site=repair" for worker in (0, 2, 3)]
     options = ["--snapshot-copies", str(copies)]
     request = request_of(EVEN, tmp_path, workers=4, faults=faults, options=options)
     with start_job(request) as running:

@@ -86,7 +86,9 @@ class Worker:
     def begin(
         self, plan: SavePlan, digest: str = "00", seconds: tuple[int, ...] = ()
     ) -> PendingShard:
-        return self.shards.begin(plan, (self.rank, *seconds), STATE, digest)
+        shard = self.shards.begin(plan, (self.rank, *seconds), STATE)
+        shard.hand_over(STATE, digest)
+        return shard
 
     def close(self) -> None:
         self._thread.shutdown()
