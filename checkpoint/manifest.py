@@ -1,8 +1,7 @@
 """The record that makes a checkpoint whole: what it holds, where, and the digests of it all.
 
-A manifest is a line of JSON with its sha256 below it, and below that the signature of
-whoever has the run's key (`seal`).  It is written last; a checkpoint without one does
-not exist.
+A manifest is a line of JSON, and below it what it is known by (`seal`).  It is written
+last; a checkpoint without one does not exist.
 
 Invariant of a decoded manifest: the pieces of every tensor tile it exactly, no two
 pieces of a shard overlap, and every piece lies inside its shard.  A reader that
@@ -142,8 +141,7 @@ class Manifest:
         Raises ``ManifestInvalid`` with a reason.
         """
         try:
-            unsealed = unseal(data, key)
-            return _decode(json.loads(unsealed.body), unsealed)
+            return _decode(unseal(data, key))
         except (ValueError, RecursionError, StateUnsupported) as error:
             raise ManifestInvalid(f"the manifest is not valid: {error}") from error
 
@@ -265,8 +263,8 @@ def _piece_json(piece: PieceEntry) -> dict[str, object]:
     }
 
 
-def _decode(document: object, unsealed: Unsealed) -> Manifest:
-    fields = Fields(document, "the manifest")
+def _decode(unsealed: Unsealed) -> Manifest:
+    fields = Fields(json.loads(unsealed.body), "the manifest")
     version = Version.decode(fields, is_signed=unsealed.signed_by is not None)
     manifest = Manifest(
         run_id=fields.text("run_id"),

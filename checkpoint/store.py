@@ -43,7 +43,7 @@ _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 
 class CheckpointStore:
-    """The checkpoints of one run directory.
+    """The checkpoints of one run directory; with a key, those that are signed with it.
 
     Any number of processes may hold a store of the same directory; only one, the
     coordinator of the job's current generation, stages, commits and prunes.
@@ -55,7 +55,6 @@ class CheckpointStore:
         filesystem: FileSystem | None = None,
         key: SigningKey | None = None,
     ) -> None:
-        """Open the store; with a key, all that is written is signed and nothing else is read."""
         self._run_dir = Path(run_dir)
         self.key = key
         self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))

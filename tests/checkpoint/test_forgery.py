@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -133,12 +134,11 @@ def test_signature_over_digests_that_can_be_forged_is_refused(store: CheckpointS
 
 def changed(value: Any, chance: random.Random) -> Any:
     """Return another value of the same kind."""
-    if isinstance(value, str) and value and set(value) <= set("0123456789abcdef"):
-        return value[1:] + value[0] if len(set(value)) > 1 else value[:-1] + "f"
     if isinstance(value, str):
-        return value + "x"
+        others = sorted(set("0123456789abcdef") - set(value[:1]))
+        return chance.choice(others) + value[1:]
     if isinstance(value, (int, float)):
-        return value + chance.choice([1, -1])
+        return value + chance.choice([1, -1, chance.randrange(2, 2**40)])
     return [1] if value == [] else {"x": 1}
 
 
@@ -155,11 +155,15 @@ def signatures(data: bytes) -> dict[str, Callable[[bytes], bytes]]:
     }
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("below", ["kept", "none", "own key", "own key, the run's name"])
-def test_no_field_of_a_manifest_can_be_changed(store: CheckpointStore, below: str) -> None:
+def test_no_field_of_a_manifest_can_be_changed(
+    store: CheckpointStore, below: str, seed: int
+) -> None:
+    print("seed", seed)
     path = manifest_path(store, 40)
     data = path.read_bytes()
-    chance = random.Random(77)
+    chance = random.Random(seed)
     document = json.loads(data.splitlines()[0])
     ways = list(leaves(document))
     assert len(ways) > 40
@@ -171,6 +175,27 @@ def test_no_field_of_a_manifest_can_be_changed(store: CheckpointStore, below: st
         path.write_bytes(resealed(forged, signatures(data)[below](resealed(forged))))
         with pytest.raises(CheckpointInvalid):
             restore(store, 40)
+
+
+@pytest.mark.parametrize("below", ["kept", "none", "own key", "own key, the run's name", "zeros"])
+def test_whole_forgery_with_right_digests_is_refused(
+    store: CheckpointStore, tmp_path: Path, below: str
+) -> None:
+    """Other weights, saved as the run would have saved them, but for the key."""
+    data = manifest_path(store, 40).read_bytes()
+    shutil.rmtree(store.directory / step_name(40))
+    state = STATE | {"kernel": np.zeros((61, 90), np.float32)}
+    forger = CheckpointStore(tmp_path / "run", key=OTHER_KEY)
+    save(forger, state, header=Header("run", 2, 40), writers=2, cursor=CURSOR)
+    assert verify_step(forger, 40, run_id="run").is_valid
+    forged = b"".join(manifest_path(store, 40).read_bytes().splitlines(keepends=True)[:2])
+
+    manifest_path(store, 40).write_bytes(forged + signatures(data)[below](forged))
+
+    assert reason_of(store)
+    restored, _ = restore_newest(store, run_id="run")
+    assert restored is not None
+    assert restored.manifest.step == 20
 
 
 @pytest.mark.parametrize("below", ["rubbish", "zeros", "own key, the run's name", "none"])
