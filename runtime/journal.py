@@ -2,7 +2,7 @@
 
 Several processes write the same file at once.  What keeps their lines whole is
 the kernel: a file opened with ``O_APPEND`` takes each ``write`` as one piece at
-its end (POSIX.1-2017, ``write``), so each line is exactly one ``write``.  Three
+its end (POSIX.1-2017, ``write``), so each line is exactly one ``write``.  Four
 things can still go wrong, and each has one answer:
 
 * a process dies, or the machine loses power, within a line: the line is *torn*.
@@ -11,6 +11,8 @@ things can still go wrong, and each has one answer:
 * the file system is full or gone: training must not end because its diary did.
   Lines are counted as lost, one warning is logged, and the first line that can
   be written again is a ``journal_gap`` that says how many are missing;
+* somebody removes the file, or the run directory: it is made again, and begins with a
+  ``journal_removed``;
 * two threads of a process write at once: a lock keeps the count of lost lines.
 
 Nothing is fsynced: the journal tells what happened, it is not what a job is
@@ -50,8 +52,7 @@ class Journal:
         self._common = {"run_id": run_id, "source": source}
         self._lock = threading.Lock()
         self._lost = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._starts_line = _ends_with_newline(self._fd)
+        self._open()
 
     def record(self, event: str, /, **fields: object) -> None:
         """Append one event with its fields, stamped with monotonic and wall-clock seconds.
@@ -59,6 +60,7 @@ class Journal:
         Never raises for a full or failing file system (see the top of this file).
         """
         with self._lock:
+            self._renew_if_removed()
             if self._lost and self._append(self._line("journal_gap", {"lines": self._lost})):
                 self._lost = 0
             if self._lost or not self._append(self._line(event, fields)):
@@ -67,6 +69,24 @@ class Journal:
     def close(self) -> None:
         """Close the file; a closed journal takes no more events."""
         os.close(self._fd)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o644)
+        self._starts_line = _ends_with_newline(self._fd)
+
+    def _renew_if_removed(self) -> None:
+        if os.fstat(self._fd).st_nlink:
+            return
+        before = self._fd
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            self._open()
+        except OSError as error:
+            self._warn_once(str(error))
+            return
+        os.close(before)
+        self._append(self._line("journal_removed", {}))
 
     def _line(self, event: str, fields: Record) -> bytes:
         stamp = {"event": event, "now": time.monotonic(), "time": time.time()}

@@ -87,6 +87,11 @@ class Narration:
         """Say that a launch is being killed."""
         self._say(f"ending the launch: {reason}")
 
+    def warned(self, text: str) -> None:
+        """Say what is wrong with the run, and that it goes on."""
+        self._say(text)
+        self._journal.record("warning", text=text)
+
     def lost_agent(self) -> None:
         """Say that the agent has died."""
         self._say("the agent of this host died, and its workers with it")

@@ -16,7 +16,13 @@ import time
 from pathlib import Path
 
 from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
-from holdfast.recovery.event import Event, LaunchEnded, StopAsked, WorkerExited
+from holdfast.recovery.event import (
+    CheckpointCommitted,
+    Event,
+    LaunchEnded,
+    StopAsked,
+    WorkerExited,
+)
 from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import guard as guard_file
@@ -29,6 +35,8 @@ from holdfast.runtime.launch import LaunchLine
 from holdfast.runtime.mpi_launch import MpiLaunch
 from holdfast.runtime.narration import Narration
 from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run_keeper import RunKeeper
 from holdfast.runtime.sightings import event_of
 
 _GRACE_S = 3.0
@@ -88,6 +96,12 @@ class Supervisor:
                 first_generation=setup.first_generation,
             )
         )
+        self._keeper = RunKeeper(
+            RunDirectory(setup.config.run_dir),
+            setup.record,
+            setup.lease,
+            self._narration.warned,
+        )
         self._reactor = Reactor()
         self._agent: AgentProcess | None = None
         self._launch: MpiLaunch | None = None
@@ -103,6 +117,7 @@ class Supervisor:
         while self._end is None:
             self._reactor.run_once(self._pause_s())
             self._look_at_launch()
+        self._keeper.look()
         self._narration.ended(self._end)
         return ExitCode(self._end.exit_code)
 
@@ -206,6 +221,8 @@ class Supervisor:
             self._alive.discard(WorkerId(message["worker"]))
         self._narration.heard(message)
         event = event_of(message)
+        if isinstance(event, CheckpointCommitted):
+            self._keeper.look()
         if event is not None:
             self._handle(event)
 

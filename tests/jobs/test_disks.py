@@ -60,7 +60,8 @@ def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_memor
     with start_job(request_of(LONG, small_disk, workers=2)) as running:
         running.wait_for("checkpoint")
         _remount(small_disk / "checkpoints", "ro")
-        newest = _failures(running, at_least=3)[-1]["step"]
+        # All of one save was in memory before the next was begun.
+        newest = _failures(running, at_least=3)[-2]["step"]
         on_disk = CheckpointStore(small_disk).steps()[0]
         for worker in (0, 1):
             running.signal(signal.SIGKILL, f"holdfast-w{worker}")
@@ -88,6 +89,25 @@ def test_run_directory_whose_checkpoints_vanish_is_filled_again(
 
     assert_whole(job, LONG, undisturbed(LONG))
     assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
+
+
+def test_run_directory_that_vanishes_whole_holds_a_run_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    run_dir = tmp_path / "run"
+    with start_job(request_of(LONG, run_dir, workers=2)) as running:
+        began = running.wait_for("checkpoint")
+        shutil.rmtree(run_dir, ignore_errors=True)
+        job = running.wait()
+    with start_job(request_of(LONG, run_dir, workers=2)) as running:
+        resumed = running.wait()
+
+    assert (job.exit_code, job.sha256, job.leftovers) == (0, undisturbed(LONG), ())
+    assert "was removed and is made again" in job.stderr
+    removed = {record["run_id"] for record in job.journal if record["event"] == "journal_removed"}
+    assert removed == {began["run_id"]}
+    assert resumed.exit_code == 0
+    assert [r["step"] for r in resumed.journal if r["event"] == "restored"] == [LONG.steps]
 
 
 def _failures(running: RunningJob, at_least: int) -> list[Record]:

@@ -57,6 +57,44 @@ def test_second_journal_appends_to_the_first(path: Path) -> None:
     assert [record["source"] for record in read_journal(path)] == ["supervisor", "worker 0"]
 
 
+@pytest.mark.parametrize("gone", ["file", "directory"])
+def test_journal_that_somebody_removes_is_begun_again(path: Path, gone: str) -> None:
+    folder = path.parent / "run"
+    folder.mkdir()
+    journal = _journal(folder / path.name)
+    journal.record("step", step=1)
+    (folder / path.name).unlink()
+    if gone == "directory":
+        folder.rmdir()
+
+    journal.record("step", step=2)
+    journal.record("step", step=3)
+    journal.close()
+
+    records = read_journal(folder / path.name)
+    assert [record["event"] for record in records] == ["journal_removed", "step", "step"]
+    assert [record.get("step") for record in records] == [None, 2, 3]
+
+
+def test_journal_whose_file_system_is_gone_loses_lines_and_raises_nothing(path: Path) -> None:
+    folder = path.parent / "mount" / "run"
+    folder.mkdir(parents=True)
+    journal = _journal(folder / path.name)
+    (folder / path.name).unlink()
+    folder.rmdir()
+    folder.parent.rmdir()
+
+    journal.record("step", step=1)
+    folder.parent.mkdir()
+    journal.record("step", step=2)
+    journal.close()
+
+    assert [record["event"] for record in read_journal(folder / path.name)] == [
+        "journal_removed",
+        "step",
+    ]
+
+
 def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:
     journals = [_journal(path, f"worker {index}") for index in range(4)]
 

@@ -1,0 +1,65 @@
+"""A run that outlives its directory: what somebody has removed of it is made again.
+
+Training goes on without a run directory, and the next checkpoint makes it again.  Without
+``RUN.json`` nobody could resume from it, and without the lease two jobs might own it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.run_directory import Lease, RunDirectory, RunRecord
+
+
+class RunKeeper:
+    """Looks after record and lease of the job that owns a run directory."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        record: RunRecord,
+        lease: Lease,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._directory = directory
+        self._record = record
+        self._lease = lease
+        self._tell = tell
+        self._failure = ""
+
+    def look(self) -> None:
+        """Make again what is missing, and tell of it; a failure is told once."""
+        try:
+            is_renewed = self._renew()
+        except JobError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                self._tell(f"the run cannot be resumed as it is: {error}")
+            return
+        if is_renewed:
+            self._tell(
+                f"{self._directory.path} was removed and is made again: the journal and the "
+                "checkpoints that were in it are lost, training goes on"
+            )
+
+    def _renew(self) -> bool:
+        if self._directory.record_path.exists():
+            return False
+        if not self._directory.path.parent.is_dir():  # a file system that is gone, perhaps
+            raise UsageError(f"{self._directory.path} was removed, and what it lay in, too")
+        self._directory.prepare()
+        if not self._has_lease():
+            self._lease = self._directory.acquire_lease()
+        self._directory.create_record(self._record)
+        return True
+
+    def _has_lease(self) -> bool:
+        """Return whether the lease is the one that everybody else would find."""
+        try:
+            return os.path.samestat(
+                os.fstat(self._lease.fileno()), self._directory.lease_path.stat()
+            )
+        except FileNotFoundError:
+            return False
