@@ -64,7 +64,8 @@ def repair_step(
     mine = _inventory(holders.here, manifest, progress)
     if not complaint and mine.is_whole:
         return Repair(step)
-    plan = plan_repair(manifest, mine, _inventory(holders.there, manifest, progress))
+    faults = (*([complaint] if complaint else []), *mine.faults)
+    manifest, plan = _plan(holders, manifest, mine, progress=progress)
     name = _staging_name(holders.here, manifest)
     staging = holders.here.staging(name.step, name.generation, name.attempt)
     try:
@@ -75,7 +76,6 @@ def repair_step(
         raise
     scan = holders.here.scan(step)
     scan.verify(scan.manifest())
-    faults = (*([complaint] if complaint else []), *mine.faults)
     return Repair(step, faults, len(plan.taken), len(plan.kept | plan.taken), bad_name)
 
 
@@ -103,6 +103,32 @@ def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manife
     except CheckpointInvalid as theirs:
         reason = f"{complaint}; and in {there.directory}: {theirs.reason}"
         raise RepairImpossible(step, reason) from theirs
+
+
+def _plan(
+    holders: Holders, manifest: Manifest, mine: Inventory, *, progress: Progress
+) -> tuple[Manifest, RepairPlan]:
+    """Return what to take from where, and the manifest that this makes whole."""
+    try:
+        return manifest, plan_repair(manifest, mine, _inventory(holders.there, manifest, progress))
+    except RepairImpossible:
+        theirs = _other_save(holders.there, manifest)
+        if theirs is None:
+            raise
+    both = [_inventory(store, theirs, progress) for store in (holders.here, holders.there)]
+    return theirs, plan_repair(theirs, *both)
+
+
+def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
+    """Return the other holder's manifest if it is of another save of the step, else None.
+
+    A step that was found damaged, or lost, is saved again when the job comes by.
+    """
+    try:
+        theirs = there.scan(manifest.step).manifest_alone()
+    except CheckpointInvalid:
+        return None
+    return theirs if theirs.run_id == manifest.run_id and theirs != manifest else None
 
 
 def _inventory(store: CheckpointStore, manifest: Manifest, progress: Progress) -> Inventory:

@@ -202,6 +202,23 @@ def test_second_repair_keeps_both_damaged_steps(copies: Copies) -> None:
     assert set(copies.here.names()) == {*names, step_name(STEP)}
 
 
+@pytest.mark.parametrize("is_moved_aside", [False, True])
+def test_other_holder_has_a_later_save_of_the_step(copies: Copies, *, is_moved_aside: bool) -> None:
+    """A damaged step is moved aside when it is saved again; a mirror has the second save."""
+    cut_short(copies.here)
+    if is_moved_aside:
+        bad = f".bad-{STEP:012d}-g5-a1"
+        (copies.here.directory / step_name(STEP)).rename(copies.here.directory / bad)
+    shutil.rmtree(copies.there.directory)
+    save(copies.there, small_state(), header=Header(RUN_ID, 5, STEP), writers=2)
+
+    found = repair(copies)
+
+    assert found.faults
+    assert restore(copies.here, STEP).manifest.generation == 5
+    assert files_of(copies.here, step_name(STEP)) == files_of(copies.there, step_name(STEP))
+
+
 class BadBlock(LocalFileSystem):
     """A disk on which the first page of data of one shard cannot be read."""
 
