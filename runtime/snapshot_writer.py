@@ -25,7 +25,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    SnapshotDamaged,
+)
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
 from holdfast.runtime.channel import Channel, Message
 from holdfast.runtime.downgrades import Downgrades
@@ -177,8 +182,8 @@ def _write_shard(held: HeldSnapshot, save: HeldSave) -> None:
 
 def _commit(save: HeldSave) -> int:
     """Commit a save for workers that are dead; return its step."""
-    if save.step in save.store.steps():
-        return save.step  # they have done it, and were not able to say so
+    if _is_committed(save):
+        return save.step
     for held in save.lacking():  # their workers died too soon, or the disk was full
         _write_one_of(held, save)
     staging = save.store.staging(*save.plan.key)
@@ -188,6 +193,21 @@ def _commit(save: HeldSave) -> int:
     seconds = round(time.monotonic() - save.began, 6)
     _record(save, "checkpoint", bytes=manifest.nbytes, seconds=seconds, orphaned=True)
     return save.step
+
+
+def _is_committed(save: HeldSave) -> bool:
+    """Return whether its workers have committed a save, and were not able to say so.
+
+    What lies under the step's name may as well be an older save, which was found damaged.
+    """
+    try:
+        found = save.store.scan(save.step).manifest_alone()
+    except CheckpointUnreadable:
+        raise
+    except CheckpointInvalid:
+        return False
+    header = save.plan.header
+    return (found.run_id, found.generation) == (header.run_id, header.generation)
 
 
 def _repair(save: HeldSave) -> Repair:

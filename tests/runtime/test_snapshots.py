@@ -20,6 +20,7 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.save import save
 from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.verification import verify_step
@@ -328,6 +329,21 @@ def test_step_that_the_workers_have_committed_is_left_alone(
         writer.write(worker)
     manifest = plan_of().manifest(records)
     CheckpointStore(tmp_path).staging(*plan_of().key).commit(manifest)
+
+    assert writer.settle() == 30
+    assert restored_step(tmp_path) == 30
+
+
+def test_older_save_of_the_step_that_is_damaged_is_not_taken_for_theirs(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    """The job has gone back behind the damaged step, and has come to it again."""
+    save(CheckpointStore(tmp_path), STATE, header=Header("run", 6, 30))
+    (shard,) = tmp_path.glob("checkpoints/step-*/shard-*")
+    shard.write_bytes(b"rubbish")
+    for worker in workers:
+        worker.begin(plan_of())
+        writer.write(worker)
 
     assert writer.settle() == 30
     assert restored_step(tmp_path) == 30
