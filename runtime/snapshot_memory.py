@@ -27,8 +27,14 @@ class SnapshotMemory:
             OSError: there is not that much.
         """
         self.size = size
-        self._buffers = [_Buffer(size) for _ in range(2)]
+        self._buffers: list[_Buffer] = []
         self._turn = 0
+        try:
+            for _ in range(2):
+                self._buffers.append(_Buffer(size))
+        except BaseException:
+            self.close()  # or half of what was too much stays taken
+            raise
 
     def next(self) -> tuple[int, memoryview]:
         """Return descriptor and contents of the buffer that was used less recently."""

@@ -376,18 +376,37 @@ def test_snapshot_of_an_older_save_that_comes_late_changes_nothing(
     assert restored_step(tmp_path) == 40
 
 
+def open_memory() -> int:
+    """Return how many descriptors of memory for snapshots this process has."""
+    gc.collect()
+    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum("holdfast-snapshot" in str(link.readlink()) for link in links if link.exists())
+
+
+def test_memory_for_one_buffer_is_given_back_if_there_is_none_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, reserve = open_memory(), os.posix_fallocate
+    reserved: list[int] = []
+
+    def reserve_once(fd: int, offset: int, size: int) -> None:
+        if reserved:
+            raise OSError(errno.ENOMEM, "no memory")
+        reserved.append(fd)
+        reserve(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve_once)
+
+    with pytest.raises(OSError, match="no memory"):
+        SnapshotMemory(5000)
+
+    assert (len(reserved), open_memory()) == (1, begun)
+
+
 def test_memory_of_older_saves_is_given_back(
     workers: list[Worker], writer: Writer, tmp_path: Path
 ) -> None:
     """Only the newest complete save and the one in hand are held."""
-
-    def open_memory() -> int:
-        writer.kept()  # it is through with what it has answered
-        gc.collect()
-        links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-        return sum("holdfast-snapshot" in str(link.readlink()) for link in links if link.exists())
-
-    gc.collect()  # of tests before
     begun = open_memory()
     held = []
     for step in range(1, 8):
