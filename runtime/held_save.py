@@ -110,6 +110,20 @@ class HeldSave:
         files = ImageFileSystem(self.store.directory, self.manifest(), images, key)
         return CheckpointStore(self.run_dir, files, key)
 
+    def forget(self, held: HeldSnapshot) -> None:
+        """Give the memory of one copy back: it is of no use."""
+        for copies in (self.firsts, self.seconds, self.durable):
+            if copies.get(held.snapshot.record.index) is held:
+                del copies[held.snapshot.record.index]
+        os.close(held.fd)
+
+    def forget_spares(self) -> None:
+        """Give the memory of all but the best copies back."""
+        best = self.images
+        for held in (*self.firsts.values(), *self.seconds.values()):
+            if best[held.snapshot.record.index] is not held:
+                self.forget(held)
+
     def close(self) -> None:
         """Give the memory back, as soon as nobody looks at it any more."""
         for held in (*self.firsts.values(), *self.seconds.values()):

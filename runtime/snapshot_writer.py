@@ -97,6 +97,7 @@ class SnapshotWriter:
         """Be through with the newest save; keep its images if it is complete."""
         save, self._save = self._save, None
         if save is not None and save.is_complete:
+            save.forget_spares()
             save, self._kept = self._kept, save
         if save is not None:
             save.close()
@@ -165,14 +166,14 @@ def _write_one_of(held: HeldSnapshot, save: HeldSave) -> None:
     index = held.snapshot.record.index
     try:
         _write_shard(held, save)
+        save.durable[index] = held
     except SnapshotDamaged as error:
+        save.forget(held)
         second = save.seconds.get(index)
         if second is None or not second.is_of_same_state(held):
             raise
         _record(held.snapshot, "snapshot_damaged", shard=index, reason=str(error))
-        _write_shard(second, save)
-        held = second
-    save.durable[index] = held
+        _write_one_of(second, save)
 
 
 def _write_shard(held: HeldSnapshot, save: HeldSave) -> None:

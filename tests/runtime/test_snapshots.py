@@ -573,6 +573,39 @@ def test_images_of_the_last_whole_save_are_kept_beside_the_next(
     assert restored_step(tmp_path) == 30
 
 
+def test_save_with_a_damaged_snapshot_does_not_replace_what_is_kept(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    for step in (30, 40):
+        for worker in workers:
+            worker.begin(plan_of(step=step, attempt=step))
+            worker.page.answer_save(step, is_durable=True)
+    for worker, which in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        if (worker, which) == (0, 1):
+            flip_a_bit(workers[0].sent[1])
+        writer.write(workers[worker], which)
+
+    assert writer.settle() is None
+
+    assert writer.kept() == 30
+    assert writer.mend(30)["reason"] is None
+    assert restored_step(tmp_path) == 30
+
+
+def test_one_copy_of_what_is_kept_is_enough(workers: list[Worker], writer: Writer) -> None:
+    for worker in workers:
+        worker.begin(plan_of(), seconds=(1 - worker.rank,))
+        for which in (0, 1):
+            writer.write(worker, which)
+    begun = open_memory()
+
+    assert writer.settle() == 30
+
+    assert writer.kept() == 30
+    # The writer has two descriptors of each image, its own and that of its mapping.
+    assert begun - open_memory() == 2 * WRITERS
+
+
 def test_run_directory_that_is_gone_fails_the_save_and_not_the_writer(
     workers: list[Worker], writer: Writer, tmp_path: Path
 ) -> None:
