@@ -153,10 +153,19 @@ def _staging_name(store: CheckpointStore, manifest: Manifest) -> StagingName:
 def _write(staging: Staging, manifest: Manifest, plan: RepairPlan, holders: Holders) -> None:
     """Put each shard together in memory, one at a time, and make it durable if it verifies."""
     for record, parts in zip(_records(manifest), parts_of(manifest), strict=True):
-        image = memoryview(bytearray(record.size))
+        image = _image(manifest.step, record)
         for part in parts:
             _fetch(manifest, part, image, store=_holder(part, plan, holders))
         staging.write_image(image, record, manifest.writers)
+
+
+def _image(step: int, record: ShardRecord) -> memoryview:
+    """Return room for a whole shard."""
+    try:
+        return memoryview(bytearray(record.size))
+    except MemoryError as error:
+        reason = f"there is no memory for shard {record.index}, {record.size} bytes"
+        raise RepairImpossible(step, reason) from error
 
 
 def _holder(part: Part, plan: RepairPlan, holders: Holders) -> CheckpointStore:

@@ -79,8 +79,6 @@ class Mender:
                 repair = holder.mend(step)
             except CheckpointError as error:
                 self._tell_failure(holder, step, str(error))
-            except MemoryError:
-                self._tell_failure(holder, step, "there is no memory for a whole shard")
             else:
                 if repair is not None:
                     self._tell(holder, repair)

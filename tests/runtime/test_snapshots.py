@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdfast.checkpoint import repair
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.key_file import KeyFile
@@ -569,6 +571,26 @@ def test_images_of_the_last_whole_save_are_kept_beside_the_next(
         shard.write_bytes(b"rubbish")
 
     assert writer.mend(40)["reason"] == "there are no snapshots of it in memory"
+    assert writer.mend(30)["reason"] is None
+    assert restored_step(tmp_path) == 30
+
+
+def test_no_memory_to_mend_with_costs_nothing_that_is_kept(
+    workers: list[Worker], writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(size: int) -> bytearray:
+        raise MemoryError
+
+    for worker in workers:
+        worker.begin(plan_of())
+        writer.write(worker)
+    writer.settle()
+    shutil.rmtree(tmp_path / "checkpoints")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(repair, "bytearray", refuse, raising=False)
+        assert "no memory for shard 0" in writer.mend(30)["reason"]
+
     assert writer.mend(30)["reason"] is None
     assert restored_step(tmp_path) == 30
 
