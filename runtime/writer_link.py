@@ -28,6 +28,8 @@ SLOWEST_BYTES_PER_S = 10e6
 """Slower than this a disk hangs."""
 KILLED_SETTLES_WITHIN_S = 5.0
 """Whoever had the workers killed does not want to wait; begins anew with each answer, too."""
+_PASSES_OF_A_MEND = 3
+"""What is damaged is read, what is whole is written, and read again."""
 _ENDED_WITHIN_S = 5.0
 
 _Key = tuple[int, int, int, int]
@@ -139,7 +141,9 @@ class WriterLink:
         """Return how long the next answer may take."""
         if self.is_settling and self._settles_within_s < ANSWERED_WITHIN_S:
             return self._settles_within_s
-        return ANSWERED_WITHIN_S + sum(self._sizes.values()) / SLOWEST_BYTES_PER_S
+        is_mending = any(kind == _ANSWERS["mend"] for kind, _ in self._asked)
+        passes = _PASSES_OF_A_MEND if is_mending else 1
+        return ANSWERED_WITHIN_S + passes * sum(self._sizes.values()) / SLOWEST_BYTES_PER_S
 
     def _connected(self) -> Channel:
         """Return the channel to the writer, which is started if there is none.

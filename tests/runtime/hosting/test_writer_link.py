@@ -16,6 +16,7 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime import writer_link
 from holdfast.runtime.channel import FDS, Message
 from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.snapshot import SavePlan, Snapshot
@@ -38,6 +39,7 @@ class Agent:
         self.answers: list[Message] = []
         self.reactor = Reactor()
         self.now = 1000.0
+        self.size_bytes = 0
         self.link = WriterLink(self.reactor, self, clock=lambda: self.now)
         self.link.start()
         self._run_dir = run_dir
@@ -49,6 +51,7 @@ class Agent:
     def write(self, attempt: int) -> None:
         plan = SavePlan(Header("run", 1, 30), attempt, ShardLayout(specs_of(STATE), 1), {}, {})
         image = ShardImage(plan.layout, 0, "run")
+        self.size_bytes = image.size
         memory = SnapshotMemory(image.size)
         self._memory.append(memory)
         fd, buffer = memory.next()
@@ -171,6 +174,24 @@ def test_nobody_waits_for_a_mend_of_a_writer_that_is_dead(agent: Agent) -> None:
     assert "has died" in found[0]["reason"]
     agent.link.ask({"kind": "mend", "step": 30}, found.append)
     assert "no process" in found[1]["reason"]
+
+
+def test_mend_on_a_slow_disk_has_time_to_read_write_and_read_again(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.write(attempt=1)
+    agent.wait_until(lambda: bool(agent.answers))
+    monkeypatch.setattr(writer_link, "SLOWEST_BYTES_PER_S", agent.size_bytes / 100.0)
+    assert agent.link.pid is not None
+    os.kill(agent.link.pid, signal.SIGSTOP)
+    found: list[Message] = []
+    agent.link.ask({"kind": "mend", "step": 30}, found.append)
+
+    agent.link.look(agent.now + ANSWERED_WITHIN_S + 299)
+    assert found == []
+    agent.link.look(agent.now + ANSWERED_WITHIN_S + 301)
+
+    assert "makes no progress" in found[0]["reason"]
 
 
 @pytest.mark.parametrize(
