@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import time
@@ -52,6 +53,12 @@ def die_with_parent(parent: int) -> None:
 def name_process(name: str) -> None:
     """Set the name that ps and top show; Linux keeps the first 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(os.fsencode(name)[:15]))
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files to what its user may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def thread_count() -> int:

@@ -36,7 +36,7 @@ from holdfast.runtime.channel import Channel, Message
 from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.processes import die_with_parent, name_process
+from holdfast.runtime.processes import allow_many_files, die_with_parent, name_process
 from holdfast.runtime.snapshot import Snapshot
 
 _NICE = 10
@@ -237,6 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(stream=sys.stderr, format="holdfast: %(message)s")
     name_process("holdfast-writer")
     os.nice(_NICE)
+    allow_many_files()  # two descriptors for each image of two saves
     die_with_parent(options.parent)
     SnapshotWriter(Channel.adopt(options.control_fd)).run()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -98,6 +99,23 @@ def test_snapshot_is_written_and_committed_by_the_process(agent: Agent, tmp_path
     assert (agent.answers[0]["kind"], agent.answers[0]["attempt"]) == ("durable", 1)
     assert agent.settle() == 30
     assert CheckpointStore(tmp_path).steps() == (30,)
+
+
+def test_writer_may_have_more_open_files_than_is_usual(tmp_path: Path) -> None:
+    """It holds the images of all workers of a host, and a limit of 1024 is soft."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+    try:
+        agent = Agent(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    agent.write(attempt=1)
+    agent.wait_until(lambda: bool(agent.answers))
+
+    found = agent.link.pid and resource.prlimit(agent.link.pid, resource.RLIMIT_NOFILE)
+
+    agent.close()
+    assert found == (before[1], before[1])
 
 
 def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: Agent) -> None:
