@@ -45,6 +45,11 @@ class _Candidate(NamedTuple):
     is_here: bool
     is_in_memory: bool
 
+    @property
+    def was_saved(self) -> bool:
+        """Whether it is more than snapshots in memory, which no disk has ever taken."""
+        return self.is_here or not self.is_in_memory
+
 
 class JobRestore:
     """One worker's part in restoring a job; all members of a world take theirs together."""
@@ -83,9 +88,10 @@ class JobRestore:
                     self._record(candidate.step)
                     self._prune()
                 return restored
-        if candidates:
+        lost = [candidate for candidate in candidates if candidate.was_saved]
+        if lost:
             raise RecoveryImpossible(
-                f"none of the {len(candidates)} checkpoints in {self._context.run_dir} is valid; "
+                f"none of the {len(lost)} checkpoints of {self._context.run_dir} is valid; "
                 "restore one from a backup, or start over with --fresh"
             )
         if is_first:  # whose state all others are given

@@ -153,6 +153,18 @@ def test_memory_that_is_gone_sends_all_to_the_older_step(run: Run, agent: Agent)
     assert "its snapshots cannot be mapped" in reason
 
 
+def test_memory_that_has_changed_before_the_first_checkpoint_lets_all_start_over(
+    run: Run, agent: Agent
+) -> None:
+    """Nothing was ever saved: there is nothing that starting over could give up."""
+    shutil.rmtree(run.store.directory)
+    agent.has_room = False
+    agent.flip(3)
+
+    assert run.restore(2) == [None, None]
+    assert len(run.reasons()) == 1
+
+
 def test_older_step_is_no_business_of_the_memory(run: Run, agent: Agent) -> None:
     """Nobody is told that it does not have what it cannot have."""
     run.save(40, 4.0, writers=2)
