@@ -78,9 +78,9 @@ class JobRestore:
             WorldBroken: a member died.
         """
         is_first = communicator.rank == 0
+        candidates = self._agreed_candidates(communicator)
         if is_first:
             self._store.clean_staging(self._context.config.generation)
-        candidates = self._agreed_candidates(communicator)
         for candidate in candidates:
             restored = self._restore(communicator, candidate, fresh)
             if restored is not None:
@@ -116,7 +116,9 @@ class JobRestore:
         return [_Candidate(*found) for found in agreed]
 
     def _candidates(self) -> list[_Candidate]:
-        here, memory = set(self._store.steps()), set(self._memory.steps())
+        # The agent answers when it is through with what a dead worker has had mended.
+        memory = set(self._memory.steps())
+        here = set(self._store.steps())
         steps = sorted(here | self._mender.steps(), reverse=True)
         return [_Candidate(step, step in here, step in memory) for step in steps]
 

@@ -165,6 +165,23 @@ def test_memory_that_has_changed_before_the_first_checkpoint_lets_all_start_over
     assert len(run.reasons()) == 1
 
 
+def test_mend_that_a_dead_worker_has_asked_for_comes_to_its_end(run: Run, agent: Agent) -> None:
+    """The agent's writer is still at it, and answers the next one that asks after it."""
+    agent.has_room = False
+    step = run.save(STEP, 3.0, writers=4)
+    staged = step.rename(step.with_name(f".tmp-{STEP:012d}-g1-a1"))
+
+    def finish_and_answer(question: dict[str, object]) -> dict[str, Any]:
+        if not step.exists():
+            staged.rename(step)
+        return agent.answer(question)
+
+    run.ask_agent = finish_and_answer
+
+    assert run.restore(1) == [(STEP, 3.0)]
+    assert [r["on_disk"] for r in run.journal("restored")] == [True]
+
+
 def test_older_step_is_no_business_of_the_memory(run: Run, agent: Agent) -> None:
     """Nobody is told that it does not have what it cannot have."""
     run.save(40, 4.0, writers=2)
