@@ -80,7 +80,8 @@ class SnapshotWriter:
                     save.close()
         except (CheckpointError, OSError) as error:
             snapshot = Snapshot.of(message)
-            _record(snapshot, "checkpoint_failed", worker=message["worker"], reason=str(error))
+            event = "second_copy_failed" if message["is_second"] else "checkpoint_failed"
+            _record(snapshot, event, worker=message["worker"], reason=str(error))
             self._send({**answer, "kind": "failed", "reason": str(error)})
 
     def _save_of(self, snapshot: Snapshot) -> HeldSave:

@@ -517,6 +517,22 @@ def test_second_copies_of_an_older_save_complete_no_newer_one(
     assert restored_step(tmp_path) is None
 
 
+def test_second_copy_that_cannot_be_held_fails_no_checkpoint(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    """Whoever waits for a checkpoint counts the failed ones in the journal."""
+    for worker in workers:
+        worker.begin(plan_of(), seconds=(1 - worker.rank,))
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), workers[0].sent[0][FDS][0])
+
+    kinds = [writer.write(worker, which)["kind"] for worker in workers for which in (0, 1)]
+
+    assert kinds == ["failed", "durable", "held", "durable"]
+    events = [record["event"] for record in read_journal(tmp_path / "journal.jsonl")]
+    assert events == ["second_copy_failed"]
+
+
 def test_without_memory_for_second_copies_there_are_none(
     workers: list[Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
