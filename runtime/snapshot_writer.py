@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -30,6 +31,7 @@ from holdfast.checkpoint.errors import (
     CheckpointInvalid,
     CheckpointUnreadable,
     SnapshotDamaged,
+    StorageFailed,
 )
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
 from holdfast.runtime.channel import Channel, Message
@@ -40,6 +42,8 @@ from holdfast.runtime.processes import allow_many_files, die_with_parent, name_p
 from holdfast.runtime.snapshot import Snapshot
 
 _NICE = 10
+_NOT_AS_IT_WAS_STAGED = frozenset({errno.ENOENT, errno.EEXIST})
+"""Its workers had given the save up, or had begun to write a shard themselves."""
 _ANSWERED = ("launch", "worker", "attempt", "step", "is_second", "shard")
 """Fields of a snapshot that its answer repeats."""
 
@@ -186,15 +190,23 @@ def _commit(save: HeldSave) -> int:
     """Commit a save for workers that are dead; return its step."""
     if _is_committed(save):
         return save.step
+    try:
+        _commit_staged(save)
+    except StorageFailed as failure:
+        if failure.errno not in _NOT_AS_IT_WAS_STAGED:
+            raise
+        _repair(save)
+    seconds = round(time.monotonic() - save.began, 6)
+    _record(save, "checkpoint", bytes=save.manifest().nbytes, seconds=seconds, orphaned=True)
+    return save.step
+
+
+def _commit_staged(save: HeldSave) -> None:
     for held in save.lacking():  # their workers died too soon, or the disk was full
         _write_one_of(held, save)
     staging = save.store.staging(*save.plan.key)
     staging.take_over()
-    manifest = save.manifest()
-    staging.commit(manifest)
-    seconds = round(time.monotonic() - save.began, 6)
-    _record(save, "checkpoint", bytes=manifest.nbytes, seconds=seconds, orphaned=True)
-    return save.step
+    staging.commit(save.manifest())
 
 
 def _is_committed(save: HeldSave) -> bool:

@@ -505,6 +505,35 @@ def test_worker_that_died_before_its_snapshot_was_whole_is_stood_in_for(
     assert restored_step(tmp_path) == 30
 
 
+def test_save_that_the_workers_had_given_up_is_made_from_memory(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    """One shard had failed, so they removed what was staged; then all died."""
+    for worker in workers:
+        worker.begin(plan_of())
+        writer.write(worker)
+    CheckpointStore(tmp_path).staging(*plan_of().key).abandon()
+
+    assert writer.settle() == 30
+
+    assert restored_step(tmp_path) == 30
+
+
+def test_shard_that_a_dead_worker_has_begun_itself_is_made_from_its_second_copy(
+    workers: list[Worker], writer: Writer, tmp_path: Path
+) -> None:
+    """It had no buffer free, and was killed while its own thread was writing."""
+    workers[1].begin(plan_of(), seconds=(0,))
+    for which in (0, 1):
+        writer.write(workers[1], which)
+    staging = CheckpointStore(tmp_path).staging(*plan_of().key)
+    (staging.path / "shard-00000-of-00002.h5").write_bytes(b"half of ")
+
+    assert writer.settle() == 30
+
+    assert restored_step(tmp_path) == 30
+
+
 def test_second_copies_of_an_older_save_complete_no_newer_one(
     workers: list[Worker], writer: Writer, tmp_path: Path
 ) -> None:
