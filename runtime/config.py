@@ -182,7 +182,10 @@ def _check_scrubs(scrub_every_s: float) -> None:
 
 def _check_mirror(repair_from: Path | None, run_dir: Path) -> None:
     """Refuse the run itself; whether there is a mirror matters only once one is needed."""
-    if repair_from is not None and repair_from.resolve() == run_dir.resolve():
+    if repair_from is None:
+        return
+    # Not resolve(): that raises RuntimeError for a link to itself.
+    if os.path.realpath(repair_from) == os.path.realpath(run_dir):
         raise UsageError(f"--repair-from {repair_from} is the run itself; give another copy of it")
 
 

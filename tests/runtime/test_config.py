@@ -63,6 +63,15 @@ def test_run_is_not_repaired_from_itself(config: RunConfig, tmp_path: Path) -> N
         dataclasses.replace(config, repair_from=tmp_path / "alias")
 
 
+def test_mirror_that_is_a_link_to_itself_is_left_to_whoever_needs_it(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    """A mirror that is of no use fails nothing."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+
+    assert dataclasses.replace(config, repair_from=tmp_path / "loop").repair_from is not None
+
+
 def test_what_is_not_given_stays_open_for_the_run_to_decide(config: RunConfig) -> None:
     assert (config.microbatches, config.threads, config.seed) == (None, None, None)
 
