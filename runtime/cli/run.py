@@ -64,8 +64,8 @@ class _SecondsOrNever(click.types.FloatParamType):
     "--snapshot-copies",
     type=int,
     metavar="1|2",
-    help="Workers that hold a snapshot of each slice.  [default: 2, on different nodes if there "
-    "are several]",
+    help="Workers that hold a snapshot of each slice.  [default: 2, on different nodes, where "
+    "there are several; else 1]",
 )
 @click.option(
     "--scrub-every",
