@@ -72,21 +72,25 @@ class SnapshotWriter:
     def _take(self, message: Message) -> None:
         """Write a snapshot, or hold it if it is a second copy, and answer."""
         answer = {name: message[name] for name in _ANSWERED}
-        keep = _hold if message["is_second"] else _write
         try:
-            held = HeldSnapshot.of(message)
-            save = self._save_of(held.snapshot)
-            try:
-                self._send({**answer, "kind": keep(held, save), "reason": None})
-            finally:
-                self._downgrades.look(save.store.disk)
-                if save is not self._save:
-                    save.close()
+            answer |= {"kind": self._accept(message), "reason": None}
         except (CheckpointError, OSError) as error:
             snapshot = Snapshot.of(message)
             event = "second_copy_failed" if message["is_second"] else "checkpoint_failed"
             _record(snapshot, event, worker=message["worker"], reason=str(error))
-            self._send({**answer, "kind": "failed", "reason": str(error)})
+            answer |= {"kind": "failed", "reason": str(error)}
+        self._send(answer)
+
+    def _accept(self, message: Message) -> str:
+        held = HeldSnapshot.of(message)
+        save = self._save_of(held.snapshot)
+        try:
+            return _hold(held, save) if message["is_second"] else _write(held, save)
+        finally:
+            self._keep_if_complete()
+            self._downgrades.look(save.store.disk)
+            if save is not self._save:
+                save.close()
 
     def _save_of(self, snapshot: Snapshot) -> HeldSave:
         """Return the save that a snapshot is of; only the newest one is kept."""
@@ -98,13 +102,23 @@ class SnapshotWriter:
             self._save = begun
         return self._save
 
-    def _put_away(self) -> None:
-        """Be through with the newest save; keep its images if it is complete."""
-        save, self._save = self._save, None
-        if save is not None and save.is_complete:
-            save.forget_spares()
+    def _keep_if_complete(self) -> None:
+        """Keep the images of the newest save from now on, instead of those of an older one."""
+        save = self._save
+        if save is not None and save.is_complete and save is not self._kept:
             save, self._kept = self._kept, save
-        if save is not None:
+            if save is not None:
+                save.close()
+        elif self._kept is not None and not self._kept.is_complete:
+            self._kept = None  # the newest, in which damage was found since
+
+    def _put_away(self) -> None:
+        """Be through with the newest save; of what is kept of it, one copy is enough."""
+        self._keep_if_complete()
+        save, self._save = self._save, None
+        if save is not None and save is self._kept:
+            save.forget_spares()
+        elif save is not None:
             save.close()
 
     def _settle(self) -> None:
