@@ -145,9 +145,9 @@ class Shards:
         shape = (plan.layout, shards, plan.header.run_id, self._store.digest_kind)
         if self._context.send_snapshot is not None and self._shape != shape:
             self._shape = shape
-            before, self._memory = self._memory, self._memory_thread.submit(take_place, *shape)
-            if before is not None:
-                self._memory_thread.submit(_give_back, before)
+            if self._memory is not None:
+                self._memory_thread.submit(_give_back, self._memory)
+            self._memory = self._memory_thread.submit(take_place, *shape)
 
     def begin(self, plan: SavePlan, shards: Slices, state: State) -> PendingShard:
         """Copy this worker's share of ``state``, which is to be handed over next.

@@ -38,6 +38,7 @@ from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.pending_shard import PendingShard, Shards
 from holdfast.runtime.snapshot import SavePlan, Snapshot
 from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.snapshot_place import SnapshotPlace, take_place
 from holdfast.runtime.snapshot_writer import SnapshotWriter
 from holdfast.runtime.worker_config import WorkerConfig
 
@@ -403,6 +404,23 @@ def test_memory_for_one_buffer_is_given_back_if_there_is_none_for_the_other(
         SnapshotMemory(5000)
 
     assert (len(reserved), open_memory()) == (1, begun)
+
+
+def test_memory_of_a_world_that_has_shrunk_is_given_back_before_more_is_taken(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = open_memory()
+    found: list[int] = []
+
+    def take(*arguments: Any) -> SnapshotPlace | None:
+        found.append(open_memory() - begun)
+        return take_place(*arguments)
+
+    monkeypatch.setattr("holdfast.runtime.pending_shard.take_place", take)
+    workers[0].begin(plan_of())
+    workers[0].begin(plan_of(step=40, attempt=2, writers=1))
+
+    assert found == [0, 1], "the snapshot that the agent has"
 
 
 def test_memory_of_older_saves_is_given_back(
