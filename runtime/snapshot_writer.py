@@ -83,7 +83,11 @@ class SnapshotWriter:
 
     def _accept(self, message: Message) -> str:
         held = HeldSnapshot.of(message)
-        save = self._save_of(held.snapshot)
+        try:
+            save = self._save_of(held.snapshot)
+        except CheckpointError:
+            os.close(held.fd)  # which no save owns
+            raise
         try:
             return _hold(held, save) if message["is_second"] else _write(held, save)
         finally:

@@ -280,6 +280,7 @@ def test_key_that_has_been_replaced_fails_the_save(
 ) -> None:
     Path(key_file.path).write_bytes(bytes(40))
     signing[0].begin(plan_of())
+    begun = open_memory()
 
     answer = writer.write(signing[0])
 
@@ -287,6 +288,7 @@ def test_key_that_has_been_replaced_fails_the_save(
     assert f"not {key_file.key_id}" in answer["reason"]
     (record,) = read_journal(tmp_path / "run" / "journal.jsonl")
     assert record["reason"] == answer["reason"]
+    assert open_memory() == begun
 
 
 def test_snapshot_of_one_worker_alone_is_not_committed(
