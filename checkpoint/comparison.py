@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.checkpoint.entries import TensorEntry
 from holdfast.checkpoint.errors import CheckpointInvalid, StateUnsupported
 from holdfast.checkpoint.layout import TensorSpec
-from holdfast.checkpoint.manifest import Manifest, TensorEntry
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.tensor import Tensor, empty_tensor, whole_bytes_of
 

@@ -15,11 +15,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.digest import DigestKind
+from holdfast.checkpoint.entries import PieceEntry, Placed, ShardEntry, TensorEntry
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
 from holdfast.checkpoint.fields import Fields
 from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, TensorSpec, refuse_unsupported
+from holdfast.checkpoint.layout import ShardLayout, TensorSpec
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.seal import Unsealed, seal, unseal
 from holdfast.checkpoint.signature import Signature, SigningKey
@@ -27,35 +27,6 @@ from holdfast.checkpoint.version import FORMAT, Version
 
 LARGEST_MANIFEST_BYTES = 64 * 2**20
 """Room for 200,000 tensors; JSON takes up to twenty times its size once it is parsed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
-    """A shard's file: its bytes, and the digest of those that belong to no piece, in order."""
-
-    index: int
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class PieceEntry:
-    """Elements ``start`` to ``stop`` of a tensor: ``bytes`` bytes at ``offset`` of a shard."""
-
-    shard: int
-    offset: int
-    bytes: int
-    start: int
-    stop: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A tensor and its pieces, in the order of elements; an empty tensor has none."""
-
-    spec: TensorSpec
-    pieces: tuple[PieceEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +87,8 @@ class Manifest:
             "writers": self.writers,
             "cursor": self.cursor,
             "numerics": self.numerics,
-            "shards": [_shard_json(shard) for shard in self.shards],
-            "tensors": [_tensor_json(tensor) for tensor in self.tensors],
+            "shards": [shard.as_json() for shard in self.shards],
+            "tensors": [tensor.as_json() for tensor in self.tensors],
         }
         try:
             text = json.dumps(document, allow_nan=False, separators=(",", ":"))
@@ -189,43 +160,18 @@ def check(manifest: Manifest) -> None:
     if [shard.index for shard in manifest.shards] != list(range(manifest.writers)):
         raise ManifestInvalid("shards are not numbered from 0")
     for tensor in manifest.tensors:
-        _check_tiling(tensor, manifest.writers)
+        tensor.check_tiling(manifest.writers)
     for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
-        _check_apart(shard, pieces)
+        shard.check_apart(pieces)
 
 
-def pieces_by_shard(manifest: Manifest) -> list[list[tuple[TensorEntry, PieceEntry]]]:
+def pieces_by_shard(manifest: Manifest) -> list[list[Placed]]:
     """Return the pieces of each shard, in the order of offsets."""
-    found: list[list[tuple[TensorEntry, PieceEntry]]] = [[] for _ in manifest.shards]
+    found: list[list[Placed]] = [[] for _ in manifest.shards]
     for tensor in manifest.tensors:
         for piece in tensor.pieces:
             found[piece.shard].append((tensor, piece))
     return [sorted(pieces, key=lambda pair: pair[1].offset) for pieces in found]
-
-
-def _check_tiling(tensor: TensorEntry, writers: int) -> None:
-    spec = tensor.spec
-    position = 0
-    for piece in tensor.pieces:
-        if piece.start != position or piece.stop <= piece.start:
-            raise ManifestInvalid(f"pieces of tensor {spec.name!r} do not tile it")
-        if piece.shard >= writers:
-            raise ManifestInvalid(f"a piece of tensor {spec.name!r} is in no shard")
-        if piece.bytes != (piece.stop - piece.start) * spec.itemsize:
-            raise ManifestInvalid(f"a piece of tensor {spec.name!r} has a wrong size")
-        position = piece.stop
-    if position != spec.size:
-        raise ManifestInvalid(f"tensor {spec.name!r} has {position} of {spec.size} elements")
-
-
-def _check_apart(shard: ShardEntry, pieces: Sequence[tuple[TensorEntry, PieceEntry]]) -> None:
-    position = 0
-    for tensor, piece in pieces:
-        if piece.offset < position:
-            raise ManifestInvalid(f"a piece of {tensor.spec.name!r} overlaps another")
-        position = piece.offset + piece.bytes
-    if position > shard.size:
-        raise ManifestInvalid(f"shard {shard.index} is smaller than its pieces")
 
 
 def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
@@ -239,30 +185,6 @@ def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[Te
     return tuple(TensorEntry(spec, tuple(found[spec.name])) for spec in layout.specs)
 
 
-def _shard_json(shard: ShardEntry) -> dict[str, object]:
-    return {"index": shard.index, "size": shard.size, "digest": shard.digest}
-
-
-def _tensor_json(tensor: TensorEntry) -> dict[str, object]:
-    return {
-        "name": tensor.spec.name,
-        "dtype": tensor.spec.dtype,
-        "shape": list(tensor.spec.shape),
-        "pieces": [_piece_json(piece) for piece in tensor.pieces],
-    }
-
-
-def _piece_json(piece: PieceEntry) -> dict[str, object]:
-    return {
-        "shard": piece.shard,
-        "offset": piece.offset,
-        "bytes": piece.bytes,
-        "start": piece.start,
-        "stop": piece.stop,
-        "digest": piece.digest,
-    }
-
-
 def _decode(unsealed: Unsealed) -> Manifest:
     fields = Fields(json.loads(unsealed.body), "the manifest")
     version = Version.decode(fields, is_signed=unsealed.signed_by is not None)
@@ -272,8 +194,8 @@ def _decode(unsealed: Unsealed) -> Manifest:
         step=fields.integer("step"),
         cursor=fields.mapping("cursor"),
         numerics=fields.mapping("numerics"),
-        shards=tuple(_decode_shard(value, version.digest) for value in fields.array("shards")),
-        tensors=tuple(_decode_tensor(value, version.digest) for value in fields.array("tensors")),
+        shards=tuple(ShardEntry.of(shard, version.digest) for shard in fields.array("shards")),
+        tensors=tuple(TensorEntry.of(value, version.digest) for value in fields.array("tensors")),
         version=version,
         signature=unsealed.signature,
         signed_by=unsealed.signed_by,
@@ -282,29 +204,3 @@ def _decode(unsealed: Unsealed) -> Manifest:
         raise ValueError("writers is not the number of shards")
     check(manifest)
     return manifest
-
-
-def _decode_shard(value: object, kind: DigestKind) -> ShardEntry:
-    fields = Fields(value, "a shard")
-    digest = fields.hexadecimal("digest", digits=kind.length)
-    return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
-
-
-def _decode_tensor(value: object, kind: DigestKind) -> TensorEntry:
-    fields = Fields(value, "a tensor")
-    shape = tuple(Fields({"size": n}, "a shape").integer("size") for n in fields.array("shape"))
-    spec = TensorSpec(fields.text("name"), fields.text("dtype"), shape)
-    refuse_unsupported(spec)
-    return TensorEntry(spec, tuple(_decode_piece(piece, kind) for piece in fields.array("pieces")))
-
-
-def _decode_piece(value: object, kind: DigestKind) -> PieceEntry:
-    fields = Fields(value, "a piece")
-    return PieceEntry(
-        shard=fields.integer("shard"),
-        offset=fields.integer("offset"),
-        bytes=fields.integer("bytes"),
-        start=fields.integer("start"),
-        stop=fields.integer("stop"),
-        digest=fields.hexadecimal("digest", digits=kind.length),
-    )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.digest import Digest, DigestKind
 from holdfast.checkpoint.disk import ReadFile
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, ShardEntry, pieces_by_shard
-from holdfast.checkpoint.scan import Placed, digest_span, read_span
+from holdfast.checkpoint.entries import PieceEntry, Placed, ShardEntry
+from holdfast.checkpoint.manifest import Manifest, pieces_by_shard
+from holdfast.checkpoint.scan import digest_span, read_span
 
 
 @dataclass(frozen=True, slots=True)

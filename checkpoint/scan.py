@@ -18,24 +18,17 @@ from typing import TypeAlias
 
 from holdfast.checkpoint.digest import Digest, DigestKind
 from holdfast.checkpoint.disk import Disk, ReadFile
+from holdfast.checkpoint.entries import PieceEntry, Placed, ShardEntry, TensorEntry
 from holdfast.checkpoint.errors import (
     CheckpointInvalid,
     CheckpointUnreadable,
     ManifestInvalid,
     StorageFailed,
 )
-from holdfast.checkpoint.manifest import (
-    LARGEST_MANIFEST_BYTES,
-    Manifest,
-    PieceEntry,
-    ShardEntry,
-    TensorEntry,
-    pieces_by_shard,
-)
+from holdfast.checkpoint.manifest import LARGEST_MANIFEST_BYTES, Manifest, pieces_by_shard
 from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
 from holdfast.checkpoint.signature import SigningKey
 
-Placed: TypeAlias = tuple[TensorEntry, PieceEntry]
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
 
 _CHUNK_BYTES = 256 * 1024

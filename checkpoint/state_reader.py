@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from holdfast.checkpoint.entries import PieceEntry, TensorEntry
 from holdfast.checkpoint.errors import CheckpointInvalid, StateUnsupported
 from holdfast.checkpoint.layout import TensorSpec
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, TensorEntry, pieces_by_shard
+from holdfast.checkpoint.manifest import Manifest, pieces_by_shard
 from holdfast.checkpoint.scan import Scan
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor, empty_tensor

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.checkpoint.entries import PieceEntry, TensorEntry
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.inventory import Progress, silent
-from holdfast.checkpoint.manifest import Manifest, PieceEntry, TensorEntry
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 
