@@ -57,7 +57,7 @@ class AgentMemory:
 
         Raises ``CheckpointInvalid`` if there are none.
         """
-        answer = self._ask({"kind": "keeps"})
+        answer = self._ask({"kind": "open"})
         if answer.get("step") != step:
             raise CheckpointInvalid(step, "there are no snapshots of it in memory")
         here = self._store

@@ -87,7 +87,8 @@ def claim() -> WorkerContext:
 def journal_of(config: WorkerConfig) -> Journal:
     """Return the journal of the run, signed by the worker."""
     path = Path(config.run_dir) / "journal.jsonl"
-    return Journal(path, run_id=config.run_id, source=f"worker {config.worker}")
+    source = f"worker {config.worker}"
+    return Journal(path, run_id=config.run_id, source=source, is_required=False)
 
 
 def injector_of(config: WorkerConfig, journal: Journal) -> FaultInjector:

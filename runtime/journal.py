@@ -32,6 +32,7 @@ from typing import Any, TypeAlias
 Record: TypeAlias = dict[str, Any]
 
 _TAIL_BYTES = 1 << 20
+_CLOSED = -1
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,17 +43,25 @@ class Journal:
     Belongs to the process that made it: a forked child makes its own.
     """
 
-    def __init__(self, path: Path, *, run_id: str, source: str) -> None:
+    def __init__(self, path: Path, *, run_id: str, source: str, is_required: bool = True) -> None:
         """Open ``path`` for appending; ``source`` names the process, as in ``worker 3``.
 
+        One that is not required loses lines until it can be opened.
+
         Raises:
-            OSError: the file cannot be created or opened.
+            OSError: the file is required, and cannot be created or opened.
         """
         self._path = path
         self._common = {"run_id": run_id, "source": source}
         self._lock = threading.Lock()
         self._lost = 0
-        self._open()
+        self._fd = _CLOSED
+        try:
+            self._open()
+        except OSError as error:
+            if is_required:
+                raise
+            self._warn_once(str(error))
 
     def record(self, event: str, /, **fields: object) -> None:
         """Append one event with its fields, stamped with monotonic and wall-clock seconds.
@@ -60,7 +69,9 @@ class Journal:
         Never raises for a full or failing file system (see the top of this file).
         """
         with self._lock:
-            self._renew_if_removed()
+            if not self._is_there():
+                self._lost += 1
+                return
             if self._lost and self._append(self._line("journal_gap", {"lines": self._lost})):
                 self._lost = 0
             if self._lost or not self._append(self._line(event, fields)):
@@ -68,25 +79,29 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; a closed journal takes no more events."""
-        os.close(self._fd)
+        if self._fd != _CLOSED:
+            os.close(self._fd)
 
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o644)
         self._starts_line = _ends_with_newline(self._fd)
 
-    def _renew_if_removed(self) -> None:
-        if os.fstat(self._fd).st_nlink:
-            return
+    def _is_there(self) -> bool:
+        """Return whether there is a file to write to; begin it again if it was removed."""
         before = self._fd
+        if before != _CLOSED and os.fstat(before).st_nlink:
+            return True
         try:
             self._path.parent.mkdir(exist_ok=True)
             self._open()
         except OSError as error:
             self._warn_once(str(error))
-            return
-        os.close(before)
-        self._append(self._line("journal_removed", {}))
+            return False
+        if before != _CLOSED:
+            os.close(before)
+            self._append(self._line("journal_removed", {}))
+        return True
 
     def _line(self, event: str, fields: Record) -> bytes:
         stamp = {"event": event, "now": time.monotonic(), "time": time.time()}

@@ -38,21 +38,27 @@ def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
 
     All workers know alike how many there are.
     """
+    memory = () if context.ask_agent is None else (AgentMemory(context),)
+    return (*memory, *mirrors(context))
+
+
+def mirrors(context: WorkerContext) -> tuple[SecondHolder, ...]:
+    """Return the second holders that have older steps, too, and mend with this process.
+
+    A mend by another one could go on when this one is dead and somebody else commits.
+    """
     config = context.config
-    found: list[SecondHolder] = []
-    if context.ask_agent is not None:
-        found.append(AgentMemory(context))
-    if config.repair_from is not None:
-        found.append(Mirror(context.open_store(), Path(config.repair_from), config.run_id))
-    return tuple(found)
+    if config.repair_from is None:
+        return ()
+    return (Mirror(context.open_store(), Path(config.repair_from), config.run_id),)
 
 
 class Mender:
-    """Asks the second holders of a run, one after the other, and tells what came of it."""
+    """Asks second holders of a run, one after the other, and tells what came of it."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, holders: tuple[SecondHolder, ...]) -> None:
         self._context = context
-        self._holders = second_holders(context)
+        self._holders = holders
 
     @property
     def has_holders(self) -> bool:

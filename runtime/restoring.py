@@ -31,7 +31,7 @@ from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.initial_weights import load_initial_weights
-from holdfast.runtime.mending import Mender
+from holdfast.runtime.mending import Mender, second_holders
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.numerics_check import check_resumed
 from holdfast.runtime.replica import Replica
@@ -60,7 +60,7 @@ class JobRestore:
         self._replica = replica
         self._store = context.open_store()
         self._memory = AgentMemory(context)
-        self._mender = Mender(context)
+        self._mender = Mender(context, second_holders(context))
         # Later rank 0 may know of one that is of no use, and still all do the same.
         self._has_second_holder = self._mender.has_holders
         self.saved_step = 0

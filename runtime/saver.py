@@ -137,7 +137,7 @@ class Saver:
             raise StoppedEarly(
                 f"the checkpoint of step {cursor.step} could not be written to "
                 f"{self._context.run_dir} in {MAX_FAILURES} attempts; make room or make it "
-                f"writable, then run again: the run resumes from step {max(self.saved_step, 0)}"
+                "writable, then run again: the run resumes from its newest checkpoint"
             )
 
     def bits(self) -> Bit:

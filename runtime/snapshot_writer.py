@@ -67,7 +67,9 @@ class SnapshotWriter:
             elif message["kind"] == "mend":
                 self._mend(message["step"])
             elif message["kind"] == "keeps":
-                self._tell_what_is_kept()
+                self._send({"kind": "kept", "step": self._kept.step if self._kept else None})
+            elif message["kind"] == "open":
+                self._tell_where_images_are()
 
     def _take(self, message: Message) -> None:
         """Write a snapshot, or hold it if it is a second copy, and answer."""
@@ -151,9 +153,9 @@ class SnapshotWriter:
                 answer["reason"] = str(error)
         self._send(answer)
 
-    def _tell_what_is_kept(self) -> None:
+    def _tell_where_images_are(self) -> None:
         """Tell of which step images are kept, and where whoever asks can map them."""
-        answer: Message = {"kind": "kept", "step": None}
+        answer: Message = {"kind": "opened", "step": None}
         if (save := self._kept) is not None:
             manifest = save.manifest().encode(save.store.key).decode()
             fds = {index: held.fd for index, held in save.images.items()}

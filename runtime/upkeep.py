@@ -17,7 +17,7 @@ from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.scrub import Finding, Scrubber
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.context import WorkerContext
-from holdfast.runtime.mending import Mender
+from holdfast.runtime.mending import Mender, mirrors
 
 _LOWEST_PRIORITY = 19
 
@@ -45,8 +45,9 @@ class Upkeep:
         self._marks = ReadMarks()
         self._pruner = Pruner(store, retention, self._marks)
         config = context.config
+        mender = Mender(context, mirrors(context))
         self._scrubber = Scrubber(
-            store, self._marks, config.generation, config.scrub_every_s, Mender(context).mend
+            store, self._marks, config.generation, config.scrub_every_s, mender.mend
         )
         self._reader: threading.Thread | None = None
 

@@ -33,9 +33,9 @@ _PASSES_OF_A_MEND = 3
 _ENDED_WITHIN_S = 5.0
 
 _Key = tuple[int, int, int, int]
-_ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept"}
-QUESTIONS = frozenset({"mend", "keeps"})
-"""What a worker may ask: of which step snapshots are kept, and to mend it from them."""
+_ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
+QUESTIONS = frozenset({"keeps", "mend", "open"})
+"""What a worker may ask: of which step snapshots are kept, to mend it from them, where they are."""
 
 
 Then: TypeAlias = Callable[[Message], None]

@@ -63,8 +63,7 @@ def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_memor
         # All of one save was in memory before the next was begun.
         newest = _failures(running, at_least=3)[-2]["step"]
         on_disk = CheckpointStore(small_disk).steps()[0]
-        for worker in (0, 1):
-            running.signal(signal.SIGKILL, f"holdfast-w{worker}")
+        _kill_both(running)
         restored = running.wait_for("restored")
         _remount(small_disk / "checkpoints", "rw")
         job = running.wait()
@@ -73,6 +72,28 @@ def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_memor
     assert len(job.report.relaunches) == 1
     assert restored["on_disk"] is False
     assert restored["step"] >= newest > on_disk
+
+
+def test_job_that_dies_whole_goes_on_although_it_cannot_even_keep_its_journal(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Nobody can write where the journal was."""
+    with start_job(request_of(LONG, tmp_path, workers=2)) as running:
+        running.wait_for("checkpoint")
+        (tmp_path / "journal.jsonl").unlink()
+        (tmp_path / "journal.jsonl").mkdir()
+        _kill_both(running)
+        job = running.wait()
+
+    assert (job.exit_code, job.leftovers) == (0, ())
+    assert f"state sha256 {undisturbed(LONG)}" in job.stderr
+    assert "loses events" in job.stderr
+    assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
+
+
+def _kill_both(running: RunningJob) -> None:
+    for worker in (0, 1):
+        running.signal(signal.SIGKILL, f"holdfast-w{worker}")
 
 
 def _remount(mount: Path, how: str) -> None:

@@ -140,7 +140,7 @@ def test_run_whose_record_was_stripped_of_its_key_is_not_resumed(
 def test_what_dead_workers_have_left_in_memory_becomes_a_signed_checkpoint(
     tmp_path: Path, undisturbed: Undisturbed, keys: tuple[Path, Path]
 ) -> None:
-    faults = [f"kill worker={worker} step=6 site=compute" for worker in range(4)]
+    faults = [f"kill worker={worker} step=6 site=reduce" for worker in range(4)]
     options = ["--key-file", str(keys[0])]
     run_dir = tmp_path / "run"
     with start_job(request_of(EVEN, run_dir, workers=4, faults=faults, options=options)) as running:

@@ -59,7 +59,7 @@ class Agent:
         os.pwrite(self.fds[index], bytes([byte ^ 8]), 5000)
 
     def answer(self, question: dict[str, object]) -> dict[str, Any]:
-        if question["kind"] == "keeps":
+        if question["kind"] in ("keeps", "open"):
             text = self.manifest.encode(self._run.store.key).decode()
             fds = {str(index): fd for index, fd in self.fds.items()}
             return {"step": STEP, "manifest": text, "pid": os.getpid(), "fds": fds}

@@ -91,8 +91,24 @@ def test_journal_whose_file_system_is_gone_loses_lines_and_raises_nothing(path: 
 
     assert [record["event"] for record in read_journal(folder / path.name)] == [
         "journal_removed",
+        "journal_gap",
         "step",
     ]
+
+
+def test_journal_that_is_not_required_loses_lines_until_it_can_be_opened(path: Path) -> None:
+    folder = path.parent / "mount" / "run"
+    with pytest.raises(FileNotFoundError):
+        _journal(folder / path.name)
+    journal = Journal(folder / path.name, run_id="r1", source="worker 0", is_required=False)
+
+    journal.record("step", step=1)
+    folder.parent.mkdir()
+    journal.record("step", step=2)
+    journal.close()
+
+    gap, step = read_journal(folder / path.name)
+    assert (gap["event"], gap["lines"], step["step"]) == ("journal_gap", 1, 2)
 
 
 def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:

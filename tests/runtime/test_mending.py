@@ -154,8 +154,7 @@ def test_holders_are_asked_in_turn_and_those_of_no_use_not_at_all(
         _Holder("good", (20, 10), can=True),
         _Holder("late", (10,), can=True),
     ]
-    monkeypatch.setattr("holdfast.runtime.mending.second_holders", lambda _: tuple(holders))
-    mender = Mender(run.context())
+    mender = Mender(run.context(), tuple(holders))
 
     assert mender.has_holders
     assert mender.steps() == {10, 20, 30}
