@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _MOST_INTERRUPTIONS = 1000
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
-_BATCH_BYTES = 4 * 2**20
+_BATCH_BYTES = 16 * 2**20
 """So much is written before the disk is told to begin with it: without that it idles until
 the fsync, and a save takes the sum of copying and writing instead of the longer of them.
 Calls for less cost a few percent more."""
