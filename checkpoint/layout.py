@@ -8,9 +8,12 @@ so each byte of the state is written once, whatever the number of writers.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.tensor import Tensor, storage_dtype
@@ -63,13 +66,19 @@ class Piece:
         return (self.stop - self.start) * self.spec.itemsize
 
 
+@functools.cache
+def _name_of(dtype: np.dtype[np.generic]) -> str:
+    """Return a dtype's name, which NumPy puts together anew each time."""
+    return str(dtype.name)
+
+
 def specs_of(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     """Return what the tensors of ``state`` are, in the order of their names.
 
     Raises ``StateUnsupported`` for a tensor that cannot be stored.
     """
     specs = tuple(
-        TensorSpec(name, state[name].dtype.name, tuple(map(int, state[name].shape)))
+        TensorSpec(name, _name_of(state[name].dtype), tuple(map(int, state[name].shape)))
         for name in sorted(state)
     )
     for spec in specs:

@@ -46,13 +46,14 @@ class ShardWriter:
         skeleton = build_skeleton(self._layout, self._writer, header.run_id)
         gaps = skeleton.marked(header)
         contents = [bytes_of(state[p.spec.name], p.start, p.stop) for p in skeleton.pieces]
-        digests: list[str] = []
-        self._disk.write_durably(
-            path,
-            _buffers(skeleton, gaps, contents),
-            beside=lambda: digests.extend(digest_of(data, self._kind) for data in contents),
-        )
-        return describe_shard(self._writer, skeleton, gaps, digests, kind=self._kind)
+        described: list[ShardRecord] = []
+
+        def describe() -> None:
+            digests = [digest_of(data, self._kind) for data in contents]
+            described.append(describe_shard(self._writer, skeleton, gaps, digests, kind=self._kind))
+
+        self._disk.write_durably(path, _buffers(skeleton, gaps, contents), beside=describe)
+        return described[0]
 
 
 def describe_shard(
