@@ -72,7 +72,8 @@ class WorkerConfig:
         """Return the configuration that ``encode`` wrote."""
         fields = json.loads(text)
         for name in ("workers", "argv", "faults", "nodes"):
-            fields[name] = tuple(fields.get(name, ()))
+            if name in fields:
+                fields[name] = tuple(fields[name])
         if fields.get("key_file") is not None:
             fields["key_file"] = KeyFile(**fields["key_file"])
         return WorkerConfig(**fields)

@@ -55,6 +55,14 @@ def test_incomplete_launch_is_refused(changes: dict[str, Any]) -> None:
         Launch.of(_launch_message(**changes))
 
 
+def test_configuration_without_its_workers_is_refused() -> None:
+    fields = json.loads(CONFIG.encode())
+    del fields["workers"]
+
+    with pytest.raises(TypeError, match="workers"):
+        WorkerConfig.decode(json.dumps(fields))
+
+
 def test_guard_must_say_everything() -> None:
     hello = {"rank": 1, "generation": 2, "pid": 3, "cwd": "/", "env": {"PMIX_RANK": "1"}}
     assert GuardHello.of(hello) == GuardHello(1, 2, 3, "/", {"PMIX_RANK": "1"})
