@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from checkpoint_memory import SharedMemory
 from checkpoint_state import State
 
 from holdfast.checkpoint.header import Header
@@ -33,6 +32,7 @@ from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.pending_shard import Shards
 from holdfast.runtime.snapshot import SavePlan
+from holdfast.runtime.snapshot_memory import SnapshotMemory
 from holdfast.runtime.worker_config import WorkerConfig
 
 COPIES, FLAT, OURS = "np.copyto, a tensor", "np.copyto, all at once", "holdfast snapshot"
@@ -100,10 +100,13 @@ def measure_stalls(state: State, rounds: int, writers: int = 2) -> Stalls:
         state[piece.spec.name].reshape(-1)[piece.start : piece.stop] for piece in layout.pieces(0)
     ]
     size = sum(part.nbytes for part in mine)
-    with tempfile.TemporaryDirectory() as name, SharedMemory(size) as memory:
+    memory = SnapshotMemory(size)
+    with tempfile.TemporaryDirectory() as name:
         trainer = _Trainer(Path(name), state, layout)
-        seconds = _time_in_turn(_copies(mine, memory.buffer), trainer, rounds)
+        _, buffer = memory.next()
+        seconds = _time_in_turn(_copies(mine, buffer), trainer, rounds)
         trainer.close()
+    memory.close()
     return Stalls(seconds, size)
 
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.checkpoint.digest import DigestKind, digest_of
-from holdfast.checkpoint.errors import StateUnsupported
+from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.layout import ShardLayout
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.shard import build_skeleton
 from holdfast.checkpoint.tensor import Tensor, bytes_of
@@ -60,8 +59,7 @@ class ShardImage:
 
         Raises ``StateUnsupported`` if the state is another than that of the layout.
         """
-        if specs_of(state) != self.layout.specs:
-            raise StateUnsupported("the state does not fit the layout; make a layout of its specs")
+        self.layout.refuse_other(state)
         skeleton = self._skeleton
         gaps = skeleton.marked(header)
         position = _put(buffer, 0, memoryview(gaps[0]))
@@ -71,11 +69,10 @@ class ShardImage:
 
     def describe(self, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
         """Return the record of what ``copy`` makes of the same state."""
-        skeleton, digests = self._skeleton, []
-        for index in range(len(skeleton.pieces)):
-            digests.append(digest_of(self._contents(state, index), self._kind))
+        skeleton = self._skeleton
+        contents = [self._contents(state, index) for index in range(len(skeleton.pieces))]
         gaps = skeleton.marked(header)
-        return describe_shard(self._writer, skeleton, gaps, digests, kind=self._kind)
+        return describe_shard(self._writer, skeleton, gaps, contents, kind=self._kind)
 
     def _contents(self, state: Mapping[str, Tensor], index: int) -> memoryview:
         piece = self._skeleton.pieces[index]

@@ -106,6 +106,11 @@ class ShardLayout:
         """Bytes of the whole state."""
         return sum(spec.nbytes for spec in self.specs)
 
+    def refuse_other(self, state: Mapping[str, Tensor]) -> None:
+        """Raise ``StateUnsupported`` if ``state`` is another than that of the layout."""
+        if specs_of(state) != self.specs:
+            raise StateUnsupported("the state does not fit the layout; make a layout of its specs")
+
     def pieces(self, writer: int) -> tuple[Piece, ...]:
         """Return what ``writer`` stores, in the order of names; empty tensors go to writer 0."""
         if not 0 <= writer < self.writers:

@@ -69,7 +69,7 @@ class ShardRecord:
 
 
 def _piece_json(piece: PieceRecord) -> dict[str, object]:
-    # By hand, because training waits for it: ``dataclasses.asdict`` takes thirty times as long.
+    # By hand, because a step waits for it: ``dataclasses.asdict`` takes thirty times as long.
     return {
         "tensor": piece.tensor,
         "start": piece.start,

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from holdfast.checkpoint.digest import Digest, DigestKind, digest_of
 from holdfast.checkpoint.disk import Disk
-from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, specs_of
+from holdfast.checkpoint.layout import ShardLayout
 from holdfast.checkpoint.record import PieceRecord, ShardRecord
 from holdfast.checkpoint.shard import Skeleton, build_skeleton
 from holdfast.checkpoint.tensor import Tensor, bytes_of
@@ -41,16 +40,16 @@ class ShardWriter:
 
     def write(self, path: Path, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
         """Write a shard and sync it, or leave none behind and raise ``CheckpointError``."""
-        if specs_of(state) != self._layout.specs:
-            raise StateUnsupported("the state does not fit the layout; make a layout of its specs")
+        self._layout.refuse_other(state)
         skeleton = build_skeleton(self._layout, self._writer, header.run_id)
         gaps = skeleton.marked(header)
         contents = [bytes_of(state[p.spec.name], p.start, p.stop) for p in skeleton.pieces]
         described: list[ShardRecord] = []
 
         def describe() -> None:
-            digests = [digest_of(data, self._kind) for data in contents]
-            described.append(describe_shard(self._writer, skeleton, gaps, digests, kind=self._kind))
+            described.append(
+                describe_shard(self._writer, skeleton, gaps, contents, kind=self._kind)
+            )
 
         self._disk.write_durably(path, _buffers(skeleton, gaps, contents), beside=describe)
         return described[0]
@@ -60,11 +59,12 @@ def describe_shard(
     writer: int,
     skeleton: Skeleton,
     gaps: Sequence[bytes],
-    digests: Sequence[str],
+    contents: Sequence[memoryview],
     *,
     kind: DigestKind,
 ) -> ShardRecord:
-    """Return the record of a shard from the digests of its pieces, in the skeleton's order."""
+    """Digest the contents of a shard's pieces, and return its record in the skeleton's order."""
+    digests = [digest_of(data, kind) for data in contents]
     outside = Digest(kind)
     for gap in gaps:
         outside.update(gap)
