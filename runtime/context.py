@@ -42,6 +42,10 @@ class WorkerContext:
         """Where checkpoints and the journal are."""
         return Path(self.config.run_dir)
 
+    def notify(self, text: str) -> None:
+        """Have one line shown to people, once for all workers that say the same."""
+        self.tell_agent({"kind": "notice", "text": text})
+
     def open_store(self) -> CheckpointStore:
         """Return the run's checkpoints, signed if the run has a key.
 

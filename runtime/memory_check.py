@@ -101,12 +101,9 @@ class MemoryCheck:
         rank = self._membership.communicator.rank
         if rank not in found.minority:
             raise WorldBroken(f"the memory of workers {workers} is wrong")
-        self._context.tell_agent(
-            {
-                "kind": "notice",
-                "text": f"the memory of worker {self._membership.me} is wrong after step {step}: "
-                "its state is not that of the majority; it is fenced",
-            }
+        self._context.notify(
+            f"the memory of worker {self._membership.me} is wrong after step {step}: "
+            "its state is not that of the majority; it is fenced"
         )
         os.kill(os.getpid(), signal.SIGKILL)
 

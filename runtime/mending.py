@@ -103,7 +103,7 @@ class Mender:
             holder=holder.name,
         )
         aside = f"; the damaged one is now {repair.bad_name}" if repair.bad_name else ""
-        self._notice(
+        self._context.notify(
             f"checkpoint step {repair.step} was repaired, {repair.taken} of {repair.parts} parts "
             f"from {holder.name}{aside}"
         )
@@ -112,7 +112,4 @@ class Mender:
         self._context.journal.record("repair_failed", step=step, reason=reason, holder=holder.name)
         what = "no checkpoint" if step is None else f"checkpoint step {step}"
         verb = "can be" if step is None else "was not"
-        self._notice(f"{what} {verb} repaired from {holder.name}: {reason}")
-
-    def _notice(self, text: str) -> None:
-        self._context.tell_agent({"kind": "notice", "text": text})
+        self._context.notify(f"{what} {verb} repaired from {holder.name}: {reason}")

@@ -41,4 +41,4 @@ def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None
     if context.config.strict:
         raise UsageError(f"{sentence}; make them the same, or run without --strict")
     context.journal.record("numerics_differ", differences=list(found))
-    context.tell_agent({"kind": "notice", "text": f"{sentence}: its bytes may differ"})
+    context.notify(f"{sentence}: its bytes may differ")

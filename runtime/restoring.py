@@ -187,8 +187,7 @@ class JobRestore:
         reason = next(filter(None, reasons), None)
         if reason is not None and communicator.rank == 0:
             self._context.journal.record("rejected", step=step, reason=reason)
-            text = f"checkpoint step {step} was rejected: {reason}"
-            self._context.tell_agent({"kind": "notice", "text": text})
+            self._context.notify(f"checkpoint step {step} was rejected: {reason}")
         return reason is None
 
     def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:

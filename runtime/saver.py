@@ -255,7 +255,7 @@ class Saver:
 
     def _tell_downgrade(self, reason: str) -> None:
         self._context.journal.record("storage_downgrade", reason=reason)
-        self._context.tell_agent({"kind": "notice", "text": f"checkpoints are at risk: {reason}"})
+        self._context.notify(f"checkpoints are at risk: {reason}")
 
     def _committed(self, flight: _Flight) -> None:
         self._flight = None
@@ -274,8 +274,7 @@ class Saver:
         failure = flight.failure
         if failure is not None and not isinstance(failure, SnapshotNotWritten):
             self._context.journal.record("checkpoint_failed", step=flight.step, reason=str(failure))
-            text = f"the checkpoint of step {flight.step} failed: {failure}"
-            self._context.tell_agent({"kind": "notice", "text": text})
+            self._context.notify(f"the checkpoint of step {flight.step} failed: {failure}")
             if not isinstance(failure, (CheckpointError, OSError)):
                 raise failure
         if self._membership.is_first:

@@ -87,4 +87,4 @@ class Upkeep:
             moved_to=failure.moved_to,
             mended=failure.is_mended,
         )
-        self._context.tell_agent({"kind": "notice", "text": str(failure)})
+        self._context.notify(str(failure))
