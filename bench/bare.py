@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.data import Array
+from holdfast.runtime.vector import aligned_vector
 from holdfast.runtime.vector_layout import VectorLayout
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from holdfast.runtime.common_memory import meet
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.exchange import TreeExchange
 from holdfast.runtime.membership import Membership
-from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.shared_vectors import SharedVectors
+from holdfast.runtime.vector import FloatVector
 
 if TYPE_CHECKING:
     from mpi4py import MPI

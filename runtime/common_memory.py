@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.membership import Membership
-from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.shared_vectors import SharedVectors
+from holdfast.runtime.vector import FloatVector
 
 _LENGTH_BYTES = 2
 

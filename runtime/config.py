@@ -19,7 +19,6 @@ from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.processes import usable_cores
-from holdfast.runtime.run_key import find_key
 from holdfast.runtime.worker_config import DEFAULT_SCRUB_EVERY_S
 
 if sys.version_info >= (3, 11):
@@ -84,8 +83,7 @@ class RunConfig:
 
         Raises:
             UsageError: a value is out of range, a schedule or a fault address does not
-                parse, the script is no file, the key file is not fit for use, or the run
-                is to be repaired from itself.
+                parse, the script is no file, or the run is to be repaired from itself.
         """
         _at_least(1, self.workers, "-n (workers)")
         _at_least(0, self.spares, "--spares")
@@ -110,7 +108,6 @@ class RunConfig:
         _check_schedule(self.save_every)
         _check_faults(self.faults)
         _check_script(self.script)
-        find_key(self.key_file, self.run_dir)
 
     @property
     def new_microbatches(self) -> int:

@@ -65,10 +65,10 @@ def install(context: WorkerContext) -> None:
     _current = context
 
 
-def claim() -> WorkerContext:
+def claim(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
     """Return this process's context to the one trainer of the script.
 
-    A script that nobody launched gets a context of its own.
+    A script that was not launched by an agent gets what ``otherwise`` makes.
 
     Raises:
         ProgramError: another trainer has run in this process.
@@ -81,9 +81,7 @@ def claim() -> WorkerContext:
         )
     _is_claimed = True
     if _current is None:
-        from holdfast.runtime.standalone import standalone
-
-        install(standalone())
+        install(otherwise())
     assert _current is not None
     return _current
 

@@ -19,10 +19,9 @@ from holdfast.recovery.overflow import quiet_context
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.common_memory import CommonMemory
 from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.finite import is_finite
 from holdfast.runtime.mapped import Mapped
-from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.slices import Slices
+from holdfast.runtime.vector import FloatVector, is_finite
 
 
 def _nothing() -> None:

@@ -33,17 +33,18 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from holdfast.runtime import model_rules
-from holdfast.runtime.aligned import (
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.generator_seeds import generator_seeds
+from holdfast.runtime.named_variables import check_tensors, model_variables
+from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.vector import (
     ALIGNMENT_BYTES,
+    FloatVector,
     address_of,
     aligned_copy,
     aligned_vector,
     writable_alias,
 )
-from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.generator_seeds import generator_seeds
-from holdfast.runtime.named_variables import check_tensors, model_variables
-from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
 from holdfast.runtime.vector_layout import ROW_FLOATS, Place, VectorLayout
 
 

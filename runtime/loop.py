@@ -36,12 +36,13 @@ from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
-from holdfast.runtime.replica import FloatVector, Replica, Tensors
+from holdfast.runtime.replica import Replica, Tensors
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.save_clock import SaveClock
 from holdfast.runtime.saver import Saver
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Transaction
+from holdfast.runtime.vector import FloatVector
 
 MAX_REPAIR_ATTEMPTS = 32
 """Repairs in a row without an applied update; each death spoils at most two."""
@@ -65,7 +66,7 @@ class TrainingLoop:
         self._records = LoopRecords(context, self._membership)
         self._progress = Progress(replica, job, self._records)
         self._preparation = Preparation(replica, job)
-        self._saver = Saver(context, self._membership, job, self._records)
+        self._saver = Saver(context, self._membership, job.save_terms, self._records)
         history = history_of(job.schedule, context.run_dir)
         self._clock = SaveClock(job.schedule, history, self._records.note)
         self._transactions: dict[Work, Transaction] = job.transactions(replica)

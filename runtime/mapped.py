@@ -17,9 +17,8 @@ import numpy as np
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.common_memory import CommonMemory
 from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.finite import is_finite
 from holdfast.runtime.fold import BUCKET_FLOATS, Fold, buckets
-from holdfast.runtime.replica import FloatVector
+from holdfast.runtime.vector import FloatVector, is_finite
 
 
 class Mapped:

@@ -20,7 +20,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-FloatVector: TypeAlias = npt.NDArray[np.float32]
+from holdfast.runtime.vector import FloatVector
+
 Tensors: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 
 

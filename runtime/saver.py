@@ -32,8 +32,8 @@ from holdfast.runtime.membership import Membership
 from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten
 from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.save_terms import SaveTerms
 from holdfast.runtime.snapshot import SavePlan, State
-from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.upkeep import Upkeep
 
 MAX_FAILURES = 3
@@ -73,19 +73,19 @@ class Saver:
         self,
         context: WorkerContext,
         membership: Membership,
-        job: TrainingJob,
+        terms: SaveTerms,
         records: LoopRecords,
     ) -> None:
         self._context = context
         self._membership = membership
-        self._job = job
+        self._terms = terms
         self._records = records
         self._store = context.open_store()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-saver")
         self._shards = Shards(context, self._store, self._thread)
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0
-        self._upkeep = Upkeep(context, self._store, job.retention, self._thread.submit)
+        self._upkeep = Upkeep(context, self._store, terms.retention, self._thread.submit)
         self._downgrades = Downgrades(self._tell_downgrade)
         self._flight: _Flight | None = None
         self._is_wanted = False
@@ -105,7 +105,7 @@ class Saver:
 
     def is_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips one."""
-        curriculum = self._job.curriculum
+        curriculum = self._terms.curriculum
         is_due = curriculum.is_save_due(cursor)
         if is_due and self._flight is not None:
             self._records.note("checkpoint_skipped", step=cursor.step)
@@ -217,18 +217,18 @@ class Saver:
 
     def verify(self, cursor: Cursor, state: Callable[[], State]) -> None:
         """Have the states compared without saving them, if that is due."""
-        if self._job.curriculum.is_check_due(cursor):
+        if self._terms.curriculum.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
     def _plan(self, cursor: Cursor, state: State, measured: EpochMetrics | None = None) -> SavePlan:
         """Return the save of ``state`` in this world."""
-        place: dict[str, object] = {**self._job.identity, "step": cursor.step}
+        place: dict[str, object] = {**self._terms.identity, "step": cursor.step}
         return SavePlan(
             Header(self._context.config.run_id, self._membership.world.generation, cursor.step),
             self._attempts,
             ShardLayout(specs_of(state), self._membership.communicator.size),
             cursor=measured.into(place) if measured else place,
-            numerics=self._job.numerics.to_json(),
+            numerics=self._terms.numerics,
         )
 
     def _slices(self) -> Slices:

@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.sealed_memory import sealed_memory
+from holdfast.runtime.vector import FloatVector
 
 _TICKET = struct.Struct("<qqqq16s")
 _HEADER_BYTES = 4096

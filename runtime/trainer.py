@@ -23,6 +23,7 @@ from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.retention_terms import check_metric
+from holdfast.runtime.standalone import standalone
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
 from holdfast.runtime.training_refusal import check_training
 
@@ -116,7 +117,7 @@ class Trainer:
             JobError: the job cannot go on, or was asked to stop; one sentence says why.
         """
         check_training(self._model, self._request.data)
-        context = contexts.claim()
+        context = contexts.claim(otherwise=standalone)
         config = context.config
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(self._request, config, numerics)

@@ -15,6 +15,7 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.retention_terms import retention_of
+from holdfast.runtime.save_terms import SaveTerms
 from holdfast.runtime.transaction import (
     Contributor,
     TrainingContributor,
@@ -69,6 +70,11 @@ class TrainingJob:
             "global batch": self.order.global_batch,
             "microbatches": self.order.microbatches,
         }
+
+    @property
+    def save_terms(self) -> SaveTerms:
+        """What the saver has to know of the job."""
+        return SaveTerms(self.curriculum, self.retention, self.identity, self.numerics.to_json())
 
     def transactions(self, replica: Replica) -> dict[Work, Transaction]:
         """Return an empty transaction for each kind of work."""

@@ -30,9 +30,10 @@ from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import Record, read_journal
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.numerics import Numerics
-from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
+from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.vector import FloatVector
 from holdfast.runtime.worker_config import WorkerConfig
 
 FLOATS = 40_000

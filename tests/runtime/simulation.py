@@ -28,9 +28,10 @@ from holdfast.runtime.heartbeat import HeartbeatPage, Request
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.numerics import Numerics
-from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
+from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.training_job import Request as TrainingRequest
 from holdfast.runtime.training_job import describe_job
+from holdfast.runtime.vector import FloatVector
 from holdfast.runtime.worker_config import WorkerConfig
 
 _Result = TypeVar("_Result")

@@ -43,8 +43,6 @@ def config(tmp_path: Path) -> RunConfig:
         ),
         ({"faults": ("kill worker=1",)}, "--inject: .*step must be given"),
         ({"faults": ("kill worker=1 step=2",) * 2}, "--inject: .*strike at one address"),
-        ({"key_file": Path("/nowhere/key")}, "key file /nowhere/key cannot be read: No such file"),
-        ({"key_file": Path("/dev/null")}, "key file /dev/null is not a regular file"),
         ({"script": Path("/nowhere/train.py")}, "script /nowhere/train.py does not exist"),
         ({"script": Path("/tmp")}, "script /tmp is not a readable file"),
     ],

@@ -14,7 +14,8 @@ from holdfast.runtime.catch_up import (
 )
 from holdfast.runtime.communicator import WorldBroken
 from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
-from holdfast.runtime.replica import ContributionShape, FloatVector, Microbatch, Tensors
+from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.vector import FloatVector
 
 
 class OneTensor:

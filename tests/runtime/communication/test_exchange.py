@@ -26,8 +26,8 @@ from holdfast.runtime.exchange import TreeExchange
 from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.fold import BUCKET_FLOATS
 from holdfast.runtime.membership import Membership
-from holdfast.runtime.replica import FloatVector
 from holdfast.runtime.shared_vectors import SharedVectors
+from holdfast.runtime.vector import FloatVector
 
 SMALL_BUCKET_FLOATS = 4096
 TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237

@@ -14,8 +14,8 @@ from keras_harness import (
     train,
 )
 
-from holdfast.runtime.aligned import aligned_vector
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.vector import aligned_vector
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -1,10 +1,25 @@
-"""Float vectors that TensorFlow can use without a copy."""
+"""The float vectors that workers add up: how they lie in memory, and whether they are finite.
+
+A vector begins at a multiple of 64 bytes, so that TensorFlow can use it without a copy.
+"""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from holdfast.runtime.replica import FloatVector
+from holdfast.recovery.partial import FloatVector
+
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "FloatVector",
+    "address_of",
+    "aligned_copy",
+    "aligned_vector",
+    "is_finite",
+    "writable_alias",
+]
 
 ALIGNMENT_BYTES = 64
 """TensorFlow aborts the process when a dlpack buffer begins elsewhere (``IsAligned``)."""
@@ -29,6 +44,12 @@ def address_of(vector: FloatVector) -> int:
     """Return where the vector begins in memory."""
     address: int = vector.__array_interface__["data"][0]
     return address
+
+
+def is_finite(vector: FloatVector) -> bool:
+    """Return whether every float is finite; the sum of the vector may overflow meanwhile."""
+    # A finite sum has finite terms; finite terms may overflow in the sum.
+    return math.isfinite(np.add.reduce(vector)) or bool(np.isfinite(vector).all())
 
 
 def writable_alias(vector: FloatVector) -> FloatVector:

@@ -1,0 +1,23 @@
+"""What a saver has to know of the job whose state it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.checkpoint.retention import Retention
+from holdfast.recovery.curriculum import Curriculum
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTerms:
+    """When a job's state is saved, what the manifest says of the job, and what stays.
+
+    ``identity`` is what must be the same when a checkpoint is restored; ``numerics`` are
+    the job's, as JSON.
+    """
+
+    curriculum: Curriculum
+    retention: Retention
+    identity: Mapping[str, int]
+    numerics: dict[str, object]
