@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.runtime.launch import LaunchLine
 from holdfast.runtime.mpi_library import find_mpiexec
-from holdfast.runtime.processes import kill_tree
+from holdfast.runtime.system.processes import kill_tree
 from holdfast.runtime.testing import JobRequest, start_job
 
 RANKS_TIMEOUT_S = 600.0

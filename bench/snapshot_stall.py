@@ -26,13 +26,13 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.context import WorkerContext, journal_of
-from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.pending_shard import Shards
 from holdfast.runtime.snapshot import SavePlan
 from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker_config import WorkerConfig
 
 COPIES, FLAT, OURS = "np.copyto, a tensor", "np.copyto, all at once", "holdfast snapshot"

@@ -22,14 +22,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.channel import Channel, Message, listen
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.heartbeat import Request, pulse_interval_s
 from holdfast.runtime.hosted_worker import GuardHello, Launch
 from holdfast.runtime.output import OutputForwarder
-from holdfast.runtime.processes import adopt_orphans, name_process
-from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.supervisor_link import SupervisorLink
+from holdfast.runtime.system.channel import Channel, Message, listen
+from holdfast.runtime.system.heartbeat import Request, pulse_interval_s
+from holdfast.runtime.system.processes import adopt_orphans, name_process
+from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.warm_pool import PoolSettings
 from holdfast.runtime.worker_host import WorkerHost
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.agent import SOCKET_NAME
-from holdfast.runtime.channel import Channel, Message, connect
 from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.system.channel import Channel, Message, connect
 
 _CONNECT_WITHIN_S = 20.0
 _RETRY_S = 0.005

@@ -15,10 +15,10 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import Journal
 from holdfast.runtime.run_key import key_in
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker_config import WorkerConfig
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from holdfast.checkpoint.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.channel import FDS, Message
 from holdfast.runtime.snapshot import SavePlan, Snapshot
+from holdfast.runtime.system.channel import FDS, Message
 
 
 @dataclass(frozen=True, slots=True)

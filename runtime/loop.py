@@ -30,7 +30,6 @@ from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchanges import Exchanges
 from holdfast.runtime.failure_history import history_of
-from holdfast.runtime.heartbeat import Phase, Request
 from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.preparation import Preparation
@@ -40,6 +39,7 @@ from holdfast.runtime.replica import Replica, Tensors
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.save_clock import SaveClock
 from holdfast.runtime.saver import Saver
+from holdfast.runtime.system.heartbeat import Phase, Request
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Transaction
 from holdfast.runtime.vector import FloatVector

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.runtime.launch import LaunchLine
-from holdfast.runtime.processes import kill_tree
+from holdfast.runtime.system.processes import kill_tree
 
 _LOG = "mpiexec.log"
 _WORDS_BYTES = 4096

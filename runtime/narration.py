@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.recovery.command import End, Launch
-from holdfast.runtime.channel import Message
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.job_setup import JobSetup
 from holdfast.runtime.journal import Journal
+from holdfast.runtime.system.channel import Message
 
 
 class Narration:

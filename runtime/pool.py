@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NoReturn
 
-from holdfast.runtime.channel import FDS, Channel, Message
-from holdfast.runtime.processes import (
+from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.processes import (
     die_with_parent,
     is_single_threaded,
     name_process,

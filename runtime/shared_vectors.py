@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdfast.runtime.sealed_memory import sealed_memory
+from holdfast.runtime.system.sealed_memory import sealed_memory
 from holdfast.runtime.vector import FloatVector
 
 _TICKET = struct.Struct("<qqqq16s")

@@ -15,7 +15,7 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.channel import Message
+from holdfast.runtime.system.channel import Message
 
 _DEATHS = frozenset({"InjectedFault", "WorldLost"})
 """Errors of a worker that are no mistake of its script's: a relaunch may mend them."""

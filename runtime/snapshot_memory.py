@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from holdfast.runtime.sealed_memory import sealed_memory
+from holdfast.runtime.system.sealed_memory import sealed_memory
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14
 _AT_ONCE_BYTES = 32 * 2**20

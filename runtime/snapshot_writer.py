@@ -34,12 +34,12 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
-from holdfast.runtime.channel import Channel, Message
 from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.journal import Journal
-from holdfast.runtime.processes import allow_many_files, die_with_parent, name_process
 from holdfast.runtime.snapshot import Snapshot
+from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.processes import allow_many_files, die_with_parent, name_process
 
 _NICE = 10
 _NOT_AS_IT_WAS_STAGED = frozenset({errno.ENOENT, errno.EEXIST})

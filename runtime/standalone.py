@@ -29,12 +29,12 @@ from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.journal import last_generation
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run_key import find_key, refuse_other_key
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker_config import WorkerConfig
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"

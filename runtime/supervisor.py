@@ -27,17 +27,17 @@ from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import guard as guard_file
 from holdfast.runtime.agent_process import AgentProcess, AgentTerms
-from holdfast.runtime.channel import Message
 from holdfast.runtime.config import RunConfig
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.job_setup import JobSetup, prepare_job
 from holdfast.runtime.launch import LaunchLine
 from holdfast.runtime.mpi_launch import MpiLaunch
 from holdfast.runtime.narration import Narration
-from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.run_directory import RunDirectory
 from holdfast.runtime.run_keeper import RunKeeper
 from holdfast.runtime.sightings import event_of
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.reactor import Reactor
 
 _GRACE_S = 3.0
 """mpiexec ends by itself 0.3 s after its last rank; longer than this it hangs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from holdfast.runtime.channel import Channel, Message
+from holdfast.runtime.system.channel import Channel, Message
 
 _KEPT_EVENTS = 10_000
 

@@ -50,10 +50,10 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.runtime.journal import Record, read_journal
-from holdfast.runtime.processes import wait_all_ended
 from holdfast.runtime.report import Report
 from holdfast.runtime.run_directory import RunDirectory
 from holdfast.runtime.summary import summarize
+from holdfast.runtime.system.processes import wait_all_ended
 
 DEFAULT_TIMEOUT_S = 60.0
 

@@ -14,9 +14,9 @@ import sys
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.runtime.channel import Message, pair
-from holdfast.runtime.processes import describe_status
-from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.processes import describe_status
+from holdfast.runtime.system.reactor import Reactor
 
 _EARLY_DEATHS_ALLOWED = 5
 """A pool that dies this often before it is warm will never be; chosen by us."""

@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 from holdfast.recovery.detector import FailureDetector, SilenceLimits, Verdict
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.channel import Channel, ChannelError, Message
-from holdfast.runtime.heartbeat import Phase, Request
 from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
 from holdfast.runtime.output import OutputForwarder
-from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.system.channel import Channel, ChannelError, Message
+from holdfast.runtime.system.heartbeat import Phase, Request
+from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.warm_pool import ForkRequest, PoolSettings, WarmPool
 from holdfast.runtime.writer_link import QUESTIONS, WriterLink
 

@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from holdfast.runtime.channel import FDS, Channel, Message, pair
-from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.reactor import Reactor
 
 ANSWERED_WITHIN_S = 60.0
 SLOWEST_BYTES_PER_S = 10e6

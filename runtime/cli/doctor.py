@@ -15,8 +15,8 @@ from holdfast.runtime.errors import JobError
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.fitness import require_ulfm, try_out
 from holdfast.runtime.mpi_library import MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.processes import usable_cores
 from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.system.processes import usable_cores
 
 IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""

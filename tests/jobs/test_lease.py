@@ -11,7 +11,7 @@ import pytest
 from workload import EVEN, LONG, Undisturbed, assert_refused, assert_whole, request_of
 
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.processes import is_alive, wait_all_ended
+from holdfast.runtime.system.processes import is_alive, wait_all_ended
 from holdfast.runtime.testing import start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]

@@ -24,11 +24,11 @@ from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.data import ArrayData
 from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
-from holdfast.runtime.heartbeat import HeartbeatPage, Request
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Request
 from holdfast.runtime.training_job import Request as TrainingRequest
 from holdfast.runtime.training_job import describe_job
 from holdfast.runtime.vector import FloatVector

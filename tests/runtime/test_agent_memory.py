@@ -27,7 +27,7 @@ from holdfast.checkpoint.repair import Holders, repair_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.catch_up import whole_state
-from holdfast.runtime.sealed_memory import sealed_memory
+from holdfast.runtime.system.sealed_memory import sealed_memory
 
 STEP = 30
 

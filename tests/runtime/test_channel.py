@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.channel import FDS, Channel, ChannelError, Message, connect, listen, pair
+from holdfast.runtime.system.channel import (
+    FDS,
+    Channel,
+    ChannelError,
+    Message,
+    connect,
+    listen,
+    pair,
+)
 
 
 @pytest.fixture
@@ -145,7 +153,7 @@ def test_post_waits_for_a_slow_peer_and_loses_nothing(ends: tuple[Channel, Chann
 def test_peer_that_never_reads_is_given_up(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.channel._MAX_OUTBOX_BYTES", 1_000_000)
+    monkeypatch.setattr("holdfast.runtime.system.channel._MAX_OUTBOX_BYTES", 1_000_000)
     left, _ = ends
 
     for _ in range(20):
@@ -193,7 +201,7 @@ def test_line_that_is_no_message_is_refused(
 def test_line_without_end_is_refused(
     raw: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.channel._MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("holdfast.runtime.system.channel._MAX_LINE_BYTES", 1000)
     peer, channel = raw
     peer.sendall(b"x" * 2000)
 

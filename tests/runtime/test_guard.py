@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from holdfast.runtime import guard
-from holdfast.runtime.channel import pair
+from holdfast.runtime.system.channel import pair
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.heartbeat import HeartbeatPage, Phase, Pulse, Request, pulse_interval_s
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, Request, pulse_interval_s
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.heartbeat import Request
 from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.save_clock import SaveClock
+from holdfast.runtime.system.heartbeat import Request
 
 pytestmark = pytest.mark.usefixtures("one_core")
 

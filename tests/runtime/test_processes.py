@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime import processes
-from holdfast.runtime.processes import (
+from holdfast.runtime.system import processes
+from holdfast.runtime.system.processes import (
     describe_status,
     die_with_parent,
     is_alive,

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from holdfast.runtime.channel import Channel, Message, pair
-from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.reactor import Reactor
 
 
 @pytest.fixture

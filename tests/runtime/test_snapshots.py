@@ -29,9 +29,7 @@ from holdfast.checkpoint.verification import verify_step
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import snapshot_place
-from holdfast.runtime.channel import FDS, Channel, Message, pair
 from holdfast.runtime.context import WorkerContext, journal_of
-from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import read_journal
 from holdfast.runtime.local_communicator import LocalCommunicator
@@ -40,6 +38,8 @@ from holdfast.runtime.snapshot import SavePlan, Snapshot
 from holdfast.runtime.snapshot_memory import SnapshotMemory
 from holdfast.runtime.snapshot_place import SnapshotPlace, take_place
 from holdfast.runtime.snapshot_writer import SnapshotWriter
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker_config import WorkerConfig
 
 STATE = {"a": np.arange(9000, dtype=np.float32), "b": np.arange(5), "c": np.array(True)}

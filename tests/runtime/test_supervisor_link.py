@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.channel import Message, pair
 from holdfast.runtime.supervisor_link import SupervisorLink
+from holdfast.runtime.system.channel import Message, pair
 
 
 def _without_time(messages: list[Message]) -> list[Message]:

@@ -17,10 +17,10 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.context import WorkerContext, journal_of
-from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import Record, read_journal
 from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.worker_config import WorkerConfig
 

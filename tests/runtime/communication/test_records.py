@@ -13,12 +13,12 @@ from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.ledger import Ledger
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.context import WorkerContext, journal_of
-from holdfast.runtime.heartbeat import HeartbeatPage
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.journal import read_journal
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker_config import WorkerConfig
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))

@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.runtime import guard as guard_module
-from holdfast.runtime.channel import Channel, Message, connect
 from holdfast.runtime.launch import LaunchLine
 from holdfast.runtime.mpi_library import find_mpiexec
-from holdfast.runtime.processes import kill_tree, wait_all_ended
+from holdfast.runtime.system.channel import Channel, Message, connect
+from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 
 GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
 BOUND_S = 30.0

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from holdfast.runtime.channel import Channel
-from holdfast.runtime.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
+from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
 from holdfast.runtime.worker_config import WorkerConfig
 
 FATAL_STEP = 5

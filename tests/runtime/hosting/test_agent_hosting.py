@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from agent_harness import AgentHarness, assert_ended, launcher_of
 
-from holdfast.runtime.channel import connect
+from holdfast.runtime.system.channel import connect
 
 pytestmark = pytest.mark.process
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
 
-from holdfast.runtime.channel import Message
-from holdfast.runtime.reactor import Reactor
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.warm_pool import PoolSettings, WarmPool
 
 pytestmark = pytest.mark.process

@@ -18,10 +18,10 @@ from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime import writer_link
-from holdfast.runtime.channel import FDS, Message
-from holdfast.runtime.reactor import Reactor
 from holdfast.runtime.snapshot import SavePlan, Snapshot
 from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.writer_link import (
     ANSWERED_WITHIN_S,
     KILLED_SETTLES_WITHIN_S,

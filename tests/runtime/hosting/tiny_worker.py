@@ -14,8 +14,8 @@ import sys
 import time
 from typing import NoReturn
 
-from holdfast.runtime.channel import Channel
-from holdfast.runtime.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
+from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
 from holdfast.runtime.worker_config import WorkerConfig
 
 

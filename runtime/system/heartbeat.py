@@ -20,7 +20,7 @@ import os
 import threading
 from enum import IntEnum, IntFlag
 
-from holdfast.runtime.sealed_memory import sealed_memory
+from holdfast.runtime.system.sealed_memory import sealed_memory
 
 _COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED = range(8)
 _SIZE_BYTES = 4096

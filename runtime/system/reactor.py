@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.runtime.channel import Channel, ChannelError, Message
+from holdfast.runtime.system.channel import Channel, ChannelError, Message
 
 
 class HasFileno(Protocol):
