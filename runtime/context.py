@@ -16,8 +16,8 @@ from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fa
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.injector import FaultInjector
-from holdfast.runtime.journal import Journal
-from holdfast.runtime.run_key import key_in
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker_config import WorkerConfig
 

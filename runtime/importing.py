@@ -19,8 +19,8 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.config import RunConfig
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.run_directory import RunDirectory
-from holdfast.runtime.stored_run import StoredRun
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.stored_run import StoredRun
 from holdfast.runtime.weights_source import WeightsSource, is_weight
 
 _FIRST_STEP = 0

@@ -21,7 +21,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.verification import refuse_other_run
-from holdfast.runtime.stored_run import StoredRun
+from holdfast.runtime.run.stored_run import StoredRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from holdfast.recovery.command import Launch
 from holdfast.runtime.config import RunConfig
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fitness import assess, require_ulfm
-from holdfast.runtime.journal import Journal, last_generation
 from holdfast.runtime.mpi_library import find_mpiexec, identify
-from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.preload import useful_preload
-from holdfast.runtime.run_directory import FORMAT, Lease, RunDirectory, RunRecord
-from holdfast.runtime.run_key import find_key, refuse_other_key
+from holdfast.runtime.run.journal import Journal, last_generation
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.run_directory import FORMAT, Lease, RunDirectory, RunRecord
+from holdfast.runtime.run.run_key import find_key, refuse_other_key
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import RunDirectory
 
 
 class LeaseHolder:

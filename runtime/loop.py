@@ -29,7 +29,6 @@ from holdfast.runtime.communicator import WorldBroken
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchanges import Exchanges
-from holdfast.runtime.failure_history import history_of
 from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.preparation import Preparation
@@ -37,6 +36,7 @@ from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.replica import Replica, Tensors
 from holdfast.runtime.restoring import JobRestore
+from holdfast.runtime.run.failure_history import history_of
 from holdfast.runtime.save_clock import SaveClock
 from holdfast.runtime.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, Request

@@ -24,7 +24,7 @@ from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import RunDirectory
 
 _CALL_WITHIN_S = 60.0
 _LOOK_S = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.recovery.command import End, Launch
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.job_setup import JobSetup
-from holdfast.runtime.journal import Journal
+from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.system.channel import Message
 
 

@@ -7,7 +7,7 @@ import json
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.numerics import Numerics, differences
+from holdfast.runtime.run.numerics import Numerics, differences
 
 
 def check_peers(context: WorkerContext, communicator: Communicator, mine: Numerics) -> None:

@@ -32,9 +32,9 @@ from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.initial_weights import load_initial_weights
 from holdfast.runtime.mending import Mender, second_holders
-from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.numerics_check import check_resumed
 from holdfast.runtime.replica import Replica
+from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training_job import TrainingJob
 
 

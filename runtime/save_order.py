@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.journal import Record, parse_line
 from holdfast.runtime.lease_holder import LeaseHolder
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.journal import Record, parse_line
+from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05
 _TAIL_BYTES = 1 << 20

@@ -36,7 +36,7 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
 from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.held_save import HeldSave, HeldSnapshot
-from holdfast.runtime.journal import Journal
+from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.snapshot import Snapshot
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.processes import allow_many_files, die_with_parent, name_process

@@ -26,7 +26,6 @@ from holdfast.runtime.checkpoint_report import (
     Rotten,
     WrongMemory,
 )
-from holdfast.runtime.journal import Record
 from holdfast.runtime.report import (
     EpochReport,
     Failure,
@@ -35,6 +34,7 @@ from holdfast.runtime.report import (
     Report,
     Struck,
 )
+from holdfast.runtime.run.journal import Record
 
 _Value = TypeVar("_Value")
 

@@ -33,8 +33,8 @@ from holdfast.runtime.job_setup import JobSetup, prepare_job
 from holdfast.runtime.launch import LaunchLine
 from holdfast.runtime.mpi_launch import MpiLaunch
 from holdfast.runtime.narration import Narration
-from holdfast.runtime.run_directory import RunDirectory
-from holdfast.runtime.run_keeper import RunKeeper
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.sightings import event_of
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor

@@ -49,9 +49,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.runtime.journal import Record, read_journal
 from holdfast.runtime.report import Report
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.summary import summarize
 from holdfast.runtime.system.processes import wait_all_ended
 

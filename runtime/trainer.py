@@ -20,9 +20,9 @@ from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError, StopRequested
 from holdfast.runtime.loop import TrainingLoop
-from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.retention_terms import check_metric
+from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.standalone import standalone
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
 from holdfast.runtime.training_refusal import check_training

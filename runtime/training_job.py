@@ -12,9 +12,9 @@ from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.numerics import Numerics
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.retention_terms import retention_of
+from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.save_terms import SaveTerms
 from holdfast.runtime.transaction import (
     Contributor,

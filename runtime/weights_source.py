@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.stored_run import StoredRun
+from holdfast.runtime.run.stored_run import StoredRun
 
 _KERAS_SUFFIXES = (".weights.h5", ".keras")
 _NOT_WEIGHTS = ("cursor/", "optimizer/")

@@ -13,7 +13,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state, format_of
 from holdfast.runtime.model_source import ModelSource
 from holdfast.runtime.publishing import refuse_existing
-from holdfast.runtime.stored_run import StoredRun
+from holdfast.runtime.run.stored_run import StoredRun
 
 _PATH = click.Path(path_type=Path)
 

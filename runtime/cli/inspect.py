@@ -28,7 +28,7 @@ from holdfast.runtime.inspection import (
     inspection_json,
     position_of,
 )
-from holdfast.runtime.stored_run import StoredRun
+from holdfast.runtime.run.stored_run import StoredRun
 
 
 @click.command()

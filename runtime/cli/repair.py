@@ -14,8 +14,8 @@ from holdfast.runtime.cli.byte_progress import ByteProgress
 from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.run_directory import RunDirectory
-from holdfast.runtime.stored_run import StoredRun
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.stored_run import StoredRun
 
 
 @click.command()

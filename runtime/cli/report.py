@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.journal import read_journal
 from holdfast.runtime.report import (
     Report,
     describe_checkpoints,
@@ -21,7 +20,8 @@ from holdfast.runtime.report import (
     describe_troubles,
     to_json,
 )
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.summary import summarize
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.save_order import order_save
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.recovery.schedule import Auto, EverySteps, FailureHistory
-from holdfast.runtime.failure_history import failure_history, history_of
-from holdfast.runtime.journal import Journal
+from holdfast.runtime.run.failure_history import failure_history, history_of
+from holdfast.runtime.run.journal import Journal
 
 
 def lines(*events: tuple[str, float]) -> list[bytes]:

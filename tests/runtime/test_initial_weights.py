@@ -18,7 +18,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data import ArrayData
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.initial_weights import load_initial_weights
-from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training_job import Request, describe_job
 from holdfast.runtime.weights_source import WeightsSource
 from holdfast.runtime.worker_config import WorkerConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.journal import Journal, read_journal
+from holdfast.runtime.run.journal import Journal, read_journal
 
 
 @pytest.fixture

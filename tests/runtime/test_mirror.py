@@ -18,7 +18,7 @@ from resumed_run import Run
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.runtime.mirror import Mirror, MirrorUnusable
-from holdfast.runtime.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.numerics import Numerics, cpu_flags, differences, instruction_set
+from holdfast.runtime.run.numerics import Numerics, cpu_flags, differences, instruction_set
 
 BEGAN = Numerics(
     threads=1,

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 RECORD = RunRecord(
     run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2

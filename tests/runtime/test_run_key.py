@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run_key import find_key, key_in, refuse_other_key
+from holdfast.runtime.run.run_key import find_key, key_in, refuse_other_key
 
 
 @pytest.fixture

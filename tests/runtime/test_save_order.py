@@ -12,9 +12,9 @@ import pytest
 
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.journal import Journal, Record
 from holdfast.runtime.lease_holder import LeaseHolder
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.journal import Journal, Record
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.save_order import JournalTail, Saved, SaveWatch, order_save
 
 WORLD = {"event": "world", "now": 1.0}
@@ -173,8 +173,8 @@ def test_holder_is_found_by_its_lease(directory: RunDirectory) -> None:
 SUPERVISOR = """
 import os, signal, sys
 from pathlib import Path
-from holdfast.runtime.journal import Journal
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
 
 directory = RunDirectory(Path(sys.argv[1]))
 lease = directory.acquire_lease()

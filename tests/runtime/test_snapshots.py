@@ -31,9 +31,9 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime import snapshot_place
 from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.injector import FaultInjector
-from holdfast.runtime.journal import read_journal
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.pending_shard import PendingShard, Shards
+from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.snapshot import SavePlan, Snapshot
 from holdfast.runtime.snapshot_memory import SnapshotMemory
 from holdfast.runtime.snapshot_place import SnapshotPlace, take_place

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.checkpoint_report import Rejected, WrongMemory
-from holdfast.runtime.journal import Record
 from holdfast.runtime.report import (
     Failure,
     Struck,
@@ -15,6 +14,7 @@ from holdfast.runtime.report import (
     to_json,
     to_text,
 )
+from holdfast.runtime.run.journal import Record
 from holdfast.runtime.summary import summarize
 
 

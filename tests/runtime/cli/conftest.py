@@ -12,7 +12,7 @@ from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 RUN_ID = "00aa11bb22cc33dd"
 CURSOR = {"seed": 0, "samples": 100, "global batch": 30, "microbatches": 2}

@@ -17,7 +17,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.config import RunConfig
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.processes import usable_cores
 
 Holdfast = Callable[..., tuple[int, str, str]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import RunDirectory
 
 Holdfast = Callable[..., tuple[int, str, str]]
 

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.journal import Journal
+from holdfast.runtime.run.journal import Journal
 
 SHA256 = "0123456789abcdef" * 4
 

@@ -14,10 +14,10 @@ from holdfast.recovery.ledger import Ledger
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.injector import FaultInjector
-from holdfast.runtime.journal import read_journal
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker_config import WorkerConfig
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run_directory import RunDirectory
-from holdfast.runtime.run_key import find_key, key_in
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_key import find_key, key_in
 
 _MOST_STEPS = 10
 

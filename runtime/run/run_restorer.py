@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from holdfast.runtime.errors import JobError, UsageError
-from holdfast.runtime.run_directory import Lease, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 
 
 class RunKeeper:
