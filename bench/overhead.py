@@ -32,11 +32,11 @@ from holdfast.runtime.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.data import Array
 from holdfast.runtime.membership import Membership
 from holdfast.runtime.mpi_communicator import MpiCommunicator, join_world
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.replica import ContributionShape, Microbatch
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Pulse, pulse_interval_s
 from holdfast.runtime.testing import JobRequest
-from holdfast.runtime.worker_config import WorkerConfig
 
 WORKERS = 2
 COMPUTE_S = 0.020

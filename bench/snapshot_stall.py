@@ -29,11 +29,11 @@ from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.memory_check import MemoryCheck
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pending_shard import Shards
 from holdfast.runtime.snapshot import SavePlan
 from holdfast.runtime.snapshot_memory import SnapshotMemory
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.worker_config import WorkerConfig
 
 COPIES, FLAT, OURS = "np.copyto, a tensor", "np.copyto, all at once", "holdfast snapshot"
 BESIDE = "  beside the next step"

@@ -16,10 +16,10 @@ from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fa
 from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from holdfast.recovery.detector import HeartbeatView
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.processes import describe_status, kill_group
-from holdfast.runtime.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)

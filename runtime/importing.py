@@ -16,9 +16,9 @@ from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.config import RunConfig
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
 from holdfast.runtime.weights_source import WeightsSource, is_weight

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.command import Launch
-from holdfast.runtime.config import RunConfig
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fitness import assess, require_ulfm
 from holdfast.runtime.mpi_library import find_mpiexec, identify
+from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.preload import useful_preload
 from holdfast.runtime.run.journal import Journal, last_generation
 from holdfast.runtime.run.numerics import Numerics

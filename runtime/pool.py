@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NoReturn
 
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.processes import (
     die_with_parent,
@@ -42,7 +43,6 @@ from holdfast.runtime.system.processes import (
     name_process,
     thread_count,
 )
-from holdfast.runtime.worker_config import WorkerConfig
 
 _THREADS_END_WITHIN_S = 1.0
 

@@ -30,12 +30,12 @@ from holdfast.runtime.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import last_generation
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key, refuse_other_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.worker_config import WorkerConfig
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"
 

@@ -27,12 +27,12 @@ from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import guard as guard_file
 from holdfast.runtime.agent_process import AgentProcess, AgentTerms
-from holdfast.runtime.config import RunConfig
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.job_setup import JobSetup, prepare_job
 from holdfast.runtime.launch import LaunchLine
 from holdfast.runtime.mpi_launch import MpiLaunch
 from holdfast.runtime.narration import Narration
+from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.sightings import event_of

@@ -12,6 +12,7 @@ from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.replica import Replica
 from holdfast.runtime.retention_terms import retention_of
 from holdfast.runtime.run.numerics import Numerics
@@ -23,7 +24,6 @@ from holdfast.runtime.transaction import (
     ValidationContributor,
 )
 from holdfast.runtime.weights_source import WeightsSource
-from holdfast.runtime.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 from holdfast.runtime.context import WorkerContext, injector_of, install, journal_of
 from holdfast.runtime.errors import JobError, StopRequested, UsageError
 from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
-from holdfast.runtime.worker_config import WorkerConfig
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
 

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from holdfast.runtime.cli import job_options
-from holdfast.runtime.config import RunConfig, default_run_dir
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.options.config import RunConfig, default_run_dir
 
 
 @click.command("import", context_settings=job_options.SETTINGS)

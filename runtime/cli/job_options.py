@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.config import DEFAULT_PRELOAD
+from holdfast.runtime.options.config import DEFAULT_PRELOAD
 
 PATH = click.Path(path_type=Path)
 

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from holdfast.runtime.cli import job_options
-from holdfast.runtime.config import (
+from holdfast.runtime.options.config import (
     DEFAULT_HEARTBEAT_TIMEOUT_S,
     DEFAULT_MAX_RESTARTS,
     RunConfig,
     default_run_dir,
 )
-from holdfast.runtime.worker_config import DEFAULT_SCRUB_EVERY_S
+from holdfast.runtime.options.worker_config import DEFAULT_SCRUB_EVERY_S
 
 
 class _FaultAddress(click.types.StringParamType):

@@ -27,6 +27,7 @@ from holdfast.runtime.data import ArrayData
 from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.run.journal import Record, read_journal
@@ -34,7 +35,6 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
 from holdfast.runtime.vector import FloatVector
-from holdfast.runtime.worker_config import WorkerConfig
 
 FLOATS = 40_000
 

@@ -26,13 +26,13 @@ from holdfast.runtime.data import ArrayData
 from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.loop import TrainingLoop
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Request
 from holdfast.runtime.training_job import Request as TrainingRequest
 from holdfast.runtime.training_job import describe_job
 from holdfast.runtime.vector import FloatVector
-from holdfast.runtime.worker_config import WorkerConfig
 
 _Result = TypeVar("_Result")
 

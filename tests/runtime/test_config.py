@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import config as config_file
-from holdfast.runtime.config import RunConfig, default_run_dir, read_config_file
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options import config as config_file
+from holdfast.runtime.options.config import RunConfig, default_run_dir, read_config_file
 
 
 @pytest.fixture

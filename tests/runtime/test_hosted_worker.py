@@ -9,7 +9,7 @@ import pytest
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
-from holdfast.runtime.worker_config import WorkerConfig
+from holdfast.runtime.options.worker_config import WorkerConfig
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),

@@ -18,10 +18,10 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data import ArrayData
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.initial_weights import load_initial_weights
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training_job import Request, describe_job
 from holdfast.runtime.weights_source import WeightsSource
-from holdfast.runtime.worker_config import WorkerConfig
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),

@@ -15,10 +15,10 @@ from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.retention_terms import check_metric, retention_of
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
-from holdfast.runtime.worker_config import WorkerConfig
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),

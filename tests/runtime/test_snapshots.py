@@ -32,6 +32,7 @@ from holdfast.runtime import snapshot_place
 from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pending_shard import PendingShard, Shards
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.snapshot import SavePlan, Snapshot
@@ -40,7 +41,6 @@ from holdfast.runtime.snapshot_place import SnapshotPlace, take_place
 from holdfast.runtime.snapshot_writer import SnapshotWriter
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.worker_config import WorkerConfig
 
 STATE = {"a": np.arange(9000, dtype=np.float32), "b": np.arange(5), "c": np.array(True)}
 WRITERS = 2

@@ -19,10 +19,10 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.upkeep import Upkeep
-from holdfast.runtime.worker_config import WorkerConfig
 
 
 class Committer:

@@ -11,12 +11,12 @@ import pytest
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.hosted_worker import GuardHello, Launch
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.output import OutputForwarder
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.warm_pool import ForkRequest, PoolSettings
-from holdfast.runtime.worker_config import WorkerConfig
 from holdfast.runtime.worker_host import WorkerHost
 
 CONFIG = WorkerConfig(

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.config import RunConfig
 from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.options.config import RunConfig
 
 
 @pytest.fixture(autouse=True)

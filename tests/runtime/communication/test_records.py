@@ -16,10 +16,10 @@ from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.membership import Membership, RepairTimes
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.worker_config import WorkerConfig
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
 WORKERS = (WorkerId(4), WorkerId(5), WorkerId(6))

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
-from holdfast.runtime.worker_config import WorkerConfig
 
 FATAL_STEP = 5
 

@@ -14,9 +14,9 @@ import sys
 import time
 from typing import NoReturn
 
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
-from holdfast.runtime.worker_config import WorkerConfig
 
 
 class Tiny:

@@ -18,8 +18,8 @@ from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.worker_config import DEFAULT_SCRUB_EVERY_S
 from holdfast.runtime.system.processes import usable_cores
-from holdfast.runtime.worker_config import DEFAULT_SCRUB_EVERY_S
 
 if sys.version_info >= (3, 11):
     import tomllib
