@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast.runtime.data import Array
-from holdfast.runtime.vector import aligned_vector
+from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.vector_layout import VectorLayout
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime import ArrayData, Trainer
 from holdfast.runtime.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.data import Array
-from holdfast.runtime.membership import Membership
-from holdfast.runtime.mpi_communicator import MpiCommunicator, join_world
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_world
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.replica import ContributionShape, Microbatch

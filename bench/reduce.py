@@ -24,12 +24,12 @@ import numpy as np
 from holdfast.recovery.assignment import assign
 from holdfast.recovery.reduction import plan_reduction
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.common_memory import meet
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.exchange import TreeExchange
-from holdfast.runtime.membership import Membership
-from holdfast.runtime.shared_vectors import SharedVectors
-from holdfast.runtime.vector import FloatVector
+from holdfast.runtime.exchange.common_memory import meet
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.exchange import TreeExchange
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.shared_vectors import SharedVectors
+from holdfast.runtime.exchange.vector import FloatVector
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -101,7 +101,7 @@ def _be_rank(options: argparse.Namespace) -> None:
     """Measure all sizes as one rank of the world, and leave."""
     from mpi4py import MPI
 
-    from holdfast.runtime.mpi_communicator import join_world
+    from holdfast.runtime.exchange.mpi_communicator import join_world
 
     communicator = join_world(shrinkable=True)
     comm = MPI.COMM_WORLD

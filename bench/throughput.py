@@ -23,9 +23,9 @@ import numpy as np
 
 from holdfast.runtime import ArrayData, Trainer
 from holdfast.runtime.data import Array
+from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.replica import ContributionShape, Microbatch, Replica, Tensors
 from holdfast.runtime.testing import JobRequest
-from holdfast.runtime.vector import FloatVector
 
 WORKERS = 2
 BOUND = 1.0

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.replica import Replica, Tensors
 
 NO_STATE = -1

@@ -13,8 +13,8 @@ from typing import Any
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
-from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.curriculum import Work
 from holdfast.recovery.reduction import plan_reduction
-from holdfast.runtime.common_memory import CommonMemory, meet
-from holdfast.runtime.exchange import TreeExchange
-from holdfast.runtime.membership import Membership
+from holdfast.runtime.exchange.common_memory import CommonMemory, meet
+from holdfast.runtime.exchange.exchange import TreeExchange
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.transaction import Transaction
 
 

@@ -34,10 +34,7 @@ import tensorflow as tf
 
 from holdfast.runtime import model_rules
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.generator_seeds import generator_seeds
-from holdfast.runtime.named_variables import check_tensors, model_variables
-from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
-from holdfast.runtime.vector import (
+from holdfast.runtime.exchange.vector import (
     ALIGNMENT_BYTES,
     FloatVector,
     address_of,
@@ -45,6 +42,9 @@ from holdfast.runtime.vector import (
     aligned_vector,
     writable_alias,
 )
+from holdfast.runtime.generator_seeds import generator_seeds
+from holdfast.runtime.named_variables import check_tensors, model_variables
+from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.vector_layout import ROW_FLOATS, Place, VectorLayout
 
 

@@ -25,11 +25,12 @@ from holdfast.runtime.catch_up import (
     share_state,
     whole_state,
 )
-from holdfast.runtime.communicator import WorldBroken
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import JobError, WorldLost
+from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.exchanges import Exchanges
-from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
@@ -42,7 +43,6 @@ from holdfast.runtime.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, Request
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Transaction
-from holdfast.runtime.vector import FloatVector
 
 MAX_REPAIR_ATTEMPTS = 32
 """Repairs in a row without an applied update; each death spoils at most two."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.run.numerics import Numerics, differences
 
 

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.runtime.vector import FloatVector
+from holdfast.runtime.exchange.vector import FloatVector
 
 Tensors: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 

@@ -27,9 +27,9 @@ from holdfast.checkpoint.state_reader import StateReader
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.agent_memory import AgentMemory
 from holdfast.runtime.catch_up import whole_state
-from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
+from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.initial_weights import load_initial_weights
 from holdfast.runtime.mending import Mender, second_holders
 from holdfast.runtime.numerics_check import check_resumed

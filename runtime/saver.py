@@ -28,7 +28,7 @@ from holdfast.recovery.vote import Bit, Outcome
 from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.errors import StoppedEarly
-from holdfast.runtime.membership import Membership
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten
 from holdfast.runtime.records import LoopRecords

@@ -25,11 +25,11 @@ from typing import Any
 
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.communicator import Communicator
 from holdfast.runtime.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import last_generation
 from holdfast.runtime.run.numerics import Numerics
@@ -74,7 +74,7 @@ def standalone() -> WorkerContext:
 
 def _join() -> Communicator:
     """Initialise MPI, and leave by agreement when the script ends."""
-    from holdfast.runtime.mpi_communicator import join_world
+    from holdfast.runtime.exchange.mpi_communicator import join_world
 
     communicator = join_world(shrinkable=True)
     atexit.register(_leave, communicator)

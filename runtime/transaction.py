@@ -29,9 +29,9 @@ from holdfast.recovery.partial import PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.data import Data
+from holdfast.runtime.exchange.shared_vectors import SharedVectors
+from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.replica import Microbatch, Replica
-from holdfast.runtime.shared_vectors import SharedVectors
-from holdfast.runtime.vector import FloatVector
 
 
 @dataclass(frozen=True, slots=True)

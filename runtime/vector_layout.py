@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.runtime.vector import ALIGNMENT_BYTES
+from holdfast.runtime.exchange.vector import ALIGNMENT_BYTES
 
 ROW_FLOATS = ALIGNMENT_BYTES // 4
 """The vector is a sequence of whole rows, and tensors begin where a row begins."""

@@ -48,7 +48,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 
 def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerContext:
     """Initialise MPI and return the worker's surroundings."""
-    from holdfast.runtime.mpi_communicator import join_world
+    from holdfast.runtime.exchange.mpi_communicator import join_world
 
     page.phase = Phase.JOINING
     page.generation = config.generation

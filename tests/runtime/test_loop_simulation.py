@@ -125,7 +125,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Which of its two ways the exchange takes."""
     if request.param == "messages":
         hosts = itertools.count()
-        monkeypatch.setattr("holdfast.runtime.common_memory._host", lambda: b"%d" % next(hosts))
+        monkeypatch.setattr(
+            "holdfast.runtime.exchange.common_memory._host", lambda: b"%d" % next(hosts)
+        )
     return str(request.param)
 
 

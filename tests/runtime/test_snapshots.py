@@ -30,8 +30,8 @@ from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import snapshot_place
 from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.injector import FaultInjector
-from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pending_shard import PendingShard, Shards
 from holdfast.runtime.run.journal import read_journal

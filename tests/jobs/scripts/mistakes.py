@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.runtime import ArrayData, Trainer
+from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
-from holdfast.runtime.vector import FloatVector
 
 
 class Mean:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import scenarios
 
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.mpi_communicator import join_world
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.mpi_communicator import join_world
 
 LIFETIME_S = 90
 

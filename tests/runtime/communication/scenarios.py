@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdfast.runtime.communicator import Array, Communicator, WorldBroken
+from holdfast.runtime.exchange.communicator import Array, Communicator, WorldBroken
 
 Die = Callable[[], object]
 

@@ -12,10 +12,10 @@ from holdfast.runtime.catch_up import (
     share_state,
     whole_state,
 )
-from holdfast.runtime.communicator import WorldBroken
-from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
-from holdfast.runtime.vector import FloatVector
 
 
 class OneTensor:

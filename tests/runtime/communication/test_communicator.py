@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import scenarios
 
-from holdfast.runtime.communicator import Communicator, WorldBroken
-from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.simulated_threads import Deadlock
 from holdfast.runtime.launch import LaunchLine
-from holdfast.runtime.local_communicator import LocalCommunicator
 from holdfast.runtime.mpi_library import find_mpiexec
-from holdfast.runtime.turns import Deadlock
 
 Scenario = Callable[[Communicator], Communicator]
 MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]

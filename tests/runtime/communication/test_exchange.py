@@ -20,14 +20,14 @@ from holdfast.recovery.reduction import (
     root_of,
 )
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.common_memory import meet
-from holdfast.runtime.communicator import WorldBroken
-from holdfast.runtime.exchange import TreeExchange
-from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
-from holdfast.runtime.fold import BUCKET_FLOATS
-from holdfast.runtime.membership import Membership
-from holdfast.runtime.shared_vectors import SharedVectors
-from holdfast.runtime.vector import FloatVector
+from holdfast.runtime.exchange.common_memory import meet
+from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.exchange import TreeExchange
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.fold import BUCKET_FLOATS
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.exchange.shared_vectors import SharedVectors
+from holdfast.runtime.exchange.vector import FloatVector
 
 SMALL_BUCKET_FLOATS = 4096
 TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237
@@ -261,7 +261,7 @@ def test_what_is_not_finite_is_seen_wherever_it_stands(value: float) -> None:
 def test_workers_on_two_hosts_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them agree on that, or one would wait for messages that nobody sends."""
     hosts = iter([b"here", b"here", b"there"])
-    monkeypatch.setattr("holdfast.runtime.common_memory._host", lambda: next(hosts))
+    monkeypatch.setattr("holdfast.runtime.exchange.common_memory._host", lambda: next(hosts))
     check_meeting(shared=False)
 
 

@@ -8,9 +8,9 @@ import itertools
 import pytest
 
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.communicator import WorldBroken
-from holdfast.runtime.fake_communicator import FakeCommunicator, run_world
-from holdfast.runtime.membership import Membership
+from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.membership import Membership
 
 RANKS = 4
 WORLD = World(5, tuple(WorkerId(20 + rank) for rank in range(RANKS)), 3)

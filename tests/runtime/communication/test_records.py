@@ -13,9 +13,9 @@ from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.ledger import Ledger
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.injector import FaultInjector
-from holdfast.runtime.local_communicator import LocalCommunicator
-from holdfast.runtime.membership import Membership, RepairTimes
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.run.journal import read_journal

@@ -12,8 +12,8 @@ from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.partial import PartialSums
 from holdfast.recovery.reduction import maximal_nodes, plan_reduction
 from holdfast.recovery.world import World
+from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.replica import Microbatch
-from holdfast.runtime.vector import aligned_vector
 
 MICROBATCHES = 5
 BATCH = 33

@@ -19,8 +19,8 @@ from keras_harness import (
     train,
 )
 
+from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.replica import Microbatch, Replica
-from holdfast.runtime.vector import aligned_vector
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ from keras_harness import (
 )
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.vector import aligned_vector
+from holdfast.runtime.exchange.vector import aligned_vector
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

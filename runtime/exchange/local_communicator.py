@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from holdfast.runtime.communicator import Array, Bounds
+from holdfast.runtime.exchange.communicator import Array, Bounds
 
 
 class LocalFlight:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
-from holdfast.runtime.common_memory import CommonMemory
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.fold import BUCKET_FLOATS, Fold, buckets
-from holdfast.runtime.vector import FloatVector, is_finite
+from holdfast.runtime.exchange.common_memory import CommonMemory
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.fold import BUCKET_FLOATS, Fold, buckets
+from holdfast.runtime.exchange.vector import FloatVector, is_finite
 
 
 class Mapped:

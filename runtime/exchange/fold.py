@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from holdfast.recovery.reduction import ReductionPlan
-from holdfast.runtime.vector import FloatVector
+from holdfast.runtime.exchange.vector import FloatVector
 
 BUCKET_FLOATS = 256 * 1024
 """1 MiB: the roots of a bucket stay in the second-level cache (bench/reduce)."""

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from holdfast.recovery.vote import REFUSAL
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.communicator import Communicator, WorldBroken
+from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 
 _CARD = struct.Struct("<qq")
 _ALL_WELL = 1

@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.system.sealed_memory import sealed_memory
-from holdfast.runtime.vector import FloatVector
 
 _TICKET = struct.Struct("<qqqq16s")
 _HEADER_BYTES = 4096

@@ -24,8 +24,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from holdfast.runtime.communicator import Array, Bounds, WorldBroken
-from holdfast.runtime.turns import Killed, Turns
+from holdfast.runtime.exchange.communicator import Array, Bounds, WorldBroken
+from holdfast.runtime.exchange.simulated_threads import Killed, Turns
 
 _Result = TypeVar("_Result")
 _Wire: TypeAlias = tuple[int, int, object]

@@ -32,7 +32,7 @@ from typing import NoReturn
 import mpi4py
 import numpy as np
 
-from holdfast.runtime.communicator import Array, Bounds, WorldBroken
+from holdfast.runtime.exchange.communicator import Array, Bounds, WorldBroken
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False

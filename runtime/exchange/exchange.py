@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 
 from holdfast.recovery.overflow import quiet_context
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
-from holdfast.runtime.common_memory import CommonMemory
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.mapped import Mapped
-from holdfast.runtime.slices import Slices
-from holdfast.runtime.vector import FloatVector, is_finite
+from holdfast.runtime.exchange.common_memory import CommonMemory
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.message_sum import Slices
+from holdfast.runtime.exchange.shared_sum import Mapped
+from holdfast.runtime.exchange.vector import FloatVector, is_finite
 
 
 def _nothing() -> None:
