@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from holdfast.runtime.data import Array
 from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.vector_layout import VectorLayout
+from holdfast.runtime.model.data import Array
+from holdfast.runtime.model.vector_layout import VectorLayout
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -22,9 +22,9 @@ import harness
 import numpy as np
 
 from holdfast.runtime import ArrayData, Trainer
-from holdfast.runtime.data import Array
 from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.replica import ContributionShape, Microbatch, Replica, Tensors
+from holdfast.runtime.model.data import Array
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica, Tensors
 from holdfast.runtime.testing import JobRequest
 
 WORKERS = 2
@@ -173,7 +173,7 @@ def _train(name: str, rounds: int) -> None:
     from models import CLASSES, SUBJECTS
     from mpi4py import MPI
 
-    from holdfast.runtime.keras_replica import KerasReplica
+    from holdfast.runtime.model.keras_replica import KerasReplica
 
     subject = SUBJECTS[name]
     global_batch = WORKERS * subject.batch

@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 
 from holdfast.runtime import ArrayData, Trainer
-from holdfast.runtime.replica import ContributionShape, Microbatch
+from holdfast.runtime.model.replica import ContributionShape, Microbatch
 
 LEARNING_RATE = np.float32(0.1)
 MOMENTUM = np.float32(0.9)

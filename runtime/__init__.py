@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.runtime.data import ArrayData
-    from holdfast.runtime.replica import Replica
+    from holdfast.runtime.model.data import ArrayData
+    from holdfast.runtime.model.replica import Replica
     from holdfast.runtime.trainer import Trainer
 
 __all__ = ["ArrayData", "Replica", "Trainer"]
 
 _HOMES = {
-    "ArrayData": "holdfast.runtime.data",
-    "Replica": "holdfast.runtime.replica",
+    "ArrayData": "holdfast.runtime.model.data",
+    "Replica": "holdfast.runtime.model.replica",
     "Trainer": "holdfast.runtime.trainer",
 }
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.replica import Replica, Tensors
+from holdfast.runtime.model.replica import Replica, Tensors
 
 NO_STATE = -1
 """Version of a worker that holds no state yet."""

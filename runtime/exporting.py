@@ -17,8 +17,8 @@ from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.reader import Restored, compare_specs
 from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.model.named_variables import model_variables
 from holdfast.runtime.model_source import ModelSource
-from holdfast.runtime.named_variables import model_variables
 from holdfast.runtime.publishing import publish
 
 

@@ -18,10 +18,10 @@ from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.model.weights_source import WeightsSource, is_weight
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
-from holdfast.runtime.weights_source import WeightsSource, is_weight
 
 _FIRST_STEP = 0
 

@@ -31,11 +31,11 @@ from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.exchanges import Exchanges
+from holdfast.runtime.model.replica import Replica, Tensors
 from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.records import LoopRecords
-from holdfast.runtime.replica import Replica, Tensors
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.run.failure_history import history_of
 from holdfast.runtime.save_clock import SaveClock

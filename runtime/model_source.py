@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
-from holdfast.runtime.training_refusal import (
+from holdfast.runtime.model.training_refusal import (
     RefusedTraining,
     TrainingRefused,
     training_refused,

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.runtime.data import Data
-from holdfast.runtime.replica import Microbatch, Replica
+from holdfast.runtime.model.data import Data
+from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.training_job import TrainingJob
 
 

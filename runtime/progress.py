@@ -8,8 +8,8 @@ from holdfast.checkpoint.epoch_metrics import EpochMetrics
 from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
+from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.records import LoopRecords
-from holdfast.runtime.replica import Replica
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Total
 

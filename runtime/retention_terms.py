@@ -7,7 +7,7 @@ import numpy as np
 from holdfast.checkpoint.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.replica import Replica
+from holdfast.runtime.model.replica import Replica
 
 _MODES = ("min", "max")
 

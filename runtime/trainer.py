@@ -17,15 +17,15 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.runtime import context as contexts
 from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.context import WorkerContext
-from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError, StopRequested
 from holdfast.runtime.loop import TrainingLoop
-from holdfast.runtime.replica import Replica
+from holdfast.runtime.model.data import Data
+from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.retention_terms import check_metric
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.standalone import standalone
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
-from holdfast.runtime.training_refusal import check_training
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from holdfast.recovery.curriculum import Curriculum, Work
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
-from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.model.data import Data
+from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.replica import Replica
 from holdfast.runtime.retention_terms import retention_of
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.save_terms import SaveTerms
@@ -23,7 +24,6 @@ from holdfast.runtime.transaction import (
     Transaction,
     ValidationContributor,
 )
-from holdfast.runtime.weights_source import WeightsSource
 
 
 @dataclass(frozen=True, slots=True)

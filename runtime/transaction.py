@@ -28,10 +28,10 @@ from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.partial import PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.data import Data
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
 from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.replica import Microbatch, Replica
+from holdfast.runtime.model.data import Data
+from holdfast.runtime.model.replica import Microbatch, Replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.context import WorkerContext, journal_of
-from holdfast.runtime.data import ArrayData
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.runtime.data import ArrayData, Data
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.data import ArrayData, Data
 
 
 def _ids(*ids: int) -> np.ndarray:

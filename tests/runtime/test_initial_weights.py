@@ -15,13 +15,13 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.data import ArrayData
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.initial_weights import load_initial_weights
+from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.model.initial_weights import load_initial_weights
+from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training_job import Request, describe_job
-from holdfast.runtime.weights_source import WeightsSource
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),

@@ -13,8 +13,8 @@ from simulation import TinyReplica, data
 from holdfast.checkpoint.retention import Best, Retention
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.model.data import Data
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.retention_terms import check_metric, retention_of
 from holdfast.runtime.run.numerics import Numerics

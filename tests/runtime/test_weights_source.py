@@ -11,7 +11,7 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.weights_source import WeightsKind, WeightsSource, is_weight
+from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight
 
 
 @pytest.fixture

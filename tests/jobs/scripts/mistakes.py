@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.runtime import ArrayData, Trainer
 from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 
 
 class Mean:

@@ -15,7 +15,7 @@ from holdfast.runtime.catch_up import (
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 
 
 class OneTensor:

@@ -13,7 +13,7 @@ from holdfast.recovery.partial import PartialSums
 from holdfast.recovery.reduction import maximal_nodes, plan_reduction
 from holdfast.recovery.world import World
 from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.replica import Microbatch
+from holdfast.runtime.model.replica import Microbatch
 
 MICROBATCHES = 5
 BATCH = 33

@@ -20,7 +20,7 @@ from keras_harness import (
 )
 
 from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.replica import Microbatch, Replica
+from holdfast.runtime.model.replica import Microbatch, Replica
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -16,9 +16,9 @@ from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state
-from holdfast.runtime.initial_weights import load_initial_weights
+from holdfast.runtime.model.initial_weights import load_initial_weights
+from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.model_source import ModelSource
-from holdfast.runtime.weights_source import WeightsSource
 
 pytestmark = [
     pytest.mark.tensorflow,

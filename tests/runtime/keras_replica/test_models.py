@@ -18,7 +18,7 @@ from keras_harness import (
     dense,
 )
 
-from holdfast.runtime.replica import Microbatch
+from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

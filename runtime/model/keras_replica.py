@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime import model_rules
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.vector import (
     ALIGNMENT_BYTES,
@@ -42,10 +41,11 @@ from holdfast.runtime.exchange.vector import (
     aligned_vector,
     writable_alias,
 )
-from holdfast.runtime.generator_seeds import generator_seeds
-from holdfast.runtime.named_variables import check_tensors, model_variables
-from holdfast.runtime.replica import ContributionShape, Microbatch, Tensors
-from holdfast.runtime.vector_layout import ROW_FLOATS, Place, VectorLayout
+from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.generator_seeds import generator_seeds
+from holdfast.runtime.model.named_variables import check_tensors, model_variables
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout
 
 
 @dataclass(frozen=True, slots=True)

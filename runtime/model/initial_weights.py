@@ -21,8 +21,8 @@ from holdfast.checkpoint.layout import specs_of
 from holdfast.checkpoint.reader import compare_specs, restore, restore_newest
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.replica import Replica
-from holdfast.runtime.weights_source import WeightsKind, WeightsSource, is_weight
+from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight
 
 _UNREADABLE = (OSError, EOFError, zipfile.BadZipFile)
 """What is raised of a file that is cut short, or none of its kind; other errors are of a model."""
@@ -128,7 +128,7 @@ def _unset(replica: Replica) -> list[str]:
 
 
 def _read_tensorflow(model: Any, prefix: Path) -> None:
-    from holdfast.runtime.tensorflow_checkpoint import read_into
+    from holdfast.runtime.model.tensorflow_checkpoint import read_into
 
     read_into(model, prefix)
 

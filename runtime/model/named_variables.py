@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from holdfast.runtime import model_rules
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.replica import Tensors
+from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.replica import Tensors
 
 
 def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[str, Any]:

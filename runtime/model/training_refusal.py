@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.runtime.data import Data
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.data import Data
 
 
 class TrainingRefused(ProgramError):
