@@ -25,15 +25,15 @@ from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pending_shard import Shards
 from holdfast.runtime.snapshot import SavePlan
 from holdfast.runtime.snapshot_memory import SnapshotMemory
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.injector import FaultInjector
 
 COPIES, FLAT, OURS = "np.copyto, a tensor", "np.copyto, all at once", "holdfast snapshot"
 BESIDE = "  beside the next step"

@@ -34,7 +34,7 @@ from holdfast.runtime.warm_pool import PoolSettings
 from holdfast.runtime.worker_host import WorkerHost
 
 SOCKET_NAME = "agent.sock"
-DEFAULT_ENTRY = "holdfast.runtime.worker:main"
+DEFAULT_ENTRY = "holdfast.runtime.worker.worker:main"
 
 _FIRST_SUPERVISOR_WITHIN_S = 60.0
 _IDLE_LOOK_S = 1.0

@@ -18,7 +18,7 @@ from holdfast.checkpoint.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repair import Repair
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.context import WorkerContext
+from holdfast.runtime.worker.context import WorkerContext
 
 
 class AgentMemory:

@@ -25,17 +25,14 @@ from holdfast.runtime.catch_up import (
     share_state,
     whole_state,
 )
-from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.exchanges import Exchanges
 from holdfast.runtime.model.replica import Replica, Tensors
-from holdfast.runtime.numerics_check import check_peers
 from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
-from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.run.failure_history import history_of
 from holdfast.runtime.save_clock import SaveClock
@@ -43,6 +40,9 @@ from holdfast.runtime.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, Request
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Transaction
+from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.numerics_check import check_peers
+from holdfast.runtime.worker.records import LoopRecords
 
 MAX_REPAIR_ATTEMPTS = 32
 """Repairs in a row without an applied update; each death spoils at most two."""

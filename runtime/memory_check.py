@@ -21,11 +21,11 @@ from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.tensor import Tensor, whole_bytes_of
 from holdfast.recovery.consensus import Consensus, compare_digests
 from holdfast.recovery.vote import REFUSAL
-from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.records import LoopRecords
 
 
 class MemoryCheck:

@@ -12,8 +12,8 @@ from typing import Protocol
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.repair import Repair
 from holdfast.runtime.agent_memory import AgentMemory
-from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.mirror import Mirror
+from holdfast.runtime.worker.context import WorkerContext
 
 
 class SecondHolder(Protocol):

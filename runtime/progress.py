@@ -9,9 +9,9 @@ from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Total
+from holdfast.runtime.worker.records import LoopRecords
 
 
 class Progress:

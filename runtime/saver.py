@@ -25,16 +25,16 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.saving import SavePhase, after_vote
 from holdfast.recovery.vote import Bit, Outcome
-from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten
-from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.save_terms import SaveTerms
 from holdfast.runtime.snapshot import SavePlan, State
 from holdfast.runtime.upkeep import Upkeep
+from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.records import LoopRecords
 
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""

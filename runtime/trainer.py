@@ -14,9 +14,7 @@ from typing import Any
 
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime import context as contexts
 from holdfast.runtime.catch_up import whole_state
-from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import ProgramError, StopRequested
 from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.model.data import Data
@@ -24,8 +22,10 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.retention_terms import check_metric
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.standalone import standalone
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.standalone import standalone
 
 
 @dataclass(frozen=True, slots=True)

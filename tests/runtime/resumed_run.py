@@ -21,12 +21,10 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.catch_up import whole_state
-from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -35,6 +33,8 @@ from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.injector import FaultInjector
 
 FLOATS = 40_000
 

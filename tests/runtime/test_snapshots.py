@@ -29,9 +29,7 @@ from holdfast.checkpoint.verification import verify_step
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import snapshot_place
-from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pending_shard import PendingShard, Shards
 from holdfast.runtime.run.journal import read_journal
@@ -41,6 +39,8 @@ from holdfast.runtime.snapshot_place import SnapshotPlace, take_place
 from holdfast.runtime.snapshot_writer import SnapshotWriter
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.injector import FaultInjector
 
 STATE = {"a": np.arange(9000, dtype=np.float32), "b": np.arange(5), "c": np.array(True)}
 WRITERS = 2

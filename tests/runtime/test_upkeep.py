@@ -16,13 +16,13 @@ from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.upkeep import Upkeep
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.injector import FaultInjector
 
 
 class Committer:

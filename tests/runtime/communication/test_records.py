@@ -12,14 +12,14 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.ledger import Ledger
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.context import WorkerContext, journal_of
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
-from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.records import LoopRecords
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.injector import FaultInjector
+from holdfast.runtime.worker.records import LoopRecords
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
 WORKERS = (WorkerId(4), WorkerId(5), WorkerId(6))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.run.numerics import Numerics, differences
+from holdfast.runtime.worker.context import WorkerContext
 
 
 def check_peers(context: WorkerContext, communicator: Communicator, mine: Numerics) -> None:

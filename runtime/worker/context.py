@@ -1,7 +1,7 @@
 """A worker's surroundings: what connects the trainer to the processes around it.
 
 Under ``holdfast run`` the worker's entry makes the context; a script that is
-started without it makes its own (`runtime.standalone`).
+started without it makes its own (`worker.standalone`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.injector import FaultInjector
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.worker.injector import FaultInjector
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.context import WorkerContext
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.worker.context import WorkerContext
 
 _TOGETHER_S = 0.25
 """A record costs 60 us when the caches are cold, 1 % of a step of 6 ms."""

@@ -25,7 +25,6 @@ from typing import Any
 
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
@@ -36,6 +35,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key, refuse_other_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"
 

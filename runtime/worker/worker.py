@@ -18,12 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from holdfast.runtime.context import WorkerContext, injector_of, install, journal_of
 from holdfast.runtime.errors import JobError, StopRequested, UsageError
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
+from holdfast.runtime.worker.context import WorkerContext, injector_of, install, journal_of
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
 
