@@ -26,11 +26,11 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.memory_check import MemoryCheck
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.pending_shard import Shards
-from holdfast.runtime.snapshot import SavePlan
-from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.saving.memory_check import MemoryCheck
+from holdfast.runtime.saving.shard_writers import Shards
+from holdfast.runtime.saving.snapshot import SavePlan
+from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector

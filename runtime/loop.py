@@ -35,8 +35,8 @@ from holdfast.runtime.preparation import Preparation
 from holdfast.runtime.progress import Progress
 from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.run.failure_history import history_of
-from holdfast.runtime.save_clock import SaveClock
-from holdfast.runtime.saver import Saver
+from holdfast.runtime.saving.save_clock import SaveClock
+from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, Request
 from holdfast.runtime.training_job import TrainingJob
 from holdfast.runtime.transaction import Transaction

@@ -17,7 +17,7 @@ from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.retention_terms import retention_of
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.save_terms import SaveTerms
+from holdfast.runtime.saving.save_terms import SaveTerms
 from holdfast.runtime.transaction import (
     Contributor,
     TrainingContributor,

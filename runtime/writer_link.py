@@ -152,7 +152,7 @@ class WriterLink:
         """
         if self._channel is None:
             ours, theirs = pair()
-            command = [sys.executable, "-m", "holdfast.runtime.snapshot_writer"]
+            command = [sys.executable, "-m", "holdfast.runtime.saving.snapshot_writer"]
             command += ["--control-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
             try:
                 self._process = subprocess.Popen(

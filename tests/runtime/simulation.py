@@ -142,8 +142,8 @@ def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
     A lazy saver gets nowhere while others only wait, and here no power goes.
     """
-    patch.setattr("holdfast.runtime.saver.ThreadPoolExecutor", LazyExecutor)
-    patch.setattr("holdfast.runtime.saver.wait", lambda futures, timeout: None)
+    patch.setattr("holdfast.runtime.saving.saver.ThreadPoolExecutor", LazyExecutor)
+    patch.setattr("holdfast.runtime.saving.saver.wait", lambda futures, timeout: None)
     patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
 

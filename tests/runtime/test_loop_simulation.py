@@ -30,7 +30,7 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.save_clock import SaveClock
+from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.system.heartbeat import Request
 
 pytestmark = pytest.mark.usefixtures("one_core")

@@ -19,8 +19,8 @@ from resumed_run import Run
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.repair import Repair
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.mending import Mender
-from holdfast.runtime.mirror import MirrorUnusable
+from holdfast.runtime.saving.mending import Mender
+from holdfast.runtime.saving.mirror import MirrorUnusable
 
 
 @pytest.fixture

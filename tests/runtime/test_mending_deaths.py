@@ -18,7 +18,7 @@ from resumed_run import Run
 from holdfast.checkpoint.filesystem import LocalFileSystem
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.repair import Repair
-from holdfast.runtime.mirror import Mirror
+from holdfast.runtime.saving.mirror import Mirror
 
 
 @pytest.fixture

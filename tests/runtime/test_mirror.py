@@ -17,8 +17,8 @@ from mirrored_run import NEWEST, flip_a_byte, mirrored_run, shard
 from resumed_run import Run
 
 from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.runtime.mirror import Mirror, MirrorUnusable
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.saving.mirror import Mirror, MirrorUnusable
 
 
 @pytest.fixture
@@ -122,7 +122,9 @@ def test_holder_that_hangs_while_it_mends_does_nothing_later(
         return plain(files, path)
 
     monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
-    monkeypatch.setattr("holdfast.runtime.mending.Mirror", partial(Mirror, call_within_s=0.2))
+    monkeypatch.setattr(
+        "holdfast.runtime.saving.mending.Mirror", partial(Mirror, call_within_s=0.2)
+    )
     try:
         assert run.restore(ranks) == [(10, 1.0)] * ranks
     finally:

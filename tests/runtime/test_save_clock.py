@@ -12,7 +12,7 @@ from holdfast.recovery.schedule import (
     Schedule,
     best_interval_s,
 )
-from holdfast.runtime.save_clock import SaveClock
+from holdfast.runtime.saving.save_clock import SaveClock
 
 
 class Training:

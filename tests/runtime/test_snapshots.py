@@ -28,15 +28,15 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.verification import verify_step
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime import snapshot_place
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.pending_shard import PendingShard, Shards
 from holdfast.runtime.run.journal import read_journal
-from holdfast.runtime.snapshot import SavePlan, Snapshot
-from holdfast.runtime.snapshot_memory import SnapshotMemory
-from holdfast.runtime.snapshot_place import SnapshotPlace, take_place
-from holdfast.runtime.snapshot_writer import SnapshotWriter
+from holdfast.runtime.saving import snapshot_place
+from holdfast.runtime.saving.shard_writers import PendingShard, Shards
+from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
+from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
+from holdfast.runtime.saving.snapshot_place import SnapshotPlace, take_place
+from holdfast.runtime.saving.snapshot_writer import SnapshotWriter
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
@@ -418,7 +418,7 @@ def test_memory_of_a_world_that_has_shrunk_is_given_back_before_more_is_taken(
         found.append(open_memory() - begun)
         return take_place(*arguments)
 
-    monkeypatch.setattr("holdfast.runtime.pending_shard.take_place", take)
+    monkeypatch.setattr("holdfast.runtime.saving.shard_writers.take_place", take)
     workers[0].begin(plan_of())
     workers[0].begin(plan_of(step=40, attempt=2, writers=1))
 
@@ -450,7 +450,7 @@ def test_memory_of_older_saves_is_given_back(
 
 def test_memory_is_taken_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old kernel cannot map pages ahead: they are touched one by one."""
-    monkeypatch.setattr("holdfast.runtime.snapshot_memory._POPULATE_WRITE", -1)
+    monkeypatch.setattr("holdfast.runtime.saving.snapshot_memory._POPULATE_WRITE", -1)
     memory = SnapshotMemory(3 * 4096 + 5)
 
     fd, contents = memory.next()

@@ -19,8 +19,8 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.saving.checkpoint_care import Upkeep
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.upkeep import Upkeep
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 
@@ -31,11 +31,11 @@ class Committer:
     def __init__(self, run_dir: Path, patch: pytest.MonkeyPatch, **config: Any) -> None:
         run_dir.mkdir()
         self.now = 1000.0
-        patch.setattr("holdfast.runtime.upkeep.time.monotonic", lambda: self.now)
+        patch.setattr("holdfast.runtime.saving.checkpoint_care.time.monotonic", lambda: self.now)
         # A priority that was lowered stays so; the reader's is that of a thread of its own.
         self.priorities: list[int] = []
         patch.setattr(
-            "holdfast.runtime.upkeep.os.setpriority",
+            "holdfast.runtime.saving.checkpoint_care.os.setpriority",
             lambda which, who, priority: self.priorities.append(priority),
         )
         self.store = CheckpointStore(run_dir)

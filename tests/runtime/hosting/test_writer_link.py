@@ -18,8 +18,8 @@ from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime import writer_link
-from holdfast.runtime.snapshot import SavePlan, Snapshot
-from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
+from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.writer_link import (

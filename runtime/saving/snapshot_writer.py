@@ -34,10 +34,10 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
-from holdfast.runtime.downgrades import Downgrades
-from holdfast.runtime.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.snapshot import Snapshot
+from holdfast.runtime.saving.downgrades import Downgrades
+from holdfast.runtime.saving.held_save import HeldSave, HeldSnapshot
+from holdfast.runtime.saving.snapshot import Snapshot
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.processes import allow_many_files, die_with_parent, name_process
 
@@ -261,7 +261,7 @@ def _record(about: Snapshot | HeldSave, event: str, **fields: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Be the writer of the agent at the other end of the descriptor."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.snapshot_writer")
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.saving.snapshot_writer")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument(
         "--parent", type=int, required=True, help="the agent, which holds the lease"

@@ -16,7 +16,7 @@ from holdfast.checkpoint.read_marks import ReadMarks
 from holdfast.checkpoint.retention import Pruner, Retention
 from holdfast.checkpoint.scrub import Finding, Scrubber
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.mending import Mender, mirrors
+from holdfast.runtime.saving.mending import Mender, mirrors
 from holdfast.runtime.worker.context import WorkerContext
 
 _LOWEST_PRIORITY = 19

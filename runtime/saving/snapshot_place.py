@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout
-from holdfast.runtime.snapshot import SavePlan, State
-from holdfast.runtime.snapshot_memory import SnapshotMemory
+from holdfast.runtime.saving.snapshot import SavePlan, State
+from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 
 _LOG = logging.getLogger(__name__)

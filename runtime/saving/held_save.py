@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.checkpoint.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.snapshot import SavePlan, Snapshot
+from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
 from holdfast.runtime.system.channel import FDS, Message
 
 

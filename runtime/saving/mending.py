@@ -11,8 +11,8 @@ from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.repair import Repair
-from holdfast.runtime.agent_memory import AgentMemory
-from holdfast.runtime.mirror import Mirror
+from holdfast.runtime.saving.agent_memory import AgentMemory
+from holdfast.runtime.saving.mirror import Mirror
 from holdfast.runtime.worker.context import WorkerContext
 
 

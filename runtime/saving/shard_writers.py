@@ -19,8 +19,8 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.record import ShardRecord
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.placement import Slices
-from holdfast.runtime.snapshot import SavePlan, Snapshot, State
-from holdfast.runtime.snapshot_place import SnapshotCopy, SnapshotPlace, take_place
+from holdfast.runtime.saving.snapshot import SavePlan, Snapshot, State
+from holdfast.runtime.saving.snapshot_place import SnapshotCopy, SnapshotPlace, take_place
 from holdfast.runtime.worker.context import WorkerContext
 
 _LOOK_S = 0.001

@@ -25,14 +25,14 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.saving import SavePhase, after_vote
 from holdfast.recovery.vote import Bit, Outcome
-from holdfast.runtime.downgrades import Downgrades
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.memory_check import MemoryCheck
-from holdfast.runtime.pending_shard import PendingShard, Shards, SnapshotNotWritten
-from holdfast.runtime.save_terms import SaveTerms
-from holdfast.runtime.snapshot import SavePlan, State
-from holdfast.runtime.upkeep import Upkeep
+from holdfast.runtime.saving.checkpoint_care import Upkeep
+from holdfast.runtime.saving.downgrades import Downgrades
+from holdfast.runtime.saving.memory_check import MemoryCheck
+from holdfast.runtime.saving.save_terms import SaveTerms
+from holdfast.runtime.saving.shard_writers import PendingShard, Shards, SnapshotNotWritten
+from holdfast.runtime.saving.snapshot import SavePlan, State
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
