@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.runtime.model.data import ArrayData
     from holdfast.runtime.model.replica import Replica
-    from holdfast.runtime.trainer import Trainer
+    from holdfast.runtime.training.trainer import Trainer
 
 __all__ = ["ArrayData", "Replica", "Trainer"]
 
 _HOMES = {
     "ArrayData": "holdfast.runtime.model.data",
     "Replica": "holdfast.runtime.model.replica",
-    "Trainer": "holdfast.runtime.trainer",
+    "Trainer": "holdfast.runtime.training.trainer",
 }
 
 

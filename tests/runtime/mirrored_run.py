@@ -22,7 +22,9 @@ def mirrored_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     directory = tmp_path / "run"
     directory.mkdir()
     found = Run(directory)
-    monkeypatch.setattr("holdfast.runtime.restoring._numerics_of", lambda _: found.numerics)
+    monkeypatch.setattr(
+        "holdfast.runtime.training.restoring._numerics_of", lambda _: found.numerics
+    )
     found.save(10, 1.0, WRITERS)
     found.save(20, 2.0, WRITERS)
     found.copy()

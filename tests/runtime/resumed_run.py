@@ -20,7 +20,6 @@ from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
@@ -28,11 +27,12 @@ from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.restoring import JobRestore
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.training_job import Request, TrainingJob, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 

@@ -20,17 +20,17 @@ import pytest
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Request
-from holdfast.runtime.training_job import Request as TrainingRequest
-from holdfast.runtime.training_job import describe_job
+from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.loop import TrainingLoop
+from holdfast.runtime.training.training_job import Request as TrainingRequest
+from holdfast.runtime.training.training_job import describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 

@@ -26,8 +26,8 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repair import Holders, repair_step
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.training.catch_up import whole_state
 
 STEP = 30
 
@@ -88,7 +88,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         path.chmod(0o600)
         key_file = KeyFile.of(path)
     found = Run(tmp_path / "run", key_file)
-    monkeypatch.setattr("holdfast.runtime.restoring._numerics_of", lambda _: found.numerics)
+    monkeypatch.setattr(
+        "holdfast.runtime.training.restoring._numerics_of", lambda _: found.numerics
+    )
     return found
 
 

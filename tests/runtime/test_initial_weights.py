@@ -21,7 +21,7 @@ from holdfast.runtime.model.initial_weights import load_initial_weights
 from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training_job import Request, describe_job
+from holdfast.runtime.training.training_job import Request, describe_job
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),

@@ -18,7 +18,9 @@ from holdfast.runtime.errors import RecoveryImpossible, UsageError
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     found = Run(tmp_path)
-    monkeypatch.setattr("holdfast.runtime.restoring._numerics_of", lambda _: found.numerics)
+    monkeypatch.setattr(
+        "holdfast.runtime.training.restoring._numerics_of", lambda _: found.numerics
+    )
     return found
 
 

@@ -16,9 +16,9 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.retention_terms import check_metric, retention_of
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.training.retention_terms import check_metric, retention_of
+from holdfast.runtime.training.training_job import Request, TrainingJob, describe_job
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),

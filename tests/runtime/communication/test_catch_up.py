@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.catch_up import (
+from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.vector import FloatVector
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.training.catch_up import (
     NO_STATE,
     Source,
     find_source,
@@ -12,10 +16,6 @@ from holdfast.runtime.catch_up import (
     share_state,
     whole_state,
 )
-from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
-from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 
 
 class OneTensor:

@@ -17,7 +17,16 @@ from holdfast.recovery.fault import Site
 from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.world import World
-from holdfast.runtime.catch_up import (
+from holdfast.runtime.errors import JobError, WorldLost
+from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.exchange.vector import FloatVector
+from holdfast.runtime.model.replica import Replica, Tensors
+from holdfast.runtime.run.failure_history import history_of
+from holdfast.runtime.saving.save_clock import SaveClock
+from holdfast.runtime.saving.saver import Saver
+from holdfast.runtime.system.heartbeat import Phase, Request
+from holdfast.runtime.training.catch_up import (
     NO_STATE,
     Source,
     find_source,
@@ -25,21 +34,12 @@ from holdfast.runtime.catch_up import (
     share_state,
     whole_state,
 )
-from holdfast.runtime.errors import JobError, WorldLost
-from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.membership import Membership, RepairTimes
-from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.exchanges import Exchanges
-from holdfast.runtime.model.replica import Replica, Tensors
-from holdfast.runtime.preparation import Preparation
-from holdfast.runtime.progress import Progress
-from holdfast.runtime.restoring import JobRestore
-from holdfast.runtime.run.failure_history import history_of
-from holdfast.runtime.saving.save_clock import SaveClock
-from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.system.heartbeat import Phase, Request
-from holdfast.runtime.training_job import TrainingJob
-from holdfast.runtime.transaction import Transaction
+from holdfast.runtime.training.exchanges import Exchanges
+from holdfast.runtime.training.progress import Progress
+from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.tracing_ahead import Preparation
+from holdfast.runtime.training.training_job import TrainingJob
+from holdfast.runtime.training.transaction import Transaction
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_peers
 from holdfast.runtime.worker.records import LoopRecords

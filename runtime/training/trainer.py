@@ -14,15 +14,15 @@ from typing import Any
 
 from holdfast.checkpoint.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.errors import ProgramError, StopRequested
-from holdfast.runtime.loop import TrainingLoop
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.training_refusal import check_training
-from holdfast.runtime.retention_terms import check_metric
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.loop import TrainingLoop
+from holdfast.runtime.training.retention_terms import check_metric
+from holdfast.runtime.training.training_job import Request, TrainingJob, describe_job
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.standalone import standalone

@@ -9,8 +9,8 @@ from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.training_job import TrainingJob
-from holdfast.runtime.transaction import Total
+from holdfast.runtime.training.training_job import TrainingJob
+from holdfast.runtime.training.transaction import Total
 from holdfast.runtime.worker.records import LoopRecords
 
 

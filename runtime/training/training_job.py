@@ -15,10 +15,10 @@ from holdfast.runtime.model.data import Data
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.retention_terms import retention_of
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_terms import SaveTerms
-from holdfast.runtime.transaction import (
+from holdfast.runtime.training.retention_terms import retention_of
+from holdfast.runtime.training.transaction import (
     Contributor,
     TrainingContributor,
     Transaction,

@@ -10,7 +10,7 @@ from holdfast.recovery.reduction import plan_reduction
 from holdfast.runtime.exchange.common_memory import CommonMemory, meet
 from holdfast.runtime.exchange.exchange import TreeExchange
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.transaction import Transaction
+from holdfast.runtime.training.transaction import Transaction
 
 
 class Exchanges:

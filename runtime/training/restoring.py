@@ -25,7 +25,6 @@ from holdfast.checkpoint.reader import Restored, compare_specs
 from holdfast.checkpoint.retention import prune
 from holdfast.checkpoint.state_reader import StateReader
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.catch_up import whole_state
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.initial_weights import load_initial_weights
@@ -33,7 +32,8 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.mending import Mender, second_holders
-from holdfast.runtime.training_job import TrainingJob
+from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_resumed
 

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.training_job import TrainingJob
+from holdfast.runtime.training.training_job import TrainingJob
 
 
 @runtime_checkable
