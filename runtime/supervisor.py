@@ -25,7 +25,7 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime import guard as guard_file
+from holdfast.runtime.agent import guard as guard_file
 from holdfast.runtime.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.job_setup import JobSetup, prepare_job

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from holdfast.runtime import guard
+from holdfast.runtime.agent import guard
 from holdfast.runtime.system.channel import pair
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
+from holdfast.runtime.agent.hosted_worker import GuardHello, HostedWorker, Launch
 from holdfast.runtime.options.worker_config import WorkerConfig
 
 CONFIG = WorkerConfig(

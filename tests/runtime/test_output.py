@@ -5,7 +5,7 @@ import select
 
 import pytest
 
-from holdfast.runtime.output import OutputForwarder
+from holdfast.runtime.agent.output import OutputForwarder
 
 BOUND_S = 30.0
 NOISE = b"Error in NBC_Start_round() (-1)\n"
@@ -109,7 +109,7 @@ def test_endless_line_is_cut_rather_than_kept(
     terminal: Terminal,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.output._LONGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr("holdfast.runtime.agent.output._LONGEST_LINE_BYTES", 1000)
     output = OutputForwarder(verbose=False)
     read_end, write_end = os.pipe()
     output.forward(read_end, "", terminal.write_fd)

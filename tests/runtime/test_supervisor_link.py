@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.supervisor_link import SupervisorLink
+from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.system.channel import Message, pair
 
 
@@ -43,7 +43,7 @@ def test_events_wait_again_after_the_supervisor_is_gone() -> None:
 
 
 def test_only_the_newest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.supervisor_link._KEPT_EVENTS", 3)
+    monkeypatch.setattr("holdfast.runtime.agent.supervisor_link._KEPT_EVENTS", 3)
     link = SupervisorLink()
     for n in range(5):
         link.tell({"n": n})

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.hosted_worker import GuardHello, Launch
+from holdfast.runtime.agent.hosted_worker import GuardHello, Launch
+from holdfast.runtime.agent.output import OutputForwarder
+from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings
+from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.output import OutputForwarder
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.warm_pool import ForkRequest, PoolSettings
-from holdfast.runtime.worker_host import WorkerHost
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),
@@ -149,8 +149,8 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr("holdfast.runtime.worker_host.WarmPool", FakePool)
-    monkeypatch.setattr("holdfast.runtime.worker_host.WriterLink", FakeWriter)
+    monkeypatch.setattr("holdfast.runtime.agent.worker_host.WarmPool", FakePool)
+    monkeypatch.setattr("holdfast.runtime.agent.worker_host.WriterLink", FakeWriter)
     host = Host()
     host.fork(0)
     host.fork(1)

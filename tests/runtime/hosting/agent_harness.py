@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.runtime import guard as guard_module
+from holdfast.runtime.agent import guard as guard_module
 from holdfast.runtime.launch import LaunchLine
 from holdfast.runtime.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect

@@ -278,7 +278,7 @@ def test_order_that_makes_no_sense_is_refused(
 
 def test_agent_imports_nothing_heavy() -> None:
     script = (
-        "import sys, holdfast.runtime.agent, holdfast.runtime.pool\n"
+        "import sys, holdfast.runtime.agent, holdfast.runtime.agent.pool\n"
         "print([m for m in ('numpy', 'mpi4py', 'tensorflow', 'keras', 'h5py') if m in sys.modules])"
     )
 

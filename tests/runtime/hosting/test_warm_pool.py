@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
 
+from holdfast.runtime.agent.warm_pool import PoolSettings, WarmPool
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.warm_pool import PoolSettings, WarmPool
 
 pytestmark = pytest.mark.process
 

@@ -17,16 +17,16 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.image import ShardImage
 from holdfast.checkpoint.layout import ShardLayout, specs_of
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime import writer_link
-from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
-from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
-from holdfast.runtime.system.channel import FDS, Message
-from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.writer_link import (
+from holdfast.runtime.agent import writer_link
+from holdfast.runtime.agent.writer_link import (
     ANSWERED_WITHIN_S,
     KILLED_SETTLES_WITHIN_S,
     WriterLink,
 )
+from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
+from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
+from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.reactor import Reactor
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 

@@ -102,7 +102,7 @@ class Birth:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.pool")
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.agent.pool")
     parser.add_argument("--agent", type=int, required=True)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--entry", required=True)

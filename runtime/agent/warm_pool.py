@@ -103,7 +103,7 @@ class WarmPool:
 
     def _start(self) -> None:
         self._channel, theirs = pair()
-        command = [sys.executable, "-m", "holdfast.runtime.pool"]
+        command = [sys.executable, "-m", "holdfast.runtime.agent.pool"]
         command += ["--agent", str(os.getpid()), "--control-fd", str(theirs.fileno())]
         command += ["--entry", self._entry, "--preload", ",".join(self._preload)]
         self._process = subprocess.Popen(

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from holdfast.runtime.noise import NoiseFilter
+from holdfast.runtime.agent.noise import NoiseFilter
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20

@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 from holdfast.recovery.detector import FailureDetector, SilenceLimits, Verdict
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.hosted_worker import GuardHello, HostedWorker, Launch
-from holdfast.runtime.output import OutputForwarder
+from holdfast.runtime.agent.hosted_worker import GuardHello, HostedWorker, Launch
+from holdfast.runtime.agent.output import OutputForwarder
+from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
+from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.system.channel import Channel, ChannelError, Message
 from holdfast.runtime.system.heartbeat import Phase, Request
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.warm_pool import ForkRequest, PoolSettings, WarmPool
-from holdfast.runtime.writer_link import QUESTIONS, WriterLink
 
 _STARTING_TIMEOUT_S = 60.0
 """A start may import for long, and ``MPI_Init`` holds the interpreter's lock."""

@@ -22,16 +22,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime.agent.hosted_worker import GuardHello, Launch
+from holdfast.runtime.agent.output import OutputForwarder
+from holdfast.runtime.agent.supervisor_link import SupervisorLink
+from holdfast.runtime.agent.warm_pool import PoolSettings
+from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.hosted_worker import GuardHello, Launch
-from holdfast.runtime.output import OutputForwarder
-from holdfast.runtime.supervisor_link import SupervisorLink
 from holdfast.runtime.system.channel import Channel, Message, listen
 from holdfast.runtime.system.heartbeat import Request, pulse_interval_s
 from holdfast.runtime.system.processes import adopt_orphans, name_process
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.warm_pool import PoolSettings
-from holdfast.runtime.worker_host import WorkerHost
 
 SOCKET_NAME = "agent.sock"
 DEFAULT_ENTRY = "holdfast.runtime.worker.worker:main"
