@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.launch import LaunchLine
-from holdfast.runtime.mpi_library import find_mpiexec
+from holdfast.runtime.supervisor.launch import LaunchLine
+from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 from holdfast.runtime.system.processes import kill_tree
 from holdfast.runtime.testing import JobRequest, start_job
 

@@ -47,7 +47,7 @@ def run_import(config: RunConfig) -> ExitCode:
             has changed there.
         ProgramError: the script trains nothing.
     """
-    from holdfast.runtime.supervisor import run_job
+    from holdfast.runtime.supervisor.supervisor import run_job
 
     _check(config)
     code = run_job(_importing_job(config))

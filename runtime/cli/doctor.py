@@ -13,9 +13,9 @@ import click
 
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.fitness import require_ulfm, try_out
-from holdfast.runtime.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.mpi_library import MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.supervisor.ulfm_trial import require_ulfm, try_out
 from holdfast.runtime.system.processes import usable_cores
 
 IMPORT_TIMEOUT_S = 120.0

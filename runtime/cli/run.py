@@ -111,7 +111,7 @@ class _SecondsOrNever(click.types.FloatParamType):
 @click.argument("argv", metavar="[ARGS]...", nargs=-1)
 def run(script: Path, argv: tuple[str, ...], **options: Any) -> None:
     """Train SCRIPT with N workers through deaths of workers, and resume it when run again."""
-    from holdfast.runtime.supervisor import run_job
+    from holdfast.runtime.supervisor.supervisor import run_job
 
     sys.exit(run_job(_config(script, argv, options)))
 

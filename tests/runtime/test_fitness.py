@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import fitness
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.fitness import Fitness, assess, require_ulfm, try_out
-from holdfast.runtime.mpi_library import MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.supervisor import ulfm_trial as fitness
+from holdfast.runtime.supervisor.mpi_library import MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.supervisor.ulfm_trial import Fitness, assess, require_ulfm, try_out
 
 PASSING = """
 for last; do :; done
@@ -151,7 +151,7 @@ def test_installed_mpi_without_fault_tolerance_does_not_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trial tells apart: the same library fails it when ULFM is left out."""
-    monkeypatch.setattr("holdfast.runtime.launch._FAULT_TOLERANCE", ())
+    monkeypatch.setattr("holdfast.runtime.supervisor.launch._FAULT_TOLERANCE", ())
 
     answer = try_out(identify(find_mpiexec()), os.environ)
 

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.mpi_library import MpiLibrary, find_mpiexec, identify, parse_version
+from holdfast.runtime.supervisor.mpi_library import (
+    MpiLibrary,
+    find_mpiexec,
+    identify,
+    parse_version,
+)
 
 HERE = Path("/opt/mpi/bin/mpiexec")
 

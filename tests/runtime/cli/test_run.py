@@ -20,9 +20,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunConfig]:
         asked.append(config)
         return ExitCode.STOPPED_EARLY
 
-    supervisor = ModuleType("holdfast.runtime.supervisor")
+    supervisor = ModuleType("holdfast.runtime.supervisor.supervisor")
     supervisor.run_job = run_job  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor", supervisor)
+    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor.supervisor", supervisor)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     return asked

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.runtime.agent import guard as guard_module
-from holdfast.runtime.launch import LaunchLine
-from holdfast.runtime.mpi_library import find_mpiexec
+from holdfast.runtime.supervisor.launch import LaunchLine
+from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 

@@ -26,16 +26,16 @@ from holdfast.recovery.event import (
 from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent import guard as guard_file
-from holdfast.runtime.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.job_setup import JobSetup, prepare_job
-from holdfast.runtime.launch import LaunchLine
-from holdfast.runtime.mpi_launch import MpiLaunch
-from holdfast.runtime.narration import Narration
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
-from holdfast.runtime.sightings import event_of
+from holdfast.runtime.supervisor.agent_events import event_of
+from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
+from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job
+from holdfast.runtime.supervisor.launch import LaunchLine
+from holdfast.runtime.supervisor.mpi_launch import MpiLaunch
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 

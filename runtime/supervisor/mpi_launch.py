@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.runtime.launch import LaunchLine
+from holdfast.runtime.supervisor.launch import LaunchLine
 from holdfast.runtime.system.processes import kill_tree
 
 _LOG = "mpiexec.log"

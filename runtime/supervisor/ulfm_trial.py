@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.launch import LaunchLine
-from holdfast.runtime.mpi_library import INSTALL_HINT, MpiLibrary
+from holdfast.runtime.supervisor.launch import LaunchLine
+from holdfast.runtime.supervisor.mpi_library import INSTALL_HINT, MpiLibrary
 
 TRIAL_TIMEOUT_S = 20.0
 _TERMINATE_TIMEOUT_S = 3.0
@@ -76,7 +76,7 @@ def try_out(
             mpiexec=library.mpiexec,
             ranks=2,
             directory=directory,
-            guard=(sys.executable, "-m", "holdfast.runtime.probe", str(verdict)),
+            guard=(sys.executable, "-m", "holdfast.runtime.supervisor.ulfm_probe", str(verdict)),
             as_root=os.geteuid() == 0,
         )
         ending = _run(line, environment, timeout_s)

@@ -12,14 +12,14 @@ from pathlib import Path
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.command import Launch
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.fitness import assess, require_ulfm
-from holdfast.runtime.mpi_library import find_mpiexec, identify
 from holdfast.runtime.options.config import RunConfig
-from holdfast.runtime.preload import useful_preload
 from holdfast.runtime.run.journal import Journal, last_generation
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import FORMAT, Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key, refuse_other_key
+from holdfast.runtime.supervisor.mpi_library import find_mpiexec, identify
+from holdfast.runtime.supervisor.preload import useful_preload
+from holdfast.runtime.supervisor.ulfm_trial import assess, require_ulfm
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
