@@ -49,10 +49,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.runtime.report import Report
+from holdfast.runtime.commands.report import Report
+from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.summary import summarize
 from holdfast.runtime.system.processes import wait_all_ended
 
 DEFAULT_TIMEOUT_S = 60.0

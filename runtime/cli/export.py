@@ -9,10 +9,10 @@ import click
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.signature import Signature
 from holdfast.runtime.cli.key_option import key_option
+from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, export_state, format_of
+from holdfast.runtime.commands.model_source import ModelSource
+from holdfast.runtime.commands.publishing import refuse_existing
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state, format_of
-from holdfast.runtime.model_source import ModelSource
-from holdfast.runtime.publishing import refuse_existing
 from holdfast.runtime.run.stored_run import StoredRun
 
 _PATH = click.Path(path_type=Path)

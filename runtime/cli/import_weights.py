@@ -44,7 +44,7 @@ def import_weights(weights: Path, script: Path, argv: tuple[str, ...], **options
     TensorFlow checkpoint, or the directory of another run.  SCRIPT says what they
     are to be trained on; it is run up to its first step.
     """
-    from holdfast.runtime.importing import imported_state, run_import
+    from holdfast.runtime.commands.importing import imported_state, run_import
 
     config = _config(weights, script, argv, options)
     code = run_import(config)

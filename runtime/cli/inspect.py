@@ -19,8 +19,7 @@ from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.runtime.cli.key_option import key_option
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.inspection import (
+from holdfast.runtime.commands.inspection import (
     Inspection,
     StepSummary,
     comparison_json,
@@ -28,6 +27,7 @@ from holdfast.runtime.inspection import (
     inspection_json,
     position_of,
 )
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.stored_run import StoredRun
 
 

@@ -8,8 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.report import (
+from holdfast.runtime.commands.report import (
     Report,
     describe_checkpoints,
     describe_failure,
@@ -20,9 +19,10 @@ from holdfast.runtime.report import (
     describe_troubles,
     to_json,
 )
+from holdfast.runtime.commands.summary import summarize
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.summary import summarize
 
 
 @click.command()

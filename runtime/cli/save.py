@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from holdfast.runtime.commands.save_request import order_save
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.save_order import order_save
 
 
 @click.command(context_settings={"show_default": True})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.runtime.commands.publishing import publish
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.publishing import publish
 
 
 def write_model(draft: Path, content: str = "new") -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.cli.main import main
+from holdfast.runtime.commands.lease_holder import LeaseHolder
+from holdfast.runtime.commands.save_request import JournalTail, Saved, SaveWatch, order_save
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.lease_holder import LeaseHolder
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.save_order import JournalTail, Saved, SaveWatch, order_save
 
 WORLD = {"event": "world", "now": 1.0}
 LAUNCH = {"event": "launch", "now": 1.0}

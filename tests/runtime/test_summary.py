@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.checkpoint_report import Rejected, WrongMemory
-from holdfast.runtime.report import (
+from holdfast.runtime.commands.checkpoint_report import Rejected, WrongMemory
+from holdfast.runtime.commands.report import (
     Failure,
     Struck,
     describe_checkpoints,
@@ -14,8 +14,8 @@ from holdfast.runtime.report import (
     to_json,
     to_text,
 )
+from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.journal import Record
-from holdfast.runtime.summary import summarize
 
 
 class Story:

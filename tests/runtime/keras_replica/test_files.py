@@ -14,11 +14,11 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.reader import Restored, restore
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, export_state
+from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.exporting import ExportFormat, ExportRequest, export_state
 from holdfast.runtime.model.initial_weights import load_initial_weights
 from holdfast.runtime.model.weights_source import WeightsSource
-from holdfast.runtime.model_source import ModelSource
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from holdfast.runtime.checkpoint_report import (
+from holdfast.runtime.commands.checkpoint_report import (
     CheckpointReport,
     Mended,
     NotMended,
@@ -26,7 +26,7 @@ from holdfast.runtime.checkpoint_report import (
     Rotten,
     WrongMemory,
 )
-from holdfast.runtime.report import (
+from holdfast.runtime.commands.report import (
     EpochReport,
     Failure,
     Recovery,

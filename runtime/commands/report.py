@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.runtime.checkpoint_report import (
+from holdfast.runtime.commands.checkpoint_report import (
     CheckpointReport,
     Mended,
     NotMended,

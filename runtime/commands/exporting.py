@@ -16,10 +16,10 @@ import numpy as np
 from holdfast.checkpoint.layout import TensorSpec
 from holdfast.checkpoint.reader import Restored, compare_specs
 from holdfast.checkpoint.tensor import Tensor
+from holdfast.runtime.commands.model_source import ModelSource
+from holdfast.runtime.commands.publishing import publish
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.named_variables import model_variables
-from holdfast.runtime.model_source import ModelSource
-from holdfast.runtime.publishing import publish
 
 
 class ExportFormat(str, Enum):

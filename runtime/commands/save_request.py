@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.lease_holder import LeaseHolder
 from holdfast.runtime.run.journal import Record, parse_line
 from holdfast.runtime.run.run_directory import RunDirectory
 
