@@ -2,20 +2,25 @@
 
 The folders stand at the top level so that the layers are the first thing a
 reader sees; they are imported as ``holdfast.*`` so that nothing clashes with a
-user's own ``checkpoint.py``.  Everything else is declared in pyproject.toml.
+user's own ``checkpoint.py``.  Each room, a folder with an ``__init__.py``, is a
+package of its own.  Everything else is declared in pyproject.toml.
 """
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
-LAYERS = {
+FOLDERS = {
+    "holdfast": "api",
     "holdfast.runtime": "runtime",
-    "holdfast.runtime.cli": "runtime/cli",
     "holdfast.recovery": "recovery",
     "holdfast.checkpoint": "checkpoint",
 }
 
 setup(
-    packages=list(LAYERS),
-    package_dir=dict(LAYERS),
-    package_data={layer: ["py.typed"] for layer in LAYERS},
+    packages=[
+        package
+        for name, folder in FOLDERS.items()
+        for package in (name, *(f"{name}.{room}" for room in find_packages(folder)))
+    ],
+    package_dir=FOLDERS,
+    package_data={"holdfast": ["py.typed"]},
 )

@@ -24,7 +24,7 @@ from typing import Any
 from holdfast.runtime.supervisor.launch import LaunchLine
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 from holdfast.runtime.system.processes import kill_tree
-from holdfast.runtime.testing import JobRequest, start_job
+from holdfast.testing import JobRequest, start_job
 
 RANKS_TIMEOUT_S = 600.0
 JOB_TIMEOUT_S = 300.0

@@ -23,20 +23,20 @@ from pathlib import Path
 import harness
 import numpy as np
 
+from holdfast import ArrayData, Trainer
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.ledger import Ledger
 from holdfast.recovery.vote import Bit, Wishes, ballot, outcome
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime import ArrayData, Trainer
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_world
 from holdfast.runtime.model.data import Array
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Pulse, pulse_interval_s
-from holdfast.runtime.testing import JobRequest
 from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
 from holdfast.runtime.worker.records import LoopRecords
+from holdfast.testing import JobRequest
 
 WORKERS = 2
 COMPUTE_S = 0.020

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import harness
 
-from holdfast.runtime.testing import JobRequest
+from holdfast.testing import JobRequest
 
 WORKERS = 4
 BOUND_MS = 100.0

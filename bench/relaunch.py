@@ -14,7 +14,7 @@ from pathlib import Path
 
 import harness
 
-from holdfast.runtime.testing import JobRequest
+from holdfast.testing import JobRequest
 
 BOUND = 0.5
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "01_digits.py"

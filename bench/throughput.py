@@ -21,11 +21,11 @@ from typing import Any
 import harness
 import numpy as np
 
-from holdfast.runtime import ArrayData, Trainer
+from holdfast import ArrayData, Trainer
 from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.model.data import Array
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica, Tensors
-from holdfast.runtime.testing import JobRequest
+from holdfast.testing import JobRequest
 
 WORKERS = 2
 BOUND = 1.0

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from holdfast.recovery.fault import Fault, FaultKind, Site
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.testing import JobRun, run_job
+from holdfast.testing import JobRun, run_job
 
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "02_custom_replica.py"
 SAMPLES, GLOBAL_BATCH, EPOCHS, SAVE_EVERY = 173, 25, 3, 4

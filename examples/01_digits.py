@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-from holdfast.runtime import ArrayData, Trainer
+from holdfast import ArrayData, Trainer
 
 VALIDATION_STRIDE = 6
 """Every sixth sample is for validation: the writers of the digits come in blocks."""

@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from holdfast.runtime import ArrayData, Trainer
+from holdfast import ArrayData, Trainer
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 
 LEARNING_RATE = np.float32(0.1)

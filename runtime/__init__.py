@@ -1,31 +1,44 @@
-"""The acting layer: processes, communicators, training loops and the command line.
+"""The acting layer: everything that touches a clock, a process, a socket, MPI or TensorFlow.
 
-``Trainer`` and ``ArrayData`` are all that a training script needs; they are
-imported on first use, so that the launcher and the agent never load them.
+Each room is a package with a docstring that says what it owns and what it may import.
+Scripts import from ``holdfast``; the paths that version 0.1 documented still work here.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
+
+__all__ = ["ArrayData", "Replica", "Trainer"]
+
+_MOVED = {"replica": "holdfast.runtime.model.replica", "testing": "holdfast.testing"}
+
 
 if TYPE_CHECKING:
     from holdfast.runtime.model.data import ArrayData
     from holdfast.runtime.model.replica import Replica
     from holdfast.runtime.training.trainer import Trainer
+else:
 
-__all__ = ["ArrayData", "Replica", "Trainer"]
-
-_HOMES = {
-    "ArrayData": "holdfast.runtime.model.data",
-    "Replica": "holdfast.runtime.model.replica",
-    "Trainer": "holdfast.runtime.training.trainer",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name from the file that owns it (PEP 562)."""
-    import importlib
-
-    if name not in _HOMES:
+    def __getattr__(name: str) -> object:
+        """Return what a script of version 0.1 imports from here (PEP 562)."""
+        if name in __all__:
+            return getattr(importlib.import_module("holdfast"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+class _Moved(ModuleType):
+    """A module of version 0.1: it loads what has taken its place when it is first asked."""
+
+    def __getattr__(self, name: str) -> object:
+        """Return the name from the module's new home."""
+        home = _MOVED[self.__name__.rpartition(".")[2]]
+        return getattr(importlib.import_module(home), name)
+
+
+for _name in _MOVED:
+    _module = _Moved(f"{__name__}.{_name}")
+    sys.modules[_module.__name__] = _module
+    globals()[_name] = _module

@@ -1,223 +1,22 @@
-"""The process that hosts a job's workers, outside MPI: ``python -m holdfast.runtime.agent``.
-
-It listens at ``agent.sock`` in its directory for one supervisor and any number
-of guards.  It outlives MPI jobs and even the supervisor: losing the supervisor
-stops nothing, since workers and guards need only the agent.  When the agent
-itself dies the kernel kills its workers (``PR_SET_PDEATHSIG``) and the guards
-see their connections close.  An agent whose supervisor is lost removes its
-directory at the end, since nobody else is left to do so.
-
-It imports no MPI, TensorFlow, NumPy or HDF5; its pool does.
-"""
+"""The agent's entry: ``python -m holdfast.runtime.agent``."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.agent.hosted_worker import GuardHello, Launch
-from holdfast.runtime.agent.output import OutputForwarder
-from holdfast.runtime.agent.supervisor_link import SupervisorLink
+from holdfast.runtime.agent.agent import Agent, AgentSettings
 from holdfast.runtime.agent.warm_pool import PoolSettings
-from holdfast.runtime.agent.worker_host import WorkerHost
-from holdfast.runtime.exit_code import ExitCode
-from holdfast.runtime.system.channel import Channel, Message, listen
-from holdfast.runtime.system.heartbeat import Request, pulse_interval_s
 from holdfast.runtime.system.processes import adopt_orphans, name_process
-from holdfast.runtime.system.reactor import Reactor
 
-SOCKET_NAME = "agent.sock"
 DEFAULT_ENTRY = "holdfast.runtime.worker.worker:main"
 
-_FIRST_SUPERVISOR_WITHIN_S = 60.0
-_IDLE_LOOK_S = 1.0
-_OUTPUT_ENDS_WITHIN_S = 2.0
 _REMOVED_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """What the agent is told when it starts."""
-
-    directory: Path
-    heartbeat_timeout_s: float
-    pool: PoolSettings
-    parent: int
-    verbose: bool = False
-    ready_fd: int | None = None
-    is_directory_private: bool = False
-
-
-@dataclass(slots=True)
-class _Visitor:
-    """A connection: what to do with its messages changes once it has said who it is."""
-
-    on_message: Callable[[Message], None]
-    on_end: Callable[[], None]
-
-    def hear(self, message: Message) -> None:
-        """Handle a message as the visitor's present role says."""
-        self.on_message(message)
-
-    def end(self) -> None:
-        """Handle the end of the connection as the visitor's present role says."""
-        self.on_end()
-
-
-class Agent:
-    """The agent's loop: connections, the supervisor's orders, and when to end."""
-
-    def __init__(self, settings: AgentSettings) -> None:
-        self._look_s = pulse_interval_s(settings.heartbeat_timeout_s)
-        self._reactor = Reactor()
-        self._output = OutputForwarder(verbose=settings.verbose)
-        self._supervisor = SupervisorLink()
-        self._parent = settings.parent
-        self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
-        self._exit_code: ExitCode | None = None
-        self._listener = listen(settings.directory / SOCKET_NAME)
-        self._reactor.watch(self._listener, self._accept)
-        self._host = WorkerHost(
-            self._reactor,
-            self._output,
-            self._supervisor.tell,
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
-            pool=settings.pool,
-        )
-        if settings.ready_fd is not None:
-            self._say_ready(settings.ready_fd)
-
-    def run(self) -> ExitCode:
-        """Serve until told to end, or until nobody needs this agent; return the exit code."""
-        looked_at = time.monotonic()
-        while self._exit_code is None:
-            pause_s = _IDLE_LOOK_S if self._host.is_idle else self._look_s
-            self._reactor.run_once(max(0.0, looked_at + pause_s - time.monotonic()))
-            now = time.monotonic()
-            if now - looked_at >= pause_s:
-                looked_at = now
-                self._host.look(now)
-                self._end_if_not_needed(now)
-        return self._exit_code
-
-    def close(self) -> None:
-        """Kill the workers, wait for them, and leave nothing behind."""
-        self._host.close()
-        self._listener.close()
-        self._supervisor.detach()
-        self._reactor.close()
-        self._output.close(_OUTPUT_ENDS_WITHIN_S)
-
-    @property
-    def has_supervisor(self) -> bool:
-        """Whether somebody is there who cleans up."""
-        return self._supervisor.channel is not None
-
-    def end_on_signals(self) -> None:
-        """Let SIGTERM and SIGHUP end the agent; the terminal's Ctrl-C is the supervisor's."""
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write)
-        self._reactor.watch(wake_read, lambda: self._end(ExitCode.TERMINATED))
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def _say_ready(self, fd: int) -> None:
-        try:
-            os.write(fd, b"ready\n")
-        except BrokenPipeError:
-            self._end(ExitCode.DONE)  # who started this agent is gone already
-        os.close(fd)
-
-    def _accept(self) -> None:
-        channel = self._listener.accept()
-        if channel is None:
-            return
-        visitor = _Visitor(
-            lambda message: self._introduce(channel, visitor, message), channel.close
-        )
-        self._reactor.watch_channel(channel, visitor.hear, visitor.end)
-
-    def _introduce(self, channel: Channel, visitor: _Visitor, message: Message) -> None:
-        kind = message.get("kind")
-        if kind == "supervisor":
-            visitor.on_message = self._obey
-            visitor.on_end = lambda: self._lose_supervisor(channel)
-            self._greet(channel)
-        elif kind == "guard":
-            self._reactor.forget(channel)
-            self._take_guard(channel, message)
-        else:
-            self._reactor.forget(channel)
-            channel.close()
-
-    def _take_guard(self, channel: Channel, message: Message) -> None:
-        try:
-            hello = GuardHello.of(message)
-        except (KeyError, TypeError, ValueError):
-            channel.close()
-            return
-        self._host.take_guard(channel, hello)
-
-    def _greet(self, channel: Channel) -> None:
-        self._reactor.prefer(channel)  # a launch is known before its guards arrive
-        if self._supervisor.channel is not None:
-            self._reactor.forget(self._supervisor.channel)
-            self._supervisor.detach()
-        self._supervisor.attach(channel, {"kind": "agent_ready", "warm": self._host.is_warm})
-
-    def _lose_supervisor(self, channel: Channel) -> None:
-        self._expects_supervisor_until = time.monotonic()
-        if self._supervisor.channel is channel:
-            self._supervisor.detach()
-
-    def _obey(self, message: Message) -> None:
-        kind = message.get("kind")
-        if kind == "launch":
-            self._begin(message)
-        elif kind == "kill":
-            self._host.kill_all("killed by the supervisor")
-        elif kind == "request":
-            self._ask(str(message.get("what")))
-        elif kind == "shutdown":
-            self._end(ExitCode.DONE)
-        else:
-            self._refuse(f"there is no order {kind!r}")
-
-    def _begin(self, message: Message) -> None:
-        try:
-            launch = Launch.of(message)
-        except (KeyError, TypeError, ValueError) as error:
-            self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
-            return
-        self._host.begin(launch)
-
-    def _ask(self, what: str) -> None:
-        if what in ("save", "stop"):
-            self._host.ask_all(Request[what.upper()])
-        else:
-            self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
-
-    def _refuse(self, why: str) -> None:
-        self._supervisor.tell({"kind": "refused", "message": why})
-
-    def _end_if_not_needed(self, now: float) -> None:
-        if self._host.has_lost_pool:
-            self._end(ExitCode.RECOVERY_IMPOSSIBLE)
-        may_still_come = now < self._expects_supervisor_until and os.getppid() == self._parent
-        if self._supervisor.channel is None and not may_still_come and self._host.is_idle:
-            self._end(ExitCode.DONE)
-
-    def _end(self, exit_code: ExitCode) -> None:
-        self._exit_code = exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.errors import JobError
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.supervisor.ulfm_trial import require_ulfm, try_out

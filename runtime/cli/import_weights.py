@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from holdfast.runtime.cli import job_options
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.config import RunConfig, default_run_dir
 
 

@@ -15,8 +15,7 @@ from holdfast.runtime.cli.import_weights import import_weights
 from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.save import save
-from holdfast.runtime.errors import JobError, UsageError
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.config import CONFIG_FILE, read_config_file
 
 # They load NumPy, which takes longer than all else that starts a job.

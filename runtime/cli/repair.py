@@ -12,8 +12,7 @@ from holdfast.checkpoint.inventory import Progress
 from holdfast.checkpoint.repair import Holders, Repair, repair_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 from holdfast.runtime.cli.key_option import key_option
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
 

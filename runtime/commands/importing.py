@@ -16,8 +16,7 @@ from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, ProgramError, UsageError
 from holdfast.runtime.model.weights_source import WeightsSource, is_weight
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import RunDirectory

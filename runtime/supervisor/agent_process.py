@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.agent import SOCKET_NAME
+from holdfast.runtime.agent.agent import SOCKET_NAME
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.system.channel import Channel, Message, connect
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.recovery.command import End, Launch
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.system.channel import Message

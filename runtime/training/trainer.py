@@ -146,7 +146,7 @@ def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Repl
 
 def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
     """Build a Keras model, or a replica of the user's own that uses TensorFlow."""
-    from holdfast.runtime import keras_replica
+    from holdfast.runtime.model import keras_replica
 
     config = context.config
     keras_replica.set_numerics(

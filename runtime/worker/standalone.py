@@ -25,10 +25,9 @@ from typing import Any
 
 from holdfast.checkpoint.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.exit_code import ExitCode
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import last_generation
 from holdfast.runtime.run.numerics import Numerics

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from holdfast.runtime.errors import JobError, StopRequested, UsageError
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, JobError, StopRequested, UsageError
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from workload import Undisturbed, Workload, request_of
 
-from holdfast.runtime.testing import start_job
+from holdfast.testing import start_job
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.testing import JobRequest
+from holdfast.testing import JobRequest
 
 HOLDFAST = (sys.executable, "-c", "from holdfast.runtime.cli.main import main; main()")
 

@@ -24,7 +24,7 @@ from workload import (
 )
 
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec
-from holdfast.runtime.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from workload import assert_refused
 
-from holdfast.runtime.testing import JobRequest, JobRun, start_job
+from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

@@ -17,7 +17,7 @@ from workload import (
     request_of,
 )
 
-from holdfast.runtime.testing import JobRun, start_job
+from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

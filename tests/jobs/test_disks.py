@@ -15,7 +15,7 @@ from workload import LONG, Undisturbed, assert_whole, request_of
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.journal import Record
-from holdfast.runtime.testing import RunningJob, start_job
+from holdfast.testing import RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 

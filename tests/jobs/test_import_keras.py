@@ -18,7 +18,7 @@ from workload import assert_refused
 
 from holdfast.checkpoint.comparison import Opened, compare_steps
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.testing import JobRequest, JobRun, RunningJob, start_job
+from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
 

@@ -12,7 +12,7 @@ from holdfast.checkpoint.comparison import Opened, compare_steps
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.cli.main import holdfast
 from holdfast.runtime.run.journal import read_journal
-from holdfast.runtime.testing import JobRun, run_job
+from holdfast.testing import JobRun, run_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
 

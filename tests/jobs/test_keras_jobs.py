@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.testing import JobRequest, JobRun, run_job, start_job
+from holdfast.testing import JobRequest, JobRun, run_job, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
 

@@ -12,7 +12,7 @@ from workload import EVEN, LONG, Undisturbed, assert_refused, assert_whole, requ
 
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.system.processes import is_alive, wait_all_ended
-from holdfast.runtime.testing import start_job
+from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 

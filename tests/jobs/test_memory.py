@@ -10,7 +10,7 @@ from workload import EVEN, Undisturbed, assert_whole, request_of
 
 from holdfast.checkpoint.reader import restore
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.testing import JobRun, start_job
+from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

@@ -12,7 +12,7 @@ from workload import Undisturbed, Workload, assert_whole, request_of
 from holdfast.checkpoint.names import step_name
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.verification import verify_step
-from holdfast.runtime.testing import start_job
+from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, Undisturbed, Workload, assert_whole, request_of
 
-from holdfast.runtime.testing import JobRun, RunningJob, start_job
+from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

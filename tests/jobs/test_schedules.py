@@ -13,7 +13,7 @@ import pytest
 from workload import LONG, Undisturbed, Workload, assert_whole, request_of
 
 from holdfast.recovery.schedule import FIRST_SAVE_S
-from holdfast.runtime.testing import JobRun, RunningJob, start_job
+from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

@@ -17,7 +17,7 @@ from holdfast.checkpoint.key_file import KeyFile, read_key
 from holdfast.checkpoint.signature import Signature
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.verification import verify_step
-from holdfast.runtime.testing import JobRun, start_job
+from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 

@@ -9,7 +9,7 @@ import pytest
 from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
 from holdfast.checkpoint.store import CheckpointStore
-from holdfast.runtime.testing import start_job
+from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from workload import EVEN, SLICED, UNEVEN, Undisturbed, Workload, assert_whole, request_of
 
-from holdfast.runtime.testing import start_job
+from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.recovery.fault import parse_fault
-from holdfast.runtime.testing import JobRequest, JobRun
+from holdfast.testing import JobRequest, JobRun
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "02_custom_replica.py"
 

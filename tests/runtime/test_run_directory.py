@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.errors import RunDirectoryBusy, UsageError
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 RECORD = RunRecord(

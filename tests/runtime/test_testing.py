@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.system.processes import is_alive
-from holdfast.runtime.testing import JobRequest, run_job, start_job
+from holdfast.testing import JobRequest, run_job, start_job
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "02_custom_replica.py"
 SMALL = ("--samples", "40", "--global-batch", "10", "--epochs", "2")

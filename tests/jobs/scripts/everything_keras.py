@@ -9,7 +9,7 @@ import argparse
 import keras
 import numpy as np
 
-from holdfast.runtime import ArrayData, Trainer
+from holdfast import ArrayData, Trainer
 
 
 def model() -> keras.Model:

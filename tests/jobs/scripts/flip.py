@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.runtime import Trainer
+from holdfast import Trainer
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "02_custom_replica.py"
 SPEC = importlib.util.spec_from_file_location("example", EXAMPLE)

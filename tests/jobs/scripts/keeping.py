@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from holdfast.runtime import Trainer
+from holdfast import Trainer
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "02_custom_replica.py"
 SPEC = importlib.util.spec_from_file_location("example", EXAMPLE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.runtime import ArrayData, Trainer
+from holdfast import ArrayData, Trainer
 from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.supervisor.ulfm_trial import Fitness
 
 

@@ -156,7 +156,7 @@ def test_script_alone_gives_the_model_of_its_trainer(
         ("import sys; sys.exit(len(sys.argv) + 2)", 1, "ended the program with exit code 3"),
         ("def model(:", 1, "raised SyntaxError"),
         (
-            "from holdfast.runtime import *\n"
+            "from holdfast import *\n"
             "Trainer(5, ArrayData([1], [1]), global_batch=1, epochs=1).run()",
             2,
             "makes a int",

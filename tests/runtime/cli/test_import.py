@@ -15,7 +15,7 @@ from holdfast.checkpoint.header import Header
 from holdfast.checkpoint.save import save
 from holdfast.checkpoint.store import CheckpointStore
 from holdfast.checkpoint.tensor import Tensor
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.processes import usable_cores

@@ -8,8 +8,7 @@ import pytest
 
 from holdfast.runtime.cli import main as main_file
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.errors import RunDirectoryBusy
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 
 COMMANDS = ("doctor", "export", "import", "inspect", "repair", "report", "run", "save", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 
 SHA256 = "0123456789abcdef" * 4

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.exit_code import ExitCode
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.config import RunConfig
 
 

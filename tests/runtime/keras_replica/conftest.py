@@ -23,7 +23,7 @@ def tf() -> SimpleNamespace:
     tensorflow = pytest.importorskip("tensorflow")
     import keras
 
-    from holdfast.runtime import keras_replica
+    from holdfast.runtime.model import keras_replica
 
     keras_replica.set_numerics(1, 7, deterministic=False)
     return SimpleNamespace(tensorflow=tensorflow, keras=keras, module=keras_replica)

@@ -40,7 +40,7 @@ def other():
 
 if __name__ == "__main__":
     from keras_harness import IMAGES, LABELS
-    from holdfast.runtime import ArrayData, Trainer
+    from holdfast import ArrayData, Trainer
     Trainer(model, ArrayData(IMAGES, LABELS), global_batch=9, epochs=1).run()
 """
 

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from holdfast.runtime import ArrayData, Trainer
+from holdfast import ArrayData, Trainer
 
 
 class Variable:

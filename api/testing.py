@@ -2,7 +2,7 @@
 
 A training script that survives deaths is tested by killing its workers::
 
-    from holdfast.runtime.testing import run_job
+    from holdfast.testing import run_job
 
     def test_two_deaths_do_not_change_a_byte(tmp_path):
         undisturbed = run_job("train.py", run_dir=tmp_path / "one", microbatches=4)
