@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from holders import STEP, WRITERS, flip, shard, small_state
 
 from holdfast.checkpoint.comparison import Comparison, Opened, compare_steps

@@ -7,16 +7,12 @@ import itertools
 import json
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from keys import (
     CURSOR,
     KEY,

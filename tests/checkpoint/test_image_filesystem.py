@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import errno
-import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_state
 
 from holdfast.checkpoint.errors import RepairImpossible

@@ -5,14 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from holders import RUN_ID, STEP, Copies, flip, manifest, shard, small_state
 
 from holdfast.checkpoint.disk import Disk

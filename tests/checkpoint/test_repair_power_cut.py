@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from holders import RUN_ID, STEP, WRITERS, small_state
 
 from holdfast.checkpoint.fake_filesystem import FakeFileSystem, PowerCut, Survival

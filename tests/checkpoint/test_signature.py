@@ -1,12 +1,6 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from keys import KEY, OTHER_KEY
 
 from holdfast.checkpoint.errors import KeyUnusable

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from keys import KEY, OTHER_KEY, STATE, manifest_path, signed_store
 
 from holdfast.checkpoint.digest import DigestKind

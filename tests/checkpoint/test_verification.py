@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from holders import RUN_ID, STEP, Copies, flip, manifest, shard
 
 from holdfast.checkpoint.store import CheckpointStore

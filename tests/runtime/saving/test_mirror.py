@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from mirrored_run import NEWEST, flip_a_byte, mirrored_run, shard
 from resumed_run import Run
 

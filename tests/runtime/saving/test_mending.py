@@ -5,14 +5,10 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from mirrored_run import NEWEST, WRITERS, flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 

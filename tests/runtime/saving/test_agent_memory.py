@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from resumed_run import Run, Weights
 
 from holdfast.checkpoint.errors import CheckpointError

@@ -5,13 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import random
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from simulation import (
     EPOCHS,
     KILL,

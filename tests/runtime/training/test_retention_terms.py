@@ -1,13 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from simulation import TinyReplica, data
 
 from holdfast.checkpoint.retention import Best, Retention

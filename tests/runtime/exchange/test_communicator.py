@@ -185,7 +185,12 @@ def play_on_mpi(directory: Path, ranks: int, *names: str) -> list[list[str]]:
         mpiexec=find_mpiexec(),
         ranks=ranks,
         directory=directory,
-        guard=(sys.executable, str(Path(__file__).parent / "mpi_rank.py"), str(directory), *names),
+        guard=(
+            sys.executable,
+            str(Path(scenarios.__file__).with_name("mpi_rank.py")),
+            str(directory),
+            *names,
+        ),
         as_root=os.geteuid() == 0,
     )
     with (directory / "output").open("wb") as output:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from resumed_run import Run
 
 from holdfast.checkpoint.filesystem import LocalFileSystem

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from mirrored_run import flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 

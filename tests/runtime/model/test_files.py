@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import keras_harness
 import numpy as np
 import pytest
 from keras_harness import IMAGES, build, convolutional, copy_of, dense
@@ -66,7 +67,7 @@ def restored(trained: dict[str, np.ndarray], tmp_path: Path) -> Restored:
 @pytest.fixture
 def source(tf: SimpleNamespace, tmp_path: Path) -> ModelSource:
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
+    path.write_text(SCRIPT.format(folder=str(Path(keras_harness.__file__).parent)))
     tf.keras.backend.clear_session()
     return ModelSource(path, "model", IMAGES.shape[1:])
 
