@@ -12,13 +12,13 @@ import h5py
 import numpy as np
 from checkpoint_state import State
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.store.image import ShardImage
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 RAW, OURS, IMAGE = "pwritev, fsync", "holdfast", "holdfast, image"
 _HEADER = Header("bench", 1, 1)

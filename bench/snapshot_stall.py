@@ -20,9 +20,9 @@ from typing import Any, cast
 import numpy as np
 from checkpoint_state import State
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator

@@ -1,7 +1,7 @@
 """Every system call of a save and a prune is killed at, and fails: nothing is lost, or lied about.
 
 The victim restores the newest step, saves the next one, acknowledges it once the commit
-has returned, and prunes; once as `checkpoint.save` does, once from snapshots in memory.
+has returned, and prunes; once as `checkpoint.store.save` does, once from snapshots in memory.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tally import Tally, Wrong
 from verdict import Verdict
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.names import removed_name, step_name
-from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.retention import prune
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.names import removed_name, step_name
+from holdfast.checkpoint.store.reader import restore_newest
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import prune
 
 OLDEST, OLD, NEW = 10, 20, 30
 HALF_REMOVED = 5

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
+from holdfast.checkpoint.disk.filesystem import FileSystem
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.filesystem import FileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.retention import Retention
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.image import ShardImage
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import Retention
 
 # Whatever is loaded late would be loaded in the middle of a save, where calls are counted.
-import holdfast.checkpoint.writer  # noqa: F401  isort: skip
+import holdfast.checkpoint.store.writer  # noqa: F401  isort: skip
 
 RUN_ID = "crash"
 WRITERS = 3

@@ -31,9 +31,9 @@ from job import KEEP, open_store, save_images, save_step, scratch
 from tally import Tally
 from verdict import Verdict
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.retention import prune
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import prune
 
 STEPS = (10, 20, 30)
 NEXT_STEP = 40

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint import scan, store
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.store import scan, store
 
 
 class _BlindDigest:

@@ -9,9 +9,9 @@ from job import KEEP, NEXT_GENERATION, RUN_ID, open_store, same, save_step, stat
 from tally import Tally, Wrong
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.retention import prune
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store.reader import restore_newest
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import prune
 
 
 @dataclass(frozen=True, slots=True)

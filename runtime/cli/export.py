@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.signature import Signature
+from holdfast.checkpoint.format.signature import Signature
+from holdfast.checkpoint.store.reader import restore
 from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, export_state, format_of
 from holdfast.runtime.commands.model_source import ModelSource

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from holdfast.checkpoint.comparison import Comparison, Difference, Opened, compare_steps
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.layout import TensorSpec
-from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.format.layout import TensorSpec
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.upkeep.comparison import Comparison, Difference, Opened, compare_steps
 from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.commands.inspection import (
     Inspection,

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.inventory import Progress
-from holdfast.checkpoint.repair import Holders, Repair, repair_step
+from holdfast.checkpoint.upkeep.inventory import Progress
+from holdfast.checkpoint.upkeep.repair import Holders, Repair, repair_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import ExitCode, UsageError

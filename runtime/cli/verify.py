@@ -9,9 +9,9 @@ import click
 from rich.filesize import decimal
 
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.inventory import Progress
-from holdfast.checkpoint.signature import Signature
-from holdfast.checkpoint.verification import Verdict, verify_step
+from holdfast.checkpoint.format.signature import Signature
+from holdfast.checkpoint.upkeep.inventory import Progress
+from holdfast.checkpoint.upkeep.verification import Verdict, verify_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 from holdfast.runtime.cli.key_option import key_option
 from holdfast.runtime.errors import ExitCode, UsageError

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.layout import TensorSpec
-from holdfast.checkpoint.reader import Restored, compare_specs
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.layout import TensorSpec
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.reader import Restored, compare_specs
 from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.commands.publishing import publish
 from holdfast.runtime.errors import UsageError

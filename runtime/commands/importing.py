@@ -12,10 +12,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.digest import state_sha256
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode, ProgramError, UsageError
 from holdfast.runtime.model.weights_source import WeightsSource, is_weight
 from holdfast.runtime.options.config import RunConfig

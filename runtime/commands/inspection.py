@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.checkpoint.comparison import Comparison, Difference
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.layout import TensorSpec
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import MANIFEST_NAME, step_name
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.verification import refuse_other_run
+from holdfast.checkpoint.format.layout import TensorSpec
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import MANIFEST_NAME, step_name
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.comparison import Comparison, Difference
+from holdfast.checkpoint.upkeep.verification import refuse_other_run
 from holdfast.runtime.run.stored_run import StoredRun
 
 

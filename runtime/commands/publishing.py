@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
 
 _SAVED_MODEL = "saved_model.pb"

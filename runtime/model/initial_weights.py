@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.layout import specs_of
-from holdfast.checkpoint.reader import compare_specs, restore, restore_newest
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.layout import specs_of
+from holdfast.checkpoint.store.reader import compare_specs, restore, restore_newest
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from holdfast.checkpoint.key_file import KeyFile
+from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 
 DEFAULT_SCRUB_EVERY_S = 3600.0

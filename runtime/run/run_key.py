@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.checkpoint.errors import KeyUnusable
-from holdfast.checkpoint.key_file import KeyFile
-from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.runtime.errors import UsageError
 
 

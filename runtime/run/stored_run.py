@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import find_key, key_in

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointInvalid, RepairImpossible
-from holdfast.checkpoint.image_filesystem import ImageFileSystem
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.repair import Repair
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.repair import Repair
 from holdfast.runtime.worker.context import WorkerContext
 
 

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from holdfast.checkpoint.read_marks import ReadMarks
-from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.scrub import Finding, Scrubber
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.retention import Pruner, Retention
+from holdfast.checkpoint.upkeep.scrub import Finding, Scrubber
 from holdfast.runtime.saving.mending import Mender, mirrors
 from holdfast.runtime.worker.context import WorkerContext
 

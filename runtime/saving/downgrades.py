@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.disk.disk import Disk
 
 
 class Downgrades:

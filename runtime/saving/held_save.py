@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.checkpoint.image_filesystem import ImageFileSystem
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
 from holdfast.runtime.system.channel import FDS, Message
 

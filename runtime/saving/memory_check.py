@@ -17,8 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
-from holdfast.checkpoint.digest import Digest
-from holdfast.checkpoint.tensor import Tensor, whole_bytes_of
+from holdfast.checkpoint.format.digest import Digest
+from holdfast.checkpoint.format.tensor import Tensor, whole_bytes_of
 from holdfast.recovery.consensus import Consensus, compare_digests
 from holdfast.recovery.vote import REFUSAL
 from holdfast.runtime.errors import WorldLost

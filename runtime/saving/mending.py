@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.repair import Repair
+from holdfast.checkpoint.upkeep.repair import Repair
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.mirror import Mirror
 from holdfast.runtime.worker.context import WorkerContext

@@ -19,10 +19,10 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TypeVar
 
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.repair import Holders, Repair, repair_step
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.repair import Holders, Repair, repair_step
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 

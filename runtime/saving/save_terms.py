@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.upkeep.retention import Retention
 from holdfast.recovery.curriculum import Curriculum
 
 

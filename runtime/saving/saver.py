@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.checkpoint.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.record import ShardRecord
-from holdfast.checkpoint.store import Staging
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.store.store import Staging
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.saving import SavePhase, after_vote

@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.record import ShardRecord
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.placement import Slices
 from holdfast.runtime.saving.snapshot import SavePlan, Snapshot, State
 from holdfast.runtime.saving.snapshot_place import SnapshotCopy, SnapshotPlace, take_place

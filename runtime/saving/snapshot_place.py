@@ -10,9 +10,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.digest import DigestKind
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.layout import ShardLayout
+from holdfast.checkpoint.format.digest import DigestKind
+from holdfast.checkpoint.format.layout import ShardLayout
+from holdfast.checkpoint.store.image import ShardImage
 from holdfast.runtime.saving.snapshot import SavePlan, State
 from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
 from holdfast.runtime.system.heartbeat import HeartbeatPage

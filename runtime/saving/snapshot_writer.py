@@ -33,7 +33,7 @@ from holdfast.checkpoint.errors import (
     SnapshotDamaged,
     StorageFailed,
 )
-from holdfast.checkpoint.repair import Holders, Repair, repair_step
+from holdfast.checkpoint.upkeep.repair import Holders, Repair, repair_step
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.saving.downgrades import Downgrades
 from holdfast.runtime.saving.held_save import HeldSave, HeldSnapshot

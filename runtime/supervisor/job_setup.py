@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.key_file import KeyFile
+from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.command import Launch
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.config import RunConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.checkpoint.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible

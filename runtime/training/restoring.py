@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
-from holdfast.checkpoint.layout import specs_of
-from holdfast.checkpoint.reader import Restored, compare_specs
-from holdfast.checkpoint.retention import prune
-from holdfast.checkpoint.state_reader import StateReader
+from holdfast.checkpoint.format.digest import state_sha256
+from holdfast.checkpoint.format.layout import specs_of
+from holdfast.checkpoint.store.reader import Restored, compare_specs
+from holdfast.checkpoint.store.state_reader import StateReader
+from holdfast.checkpoint.upkeep.retention import prune
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.exchange.communicator import Communicator

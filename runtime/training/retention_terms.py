@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.checkpoint.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.retention import FEWEST_KEPT, Best, Retention
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Best, Retention
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Replica
 

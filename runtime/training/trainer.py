@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, StopRequested
 from holdfast.runtime.model.data import Data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.upkeep.retention import Retention
 from holdfast.recovery.curriculum import Curriculum, Work
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.order import SampleOrder, SequentialOrder

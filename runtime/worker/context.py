@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator

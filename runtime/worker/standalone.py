@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.checkpoint.key_file import KeyFile
+from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.exchange.communicator import Communicator

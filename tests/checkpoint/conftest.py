@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.store import CheckpointStore
 
 State = dict[str, Tensor]
 

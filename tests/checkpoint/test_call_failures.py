@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import disk as disk_module
+from holdfast.checkpoint.disk import disk as disk_module
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem, Survival
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.retention import Retention, prune
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.reader import restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import Retention, prune
 
 RUN_DIR = Path("/run/job")
 OLD, NEW = 10, 20

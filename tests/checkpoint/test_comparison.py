@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from holders import STEP, WRITERS, flip, shard, small_state
 
-from holdfast.checkpoint.comparison import Comparison, Opened, compare_steps
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.comparison import Comparison, Opened, compare_steps
 
 
 def compare(store: CheckpointStore, other: dict[str, Tensor], writers: int = WRITERS) -> Comparison:

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import holdfast.checkpoint
-from holdfast.checkpoint import manifest
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointInvalid, CommitRefused
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.names import MANIFEST_NAME
-from holdfast.checkpoint.reader import restore, restore_newest
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format import manifest
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.names import MANIFEST_NAME
+from holdfast.checkpoint.store.reader import restore, restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 STEP = 30
 KERNEL = np.arange(3000, dtype=np.float32)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import xxhash
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.names import MANIFEST_NAME
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.names import MANIFEST_NAME
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 STEP = 30
 KERNEL = np.arange(3000, dtype=np.float32)
@@ -107,7 +107,7 @@ def test_hdf5_that_points_elsewhere_gives_the_bytes_of_the_file_itself(
 
 LOADING_STATE = """
 import ctypes, os, sys
-from holdfast.checkpoint import shard
+from holdfast.checkpoint.format import shard
 import h5py
 
 library, = {

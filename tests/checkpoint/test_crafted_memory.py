@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.names import MANIFEST_NAME
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.names import MANIFEST_NAME
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 RESTORE_IN_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.store import CheckpointStore
 
 before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limit = before + int(sys.argv[2]) * 2**20

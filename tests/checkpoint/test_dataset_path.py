@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.dataset_path import dataset_paths
+from holdfast.checkpoint.format.dataset_path import dataset_paths
 
 names = st.sets(st.text("a./%\0é 2E5", max_size=8), max_size=12)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.digest import Digest, DigestKind, digest_of, state_sha256
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.digest import Digest, DigestKind, digest_of, state_sha256
+from holdfast.checkpoint.format.tensor import Tensor
 
 STATE: dict[str, Tensor] = {
     "kernel": np.arange(12, dtype=np.float32).reshape(3, 4),

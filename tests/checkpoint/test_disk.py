@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import disk as module
-from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.disk import disk as module
+from holdfast.checkpoint.disk.disk import Disk
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, Survival
+from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem, Survival
-from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
 
 ROOT = Path("/run")
 FILE = ROOT / "file"

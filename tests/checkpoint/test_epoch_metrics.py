@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from holdfast.checkpoint.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 
 
 def test_metrics_are_read_back_from_a_manifests_cursor() -> None:

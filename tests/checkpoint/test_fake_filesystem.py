@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem, PowerCut, Survival
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
 
 ROOT = Path("/run")
 FILE = ROOT / "file"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import filesystem as module
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.disk import filesystem as module
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
+from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
 
 
 def errno_of(call: Callable[[], object]) -> int | None:

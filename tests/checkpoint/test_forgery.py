@@ -29,14 +29,14 @@ from holdfast.checkpoint.errors import (
     CheckpointInvalid,
     ManifestInvalid,
 )
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import shard_name, step_name
-from holdfast.checkpoint.reader import restore, restore_newest
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.signature import Signature
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.verification import verify_step
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import shard_name, step_name
+from holdfast.checkpoint.format.signature import Signature
+from holdfast.checkpoint.store.reader import restore, restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.verification import verify_step
 
 
 @pytest.fixture

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.disk.disk import Disk
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.image_check import check_image
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
-from holdfast.checkpoint.writer import ShardWriter
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.image import ShardImage
+from holdfast.checkpoint.store.image_check import check_image
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store.writer import ShardWriter
 
 HEADER = Header("run", 7, 30)
 

@@ -11,14 +11,14 @@ import pytest
 from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_state
 
 from holdfast.checkpoint.errors import RepairImpossible
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.image_filesystem import ImageFileSystem
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.repair import Holders, repair_step
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.store.image import ShardImage
+from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.repair import Holders, repair_step
 
 HEADER = Header(RUN_ID, 2, STEP)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.errors import KeyUnusable
-from holdfast.checkpoint.key_file import KeyFile, read_key
+from holdfast.checkpoint.format.key_file import KeyFile, read_key
 
 SECRET = b"sesame-sesame-sesame-sesame-sesame"
 

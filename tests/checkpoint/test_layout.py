@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.errors import StateUnsupported
-from holdfast.checkpoint.layout import CUT_BYTES, ShardLayout, TensorSpec, specs_of
+from holdfast.checkpoint.format.layout import CUT_BYTES, ShardLayout, TensorSpec, specs_of
 
 shapes = st.lists(st.integers(0, 40), max_size=4).map(tuple)
 dtypes = st.sampled_from(["float32", "float64", "bool", "float16", "bfloat16", "int64"])

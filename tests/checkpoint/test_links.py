@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.reader import restore, restore_newest
-from holdfast.checkpoint.retention import Retention, prune
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.store.reader import restore, restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import Retention, prune
 
 STATE = {"a": np.arange(5000.0)}
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, TensorSpec
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
 
 HEADER = Header("run-1", 7, 30)
 LAYOUT = ShardLayout(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.checkpoint.names import (
+from holdfast.checkpoint.format.names import (
     StagingName,
     is_removed,
     removed_name,

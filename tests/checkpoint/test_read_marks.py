@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.read_marks import ReadMarks
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 
 
 def saved_once() -> tuple[FakeFileSystem, CheckpointStore]:

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import TensorSpec
-from holdfast.checkpoint.reader import compare_specs, restore, restore_newest
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.digest import state_sha256
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import TensorSpec
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.reader import compare_specs, restore, restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 State = dict[str, Tensor]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.checkpoint.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
 
 RECORD = ShardRecord(
     index=1,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from holders import RUN_ID, STEP, WRITERS, small_state
 
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem, PowerCut, Survival
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.names import shard_name, step_name
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.repair import Holders, repair_step
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.names import shard_name, step_name
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.repair import Holders, repair_step
 
 RUN_DIR = Path("/run/job")
 LOST_SHARD = shard_name(1, WRITERS)

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.names import removed_name
-from holdfast.checkpoint.read_marks import ReadMarks
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.retention import (
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.names import removed_name
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.retention import (
     Best,
     KnownStep,
     Pruner,
@@ -23,8 +25,6 @@ from holdfast.checkpoint.retention import (
     prune,
     prune_plan,
 )
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.read_marks import ReadMarks
-from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.repair import Repair
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.scrub import Finding, Scrubber, next_step
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.store.reader import restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.repair import Repair
+from holdfast.checkpoint.upkeep.scrub import Finding, Scrubber, next_step
 
 GENERATION = 7
 

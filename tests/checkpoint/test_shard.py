@@ -9,11 +9,11 @@ import h5py
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, TensorSpec, specs_of
-from holdfast.checkpoint.shard import ALIGNMENT_BYTES, Skeleton, build_skeleton
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec, specs_of
+from holdfast.checkpoint.format.shard import ALIGNMENT_BYTES, Skeleton, build_skeleton
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.store import CheckpointStore
 
 HEADER = Header("run of ümläut", 7, 30)
 

@@ -4,7 +4,7 @@ import pytest
 from keys import KEY, OTHER_KEY
 
 from holdfast.checkpoint.errors import KeyUnusable
-from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.format.signature import SigningKey
 
 
 def test_signature_is_that_of_the_standard() -> None:

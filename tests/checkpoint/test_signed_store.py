@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from keys import KEY, OTHER_KEY, STATE, manifest_path, signed_store
 
-from holdfast.checkpoint.digest import DigestKind
 from holdfast.checkpoint.errors import CommitRefused, RepairImpossible
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.names import shard_name, step_name
-from holdfast.checkpoint.read_marks import ReadMarks
-from holdfast.checkpoint.repair import Holders, repair_step
-from holdfast.checkpoint.retention import Pruner, Retention
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.scrub import Scrubber
-from holdfast.checkpoint.signature import SigningKey
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.verification import verify_step
+from holdfast.checkpoint.format.digest import DigestKind
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import shard_name, step_name
+from holdfast.checkpoint.format.signature import SigningKey
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.repair import Holders, repair_step
+from holdfast.checkpoint.upkeep.retention import Pruner, Retention
+from holdfast.checkpoint.upkeep.scrub import Scrubber
+from holdfast.checkpoint.upkeep.verification import verify_step
 
 
 @pytest.fixture

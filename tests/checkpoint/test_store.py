@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import (
     CheckpointError,
     CheckpointUnreadable,
@@ -19,15 +20,14 @@ from holdfast.checkpoint.errors import (
     StagingExists,
     StorageFailed,
 )
-from holdfast.checkpoint.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.reader import restore, restore_newest
-from holdfast.checkpoint.record import ShardRecord
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore, Staging
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.reader import restore, restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore, Staging
 
 HEADER = Header("run", 7, 30)
 
@@ -298,7 +298,8 @@ def test_failed_save_in_one_process_leaves_no_staging() -> None:
 def test_listing_and_restoring_need_no_hdf5() -> None:
     """The supervisor and the command line list steps, and may not load h5py."""
     program = (
-        "import sys; import holdfast.checkpoint.reader, holdfast.checkpoint.retention; "
+        "import sys; import holdfast.checkpoint.store.reader; "
+        "import holdfast.checkpoint.upkeep.retention; "
         "sys.exit('h5py' in sys.modules)"
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.errors import StateUnsupported
-from holdfast.checkpoint.tensor import (
+from holdfast.checkpoint.format.tensor import (
     DTYPES,
     bytes_of,
     empty_tensor,

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 pytestmark = pytest.mark.skipif(
     shutil.which("h5ls") is None or shutil.which("h5dump") is None,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from holders import RUN_ID, STEP, Copies, flip, manifest, shard
 
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.verification import verify_step
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.verification import verify_step
 
 
 @pytest.fixture

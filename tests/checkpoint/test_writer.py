@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.digest import digest_of
-from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.errors import StateUnsupported
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.tensor import Tensor
-from holdfast.checkpoint.writer import ShardWriter
+from holdfast.checkpoint.format.digest import digest_of
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.writer import ShardWriter
 
 HEADER = Header("run", 1, 30)
 STATE: dict[str, Tensor] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, Undisturbed, assert_refused, assert_whole, request_of
 
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.system.processes import is_alive, wait_all_ended
 from holdfast.testing import start_job
 

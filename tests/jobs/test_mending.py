@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from workload import Undisturbed, Workload, assert_whole, request_of
 
-from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.verification import verify_step
+from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]

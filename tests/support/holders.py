@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 STEP = 40
 WRITERS = 3

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.names import step_name
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.signature import SigningKey
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.format.signature import SigningKey
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 KEY = SigningKey(bytes(range(32)))
 OTHER_KEY = SigningKey(b"another secret, just as long as it")

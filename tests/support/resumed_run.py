@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.key_file import KeyFile
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId

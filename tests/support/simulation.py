@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
@@ -144,7 +144,7 @@ def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
     """
     patch.setattr("holdfast.runtime.saving.saver.ThreadPoolExecutor", LazyExecutor)
     patch.setattr("holdfast.runtime.saving.saver.wait", lambda futures, timeout: None)
-    patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
+    patch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
 
 
 @dataclass(frozen=True, slots=True)

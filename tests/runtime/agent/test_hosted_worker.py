@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.key_file import KeyFile
+from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedWorker, Launch
 from holdfast.runtime.options.worker_config import WorkerConfig

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.store.image import ShardImage
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.agent import writer_link
 from holdfast.runtime.agent.writer_link import (
     ANSWERED_WITHIN_S,

@@ -10,11 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.digest import state_sha256
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.tensor import Tensor
+from holdfast.checkpoint.format.digest import state_sha256
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord

@@ -112,7 +112,7 @@ def test_config_file_with_a_mistake_is_refused(
 
 @pytest.mark.parametrize(
     "module",
-    ["cli.main", "supervisor", "agent", "pool", "guard"],
+    ["cli.main", "supervisor.supervisor", "agent.agent", "agent.pool", "agent.guard"],
 )
 def test_processes_around_the_workers_load_no_heavy_library(module: str) -> None:
     """They must start in milliseconds, and MPI or TensorFlow state must not be forked."""

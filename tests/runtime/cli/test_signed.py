@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.key_file import read_key
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.key_file import read_key
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 
 Holdfast = Callable[..., tuple[int, str, str]]
 

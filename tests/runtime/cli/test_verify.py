@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.verification import Verdict, verify_step
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.verification import Verdict, verify_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 
 verify_file = importlib.import_module("holdfast.runtime.cli.verify")

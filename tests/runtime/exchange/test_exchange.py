@@ -43,8 +43,8 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_buckets(patch: pytest.MonkeyPatch, floats: int) -> None:
-    for module in ("fold", "mapped", "slices"):
-        patch.setattr(f"holdfast.runtime.{module}.BUCKET_FLOATS", floats)
+    for module in ("fold", "shared_sum", "message_sum"):
+        patch.setattr(f"holdfast.runtime.exchange.{module}.BUCKET_FLOATS", floats)
 
 
 class Party:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from keras_harness import IMAGES, build, convolutional, copy_of, dense
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.reader import Restored, restore
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.store.reader import Restored, restore
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, export_state
 from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.errors import UsageError

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight
 

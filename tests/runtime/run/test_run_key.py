@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.key_file import KeyFile
+from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.run_key import find_key, key_in, refuse_other_key
 

@@ -13,14 +13,14 @@ import pytest
 from resumed_run import Run, Weights
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.image import ShardImage
-from holdfast.checkpoint.image_filesystem import ImageFileSystem
-from holdfast.checkpoint.key_file import KeyFile
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.repair import Holders, repair_step
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.store.image import ShardImage
+from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.repair import Holders, repair_step
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.system.sealed_memory import sealed_memory
 from holdfast.runtime.training.catch_up import whole_state

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.read_marks import read_back
-from holdfast.checkpoint.retention import Retention
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import read_back
+from holdfast.checkpoint.upkeep.retention import Retention
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator

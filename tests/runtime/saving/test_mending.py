@@ -12,8 +12,8 @@ import pytest
 from mirrored_run import NEWEST, WRITERS, flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.repair import Repair
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.upkeep.repair import Repair
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.saving.mending import Mender
 from holdfast.runtime.saving.mirror import MirrorUnusable

@@ -11,9 +11,9 @@ import pytest
 from mirrored_run import flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.reader import restore
-from holdfast.checkpoint.repair import Repair
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.upkeep.repair import Repair
 from holdfast.runtime.saving.mirror import Mirror
 
 

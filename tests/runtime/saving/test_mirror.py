@@ -12,7 +12,7 @@ import pytest
 from mirrored_run import NEWEST, flip_a_byte, mirrored_run, shard
 from resumed_run import Run
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.saving.mirror import Mirror, MirrorUnusable
 

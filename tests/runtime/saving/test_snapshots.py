@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import repair
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.header import Header
-from holdfast.checkpoint.key_file import KeyFile
-from holdfast.checkpoint.layout import ShardLayout, specs_of
-from holdfast.checkpoint.reader import restore_newest
-from holdfast.checkpoint.save import save
-from holdfast.checkpoint.signature import Signature
-from holdfast.checkpoint.store import CheckpointStore
-from holdfast.checkpoint.verification import verify_step
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.signature import Signature
+from holdfast.checkpoint.store.reader import restore_newest
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep import repair
+from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator

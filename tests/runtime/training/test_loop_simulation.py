@@ -20,9 +20,9 @@ from simulation import (
     wait_for_nothing,
 )
 
-from holdfast.checkpoint.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.filesystem import LocalFileSystem
-from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run.numerics import Numerics

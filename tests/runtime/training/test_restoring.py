@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from resumed_run import Run
 
-from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from simulation import TinyReplica, data
 
-from holdfast.checkpoint.retention import Best, Retention
+from holdfast.checkpoint.upkeep.retention import Best, Retention
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError

@@ -1,0 +1,289 @@
+"""File-system calls that either complete or raise ``StorageFailed``.
+
+This is the only place that knows how calls go wrong without failing: interrupted
+calls are repeated, short reads and writes go on where they stopped, and calls that
+some file systems lack are done without, which is recorded as a downgrade.
+
+One rule is never bent: a file whose write, fsync or close failed is removed and
+never synced again, because the kernel may have marked lost pages as clean
+(PostgreSQL's fsync findings of 2018).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.errors import StorageFailed
+
+_T = TypeVar("_T")
+_UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+_MOST_INTERRUPTIONS = 1000
+_MOST_BUFFERS = 1024  # IOV_MAX of Linux
+_BATCH_BYTES = 16 * 2**20
+"""So much is written before the disk is told to begin with it: without that it idles until
+the fsync, and a save takes the sum of copying and writing instead of the longer of them.
+Calls for less cost a few percent more."""
+_WORTH_A_THREAD_BYTES = 4 * 2**20
+
+
+class Disk:
+    """A file system as the checkpoint store wants it; safe to use from several threads."""
+
+    def __init__(self, filesystem: FileSystem | None = None) -> None:
+        self._files: FileSystem = filesystem if filesystem is not None else LocalFileSystem()
+        self._downgrades: dict[str, None] = {}
+
+    @property
+    def downgrades(self) -> tuple[str, ...]:
+        """Guarantees that this file system does not give, one sentence each."""
+        return tuple(self._downgrades)
+
+    def make_directory(self, path: Path) -> bool:
+        """Make a private directory; returns False if anything of that name exists."""
+        try:
+            _complete("make directory", path, lambda: self._files.mkdir(path))
+        except StorageFailed as failure:
+            if failure.errno != errno.EEXIST:
+                raise
+            return False
+        return True
+
+    def is_directory(self, path: Path) -> bool:
+        """Return whether ``path`` is a directory itself, not a link to one."""
+        return _complete("look at", path, lambda: self._files.is_directory(path))
+
+    def names(self, path: Path) -> tuple[str, ...]:
+        """Return the names in a directory, in ascending order."""
+        return _complete("list", path, lambda: self._files.list(path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename; fails with ``EEXIST`` or ``ENOTEMPTY`` if there is a ``target``."""
+        _complete("rename", source, lambda: self._files.rename_noreplace(source, target))
+
+    def fsync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable; does without where it is not supported."""
+        self._fsync_directory(path, _UNSUPPORTED)
+
+    def fsync_parent(self, path: Path) -> None:
+        """Make the name of ``path`` durable; does without if its parent is not ours to read."""
+        self._fsync_directory(path.parent, _UNSUPPORTED | {errno.EACCES, errno.EPERM})
+
+    def _fsync_directory(self, path: Path, tolerated: frozenset[int]) -> None:
+        try:
+            _complete("fsync directory", path, lambda: self._files.fsync_directory(path))
+        except StorageFailed as failure:
+            if failure.errno not in tolerated:
+                raise
+            name = errno.errorcode[failure.errno]
+            self._downgrades[
+                f"a power cut may lose names: directories cannot be synced here ({name})"
+            ] = None
+
+    def write_durably(
+        self,
+        path: Path,
+        buffers: Sequence[memoryview],
+        beside: Callable[[], object] | None = None,
+    ) -> None:
+        """Create a file of the given contents and sync it, or leave none behind.
+
+        ``beside`` is called meanwhile, by another thread: what digests the contents is
+        done by the time the disk is.  If it raises, there is no file either.
+        """
+        handle = _complete("create", path, lambda: self._files.create_exclusive(path))
+        try:
+            try:
+                with _beside(beside, sum(map(len, buffers))):
+                    self._fill(handle, path, buffers)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._files.close(handle)
+                raise
+            _complete("close", path, lambda: self._close(handle))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+            raise
+
+    @contextlib.contextmanager
+    def reading(self, path: Path) -> Iterator[ReadFile]:
+        """Open a regular file for reading, and close it at the end."""
+        handle = _complete("open", path, lambda: self._files.open_read(path))
+        try:
+            yield ReadFile(self._files, path, handle)
+        finally:
+            with contextlib.suppress(OSError):
+                self._files.close(handle)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory of files and directories, if it is there; does not follow links."""
+        with _tolerated(errno.ENOENT):
+            for name in self.names(path):
+                child = path / name
+                if self.is_directory(child):
+                    self.remove_tree(child)
+                else:
+                    self.remove_file(child)
+            self.remove_empty(path)
+
+    def remove_empty(self, path: Path) -> None:
+        """Remove a directory that holds nothing."""
+        _complete("remove", path, lambda: self._files.rmdir(path))
+
+    def remove_file(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+        with _tolerated(errno.ENOENT):
+            _complete("remove", path, lambda: self._files.unlink(path))
+
+    def _close(self, handle: int) -> None:
+        # Linux releases the descriptor even if close is interrupted: closing
+        # again could hit a file that another thread has just opened.
+        with contextlib.suppress(InterruptedError):
+            self._files.close(handle)
+
+    def _fill(self, handle: int, path: Path, buffers: Sequence[memoryview]) -> None:
+        self._allocate(handle, path, sum(map(len, buffers)))
+        offset = started = 0
+        for batch in _batches(buffers):
+            offset = self._write_all(handle, path, batch, offset)
+            if offset - started >= _BATCH_BYTES:
+                self._start_writeback(handle, path, started, offset)
+                started = offset
+        _complete("fsync", path, lambda: self._files.fsync(handle))
+
+    def _write_all(self, handle: int, path: Path, batch: list[memoryview], offset: int) -> int:
+        """Write a batch at ``offset``; return where it ends."""
+        while batch:
+            taken = self._write(handle, path, batch, offset)
+            offset += taken
+            _drop_front(batch, taken)
+        return offset
+
+    def _write(self, handle: int, path: Path, batch: list[memoryview], offset: int) -> int:
+        taken = _complete("write", path, lambda: self._files.write(handle, batch, offset))
+        if taken <= 0:
+            raise StorageFailed("write", path, OSError(errno.EIO, "the file takes no more bytes"))
+        return taken
+
+    def _start_writeback(self, handle: int, path: Path, start: int, stop: int) -> None:
+        """Let the disk work while the rest is written, where that is supported."""
+        with _tolerated(*_UNSUPPORTED):
+            _complete(
+                "write back", path, lambda: self._files.start_writeback(handle, start, stop - start)
+            )
+
+    def _allocate(self, handle: int, path: Path, size_bytes: int) -> None:
+        try:
+            _complete("allocate", path, lambda: self._files.allocate(handle, size_bytes))
+        except StorageFailed as failure:
+            if failure.errno not in _UNSUPPORTED:
+                raise
+            self._downgrades["space cannot be reserved ahead: a full disk shows late"] = None
+
+
+class ReadFile:
+    """A regular file that is open for reading."""
+
+    def __init__(self, filesystem: FileSystem, path: Path, handle: int) -> None:
+        self._files = filesystem
+        self._path = path
+        self._handle = handle
+
+    def size(self) -> int:
+        """Return the bytes of the file."""
+        return _complete("look at", self._path, lambda: self._files.size(self._handle))
+
+    def uncache(self) -> None:
+        """Let the next reads come from the disk, where the system can do that."""
+        with contextlib.suppress(OSError):
+            self._files.uncache(self._handle)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the whole ``buffer`` from ``offset``; a file that ends early is a failure."""
+        done = 0
+        while done < len(buffer):
+            rest, position = buffer[done:], offset + done
+            count = self._read(rest, position)
+            if count <= 0:
+                raise StorageFailed("read", self._path, OSError(errno.EIO, "the file ends early"))
+            done += count
+
+    def _read(self, buffer: memoryview, offset: int) -> int:
+        def call() -> int:
+            return self._files.read(self._handle, buffer, offset)
+
+        return _complete("read", self._path, call)
+
+
+def _complete(operation: str, path: Path, call: Callable[[], _T]) -> _T:
+    """Repeat a call while it is interrupted; raise ``StorageFailed`` if it fails."""
+    for _ in range(_MOST_INTERRUPTIONS):
+        try:
+            return call()
+        except InterruptedError:
+            continue
+        except OSError as error:
+            raise StorageFailed(operation, path, error) from error
+    raise StorageFailed(operation, path, OSError(errno.EINTR, "interrupted without end"))
+
+
+@contextlib.contextmanager
+def _tolerated(*numbers: int) -> Iterator[None]:
+    """Do without a call that fails with one of these."""
+    try:
+        yield
+    except StorageFailed as failure:
+        if failure.errno not in numbers:
+            raise
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], object] | None, size_bytes: int) -> Iterator[None]:
+    """Do ``work`` in another thread, and be through with it at the end; little of it first."""
+    if work is None or size_bytes < _WORTH_A_THREAD_BYTES:
+        if work is not None:
+            work()
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="holdfast-digest") as thread:
+        done = thread.submit(work)
+        yield
+        done.result()
+
+
+def _batches(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Yield what one call is to write: about ``_BATCH_BYTES``, in at most ``_MOST_BUFFERS``."""
+    batch: list[memoryview] = []
+    size = 0
+    for part in _parts(buffers):
+        batch.append(part)
+        size += len(part)
+        if size >= _BATCH_BYTES or len(batch) == _MOST_BUFFERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _parts(buffers: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Yield the buffers cut to at most ``_BATCH_BYTES``, without empty ones."""
+    for buffer in buffers:
+        for start in range(0, len(buffer), _BATCH_BYTES):
+            yield buffer[start : start + _BATCH_BYTES]
+
+
+def _drop_front(buffers: list[memoryview], count: int) -> None:
+    """Drop ``count`` bytes from the front of a list of buffers."""
+    whole = 0
+    while whole < len(buffers) and count >= len(buffers[whole]):
+        count -= len(buffers[whole])
+        whole += 1
+    del buffers[:whole]
+    if count:
+        buffers[0] = buffers[0][count:]

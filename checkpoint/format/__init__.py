@@ -1,0 +1,5 @@
+"""What stands in a checkpoint: shards, manifest, digests and signatures, as bytes and values.
+
+Owns the imports of h5py, xxhash and hmac.  May import only ``checkpoint.errors``.  Must not
+touch the disk, but for the file that holds a key.
+"""

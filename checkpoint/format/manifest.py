@@ -1,0 +1,206 @@
+"""The record that makes a checkpoint whole: what it holds, where, and the digests of it all.
+
+A manifest is a line of JSON, and below it what it is known by (`seal`).  It is written
+last; a checkpoint without one does not exist.
+
+Invariant of a decoded manifest: the pieces of every tensor tile it exactly, no two
+pieces of a shard overlap, and every piece lies inside its shard.  A reader that
+trusts a manifest can therefore neither leave elements unset nor be made to
+allocate more than the shards hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
+from holdfast.checkpoint.format.entries import PieceEntry, Placed, ShardEntry, TensorEntry
+from holdfast.checkpoint.format.fields import Fields
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.seal import Unsealed, seal, unseal
+from holdfast.checkpoint.format.signature import Signature, SigningKey
+from holdfast.checkpoint.format.version import FORMAT, Version
+
+LARGEST_MANIFEST_BYTES = 64 * 2**20
+"""Room for 200,000 tensors; JSON takes up to twenty times its size once it is parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    ``cursor`` and ``numerics`` are JSON objects that belong to whoever saves:
+    the position in the sample order, and what the bits of a step depend on.
+    ``signature`` and ``signed_by``, the key's id, are of one that was read.
+    """
+
+    run_id: str
+    generation: int
+    step: int
+    cursor: Mapping[str, object]
+    numerics: Mapping[str, object]
+    shards: tuple[ShardEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+    version: Version = Version.PLAIN
+    signature: Signature = Signature.NONE
+    signed_by: str | None = None
+
+    @property
+    def writers(self) -> int:
+        """Number of writers that stored a shard each."""
+        return len(self.shards)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """What the tensors are, in the order of names."""
+        return tuple(tensor.spec for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+    def encode(self, key: SigningKey | None = None) -> bytes:
+        """Return the manifest as it is written, signed if there is a key.
+
+        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, if it is
+        larger than what a reader takes, if its digests are not those of the key, or if
+        its signature was not checked: a key signs what it has made or verified.
+        """
+        if self.signature is Signature.NOT_CHECKED or self.version is not Version.with_key(key):
+            raise CommitRefused(
+                f"step {self.step}, digests {self.version.digest.value}, signature "
+                f"{self.signature.value}, is not written {'without' if key is None else 'with'} "
+                "a key; give the key file of the run, if it has one"
+            )
+        document = {
+            "format": FORMAT,
+            "version": self.version,
+            "digest": self.version.digest,
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "step": self.step,
+            "writers": self.writers,
+            "cursor": self.cursor,
+            "numerics": self.numerics,
+            "shards": [shard.as_json() for shard in self.shards],
+            "tensors": [tensor.as_json() for tensor in self.tensors],
+        }
+        try:
+            text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CommitRefused(
+                f"the manifest of step {self.step} is not JSON: {error}; "
+                "put only JSON values into cursor and numerics"
+            ) from error
+        data = seal(text.encode() + b"\n", key)
+        if len(data) > LARGEST_MANIFEST_BYTES:
+            raise CommitRefused(
+                f"the manifest of step {self.step} has {len(data)} bytes, at most "
+                f"{LARGEST_MANIFEST_BYTES} can be read back; save fewer tensors or a smaller cursor"
+            )
+        return data
+
+    @staticmethod
+    def decode(data: bytes, key: SigningKey | None = None) -> Manifest:
+        """Return the manifest that ``encode`` wrote, signed with ``key`` if there is one.
+
+        Raises ``ManifestInvalid`` with a reason.
+        """
+        try:
+            return _decode(unseal(data, key))
+        except (ValueError, RecursionError, StateUnsupported) as error:
+            raise ManifestInvalid(f"the manifest is not valid: {error}") from error
+
+    @staticmethod
+    def assemble(
+        layout: ShardLayout,
+        records: Sequence[ShardRecord],
+        *,
+        header: Header,
+        cursor: Mapping[str, object],
+        numerics: Mapping[str, object],
+    ) -> Manifest:
+        """Return the manifest of a save from the records of all its writers, in any order.
+
+        Raises ``CommitRefused`` if the records do not make the layout whole.
+        """
+        ordered = sorted(records, key=lambda record: record.index)
+        if [record.index for record in ordered] != list(range(layout.writers)):
+            raise CommitRefused(
+                f"step {header.step} needs shards 0 to {layout.writers - 1}, got "
+                f"{[record.index for record in ordered]}; save the missing shards again"
+            )
+        manifest = Manifest(
+            run_id=header.run_id,
+            generation=header.generation,
+            step=header.step,
+            cursor=cursor,
+            numerics=numerics,
+            shards=tuple(ShardEntry(r.index, r.size, r.digest) for r in ordered),
+            tensors=_tensors_of(layout, ordered),
+            version=Version.of_digests(record.kind for record in ordered),
+        )
+        try:
+            check(manifest)
+        except ManifestInvalid as error:
+            raise CommitRefused(f"step {header.step} is not whole: {error}") from error
+        return manifest
+
+
+def check(manifest: Manifest) -> None:
+    """Raise ``ManifestInvalid`` unless the pieces tile the tensors and lie apart in the shards."""
+    names = [spec.name for spec in manifest.specs]
+    if names != sorted(set(names)):
+        raise ManifestInvalid("tensor names do not ascend")
+    if [shard.index for shard in manifest.shards] != list(range(manifest.writers)):
+        raise ManifestInvalid("shards are not numbered from 0")
+    for tensor in manifest.tensors:
+        tensor.check_tiling(manifest.writers)
+    for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
+        shard.check_apart(pieces)
+
+
+def pieces_by_shard(manifest: Manifest) -> list[list[Placed]]:
+    """Return the pieces of each shard, in the order of offsets."""
+    found: list[list[Placed]] = [[] for _ in manifest.shards]
+    for tensor in manifest.tensors:
+        for piece in tensor.pieces:
+            found[piece.shard].append((tensor, piece))
+    return [sorted(pieces, key=lambda pair: pair[1].offset) for pieces in found]
+
+
+def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
+    found: dict[str, list[PieceEntry]] = {spec.name: [] for spec in layout.specs}
+    for record in records:
+        for p in record.pieces:
+            entry = PieceEntry(record.index, p.offset, p.bytes, p.start, p.stop, p.digest)
+            if p.tensor not in found:
+                raise CommitRefused(f"shard {record.index} has a tensor too many: {p.tensor!r}")
+            found[p.tensor].append(entry)
+    return tuple(TensorEntry(spec, tuple(found[spec.name])) for spec in layout.specs)
+
+
+def _decode(unsealed: Unsealed) -> Manifest:
+    fields = Fields(json.loads(unsealed.body), "the manifest")
+    version = Version.decode(fields, is_signed=unsealed.signed_by is not None)
+    manifest = Manifest(
+        run_id=fields.text("run_id"),
+        generation=fields.integer("generation"),
+        step=fields.integer("step"),
+        cursor=fields.mapping("cursor"),
+        numerics=fields.mapping("numerics"),
+        shards=tuple(ShardEntry.of(shard, version.digest) for shard in fields.array("shards")),
+        tensors=tuple(TensorEntry.of(value, version.digest) for value in fields.array("tensors")),
+        version=version,
+        signature=unsealed.signature,
+        signed_by=unsealed.signed_by,
+    )
+    if fields.integer("writers") != manifest.writers:
+        raise ValueError("writers is not the number of shards")
+    check(manifest)
+    return manifest

@@ -1,0 +1,92 @@
+"""What a writer reports about the shard that it has made durable."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from holdfast.checkpoint.format.digest import DigestKind
+from holdfast.checkpoint.format.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRecord:
+    """Where elements ``start`` to ``stop`` of a tensor lie in a shard, and their digest.
+
+    The digest is of the array in memory, so a writer that spoils the file is found out.
+    """
+
+    tensor: str
+    start: int
+    stop: int
+    offset: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A durable shard: number of its writer, bytes, digest outside its pieces, its pieces."""
+
+    index: int
+    size: int
+    digest: str
+    pieces: tuple[PieceRecord, ...]
+    kind: DigestKind = DigestKind.XXH3_128
+    """Of all its digests."""
+
+    def encode(self) -> bytes:
+        """Return the record as bytes, to send it to whoever commits."""
+        return json.dumps(self.as_json(), separators=(",", ":")).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> ShardRecord:
+        """Return the record that ``encode`` made; raises ``ValueError`` for anything else."""
+        return ShardRecord.from_json(json.loads(data))
+
+    def as_json(self) -> dict[str, object]:
+        """Return the record as a JSON object."""
+        return {
+            "index": self.index,
+            "size": self.size,
+            "digest": self.digest,
+            "pieces": [_piece_json(piece) for piece in self.pieces],
+            "kind": self.kind,
+        }
+
+    @staticmethod
+    def from_json(value: object) -> ShardRecord:
+        """Return the record that ``as_json`` made; raises ``ValueError`` for anything else."""
+        fields = Fields(value, "a shard record")
+        kind = DigestKind(fields.text("kind"))
+        return ShardRecord(
+            index=fields.integer("index"),
+            size=fields.integer("size"),
+            digest=fields.hexadecimal("digest", digits=kind.length),
+            pieces=tuple(_piece(piece, kind) for piece in fields.array("pieces")),
+            kind=kind,
+        )
+
+
+def _piece_json(piece: PieceRecord) -> dict[str, object]:
+    # By hand, because a step waits for it: ``dataclasses.asdict`` takes thirty times as long.
+    return {
+        "tensor": piece.tensor,
+        "start": piece.start,
+        "stop": piece.stop,
+        "offset": piece.offset,
+        "bytes": piece.bytes,
+        "digest": piece.digest,
+    }
+
+
+def _piece(value: object, kind: DigestKind) -> PieceRecord:
+    fields = Fields(value, "a piece record")
+    return PieceRecord(
+        tensor=fields.text("tensor"),
+        start=fields.integer("start"),
+        stop=fields.integer("stop"),
+        offset=fields.integer("offset"),
+        bytes=fields.integer("bytes"),
+        digest=fields.hexadecimal("digest", digits=kind.length),
+    )

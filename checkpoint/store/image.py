@@ -1,0 +1,88 @@
+"""A shard's file in memory, as it will lie on the disk: a snapshot that anyone can write.
+
+Whoever trains copies its pieces into the image, to the offsets that they will have
+in the file.  Whoever writes needs neither the state nor HDF5 nor the trainer: the image
+is the file.
+
+The metadata is put in once for a layout; a save changes the pieces and its mark.
+Digests are of the state's memory, not of the image: a bit that flips in the image
+is found when it is written, and never gets into a checkpoint.  So training waits for
+the copy alone, and somebody else takes the digests as long as the state stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.checkpoint.format.digest import DigestKind
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.shard import build_skeleton
+from holdfast.checkpoint.format.tensor import Tensor, bytes_of
+from holdfast.checkpoint.store.writer import describe_shard
+
+_CHUNK_BYTES = 4 * 2**20
+"""The interpreter's lock is held for a millisecond, and a worker has to show that it lives."""
+
+
+class ShardImage:
+    """The shard of one writer of one layout, in a buffer of at least ``size`` bytes."""
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        writer: int,
+        run_id: str,
+        kind: DigestKind = DigestKind.XXH3_128,
+    ) -> None:
+        self.layout = layout
+        self._writer = writer
+        self._kind = kind
+        self._skeleton = build_skeleton(layout, writer, run_id)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._skeleton.size
+
+    def fill(self, buffer: memoryview, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
+        """Make ``buffer`` the shard of ``state``; return its record.
+
+        Raises ``StateUnsupported`` if the state is another than that of the layout.
+        """
+        self.copy(buffer, state, header)
+        return self.describe(state, header)
+
+    def copy(self, buffer: memoryview, state: Mapping[str, Tensor], header: Header) -> None:
+        """Make ``buffer`` the shard of ``state``.
+
+        Raises ``StateUnsupported`` if the state is another than that of the layout.
+        """
+        self.layout.refuse_other(state)
+        skeleton = self._skeleton
+        gaps = skeleton.marked(header)
+        position = _put(buffer, 0, memoryview(gaps[0]))
+        for index, gap in zip(skeleton.order, gaps[1:], strict=True):
+            position = _put(buffer, position, self._contents(state, index))
+            position = _put(buffer, position, memoryview(gap))
+
+    def describe(self, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
+        """Return the record of what ``copy`` makes of the same state."""
+        skeleton = self._skeleton
+        contents = [self._contents(state, index) for index in range(len(skeleton.pieces))]
+        gaps = skeleton.marked(header)
+        return describe_shard(self._writer, skeleton, gaps, contents, kind=self._kind)
+
+    def _contents(self, state: Mapping[str, Tensor], index: int) -> memoryview:
+        piece = self._skeleton.pieces[index]
+        return bytes_of(state[piece.spec.name], piece.start, piece.stop)
+
+
+def _put(buffer: memoryview, position: int, data: memoryview) -> int:
+    """Write ``data`` at ``position``; return where it ends."""
+    for start in range(0, len(data), _CHUNK_BYTES):
+        chunk = data[start : start + _CHUNK_BYTES]
+        begin = position + start
+        buffer[begin : begin + len(chunk)] = chunk
+    return position + len(data)

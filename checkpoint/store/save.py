@@ -1,0 +1,42 @@
+"""A whole save in one process: all writers, one after the other, and the commit.
+
+Jobs of many workers do the same in parts: each calls ``Staging.write_shard``, and
+one of them, which has collected the records, commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store.store import CheckpointStore
+
+
+def save(
+    store: CheckpointStore,
+    state: Mapping[str, Tensor],
+    *,
+    header: Header,
+    writers: int = 1,
+    cursor: Mapping[str, object] | None = None,
+) -> Path:
+    """Save ``state`` as ``writers`` shards and commit it; returns the checkpoint's directory.
+
+    Raises ``CheckpointError`` if it is not durable; then nothing of it is left.
+    """
+    layout = ShardLayout(specs_of(state), writers)
+    staging = store.stage(header.step, header.generation, store.next_attempt(header))
+    try:
+        records = [staging.write_shard(state, layout, writer, header) for writer in range(writers)]
+        manifest = Manifest.assemble(
+            layout, records, header=header, cursor=cursor or {}, numerics={}
+        )
+        return staging.commit(manifest)
+    except CheckpointError:
+        staging.abandon()
+        raise

@@ -1,0 +1,193 @@
+"""The one way that bytes come back from a checkpoint: digested first, interpreted after.
+
+A scan reads every byte of every shard once, in the order of offsets.  Pieces go
+to where the caller wants them, everything else to a scratch buffer; all of it
+goes into a digest.  Invariant: a scan that returns has compared the digests of every
+piece, and of all that is outside the pieces of each shard, with the manifest, and
+the manifest with its own sha256, so a single wrong bit anywhere makes it raise.
+
+HDF5 never interprets anything here.  Sizes are compared before the caller allocates.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.checkpoint.disk.disk import Disk, ReadFile
+from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    ManifestInvalid,
+    StorageFailed,
+)
+from holdfast.checkpoint.format.digest import Digest, DigestKind
+from holdfast.checkpoint.format.entries import PieceEntry, Placed, ShardEntry, TensorEntry
+from holdfast.checkpoint.format.manifest import LARGEST_MANIFEST_BYTES, Manifest, pieces_by_shard
+from holdfast.checkpoint.format.names import MANIFEST_NAME, shard_name
+from holdfast.checkpoint.format.signature import SigningKey
+
+Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
+
+_CHUNK_BYTES = 256 * 1024
+"""Small enough that the digest finds in the cache what was read; 12 % faster than 1 MiB."""
+# What damage to a checkpoint looks like; anything else may pass.
+_DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR})
+
+
+class Scan:
+    """Reads one committed step; raises ``CheckpointInvalid`` for whatever does not verify.
+
+    With a key, what is not signed with it does not verify.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, step: int, key: SigningKey | None = None
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._step = step
+        self._key = key
+
+    def manifest(self) -> Manifest:
+        """Return the manifest, once its sha256 and the sizes of all shards are verified."""
+        manifest = self.manifest_alone()
+        try:
+            for shard in manifest.shards:
+                self._check_size(shard, manifest.writers)
+        except StorageFailed as error:
+            raise self._failed(error) from error
+        return manifest
+
+    def manifest_alone(self) -> Manifest:
+        """Return the manifest, once its sha256 is verified, whatever has become of the shards."""
+        try:
+            manifest = Manifest.decode(self._manifest_bytes(), self._key)
+        except ManifestInvalid as error:
+            raise self._invalid(str(error)) from error
+        except StorageFailed as error:
+            raise self._failed(error) from error
+        except MemoryError as error:
+            reason = "there is no memory for its manifest"
+            raise CheckpointUnreadable(self._step, reason) from error
+        if manifest.step != self._step:
+            raise self._invalid(f"its manifest is that of step {manifest.step}")
+        return manifest
+
+    def verify(self, manifest: Manifest) -> None:
+        """Compare all digests with what the disk holds, not with what memory does; keep nothing."""
+        shards = range(manifest.writers)
+        self.read_shards(manifest, shards, lambda _tensor, _piece: None, is_from_disk=True)
+
+    def read(self, manifest: Manifest, target: Target) -> None:
+        """Read every piece into the buffer that ``target`` returns for it, or nowhere for None.
+
+        The contents of the buffers mean nothing if this raises.
+        """
+        self.read_shards(manifest, range(manifest.writers), target)
+
+    def read_shards(
+        self,
+        manifest: Manifest,
+        shards: Iterable[int],
+        target: Target,
+        *,
+        is_from_disk: bool = False,
+    ) -> None:
+        """Do what ``read`` does for some of the shards."""
+        placed, kind = pieces_by_shard(manifest), manifest.version.digest
+        for index in shards:
+            shard = manifest.shards[index]
+            try:
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    if is_from_disk:
+                        file.uncache()
+                    self._read_shard(file, shard, placed[index], target=target, kind=kind)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+
+    def read_tensor(self, manifest: Manifest, tensor: TensorEntry, buffer: memoryview) -> None:
+        """Read one tensor's bytes into ``buffer``, whose contents mean nothing if this raises."""
+        for piece in tensor.pieces:
+            begin = piece.start * tensor.spec.itemsize
+            own = Digest(manifest.version.digest)
+            try:
+                shard = manifest.shards[piece.shard]
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    read_span(file, buffer[begin : begin + piece.bytes], piece.offset, own)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+            self._compare(tensor, piece, own)
+
+    def _read_shard(
+        self,
+        file: ReadFile,
+        shard: ShardEntry,
+        pieces: Sequence[Placed],
+        *,
+        target: Target,
+        kind: DigestKind,
+    ) -> None:
+        outside = Digest(kind)
+        position = 0
+        for tensor, piece in pieces:
+            digest_span(file, position, piece.offset, outside)
+            own, buffer = Digest(kind), target(tensor, piece)
+            position = piece.offset + piece.bytes
+            if buffer is None:
+                digest_span(file, piece.offset, position, own)
+            else:
+                read_span(file, buffer, piece.offset, own)
+            self._compare(tensor, piece, own)
+        digest_span(file, position, shard.size, outside)
+        if outside.hexdigest() != shard.digest:
+            raise self._invalid(f"shard {shard.index} has a wrong digest outside its data")
+
+    def _compare(self, tensor: TensorEntry, piece: PieceEntry, found: Digest) -> None:
+        if found.hexdigest() != piece.digest:
+            raise self._invalid(
+                f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r} "
+                f"in shard {piece.shard} have a wrong digest"
+            )
+
+    def _manifest_bytes(self) -> bytes:
+        with self._disk.reading(self._directory / MANIFEST_NAME) as file:
+            size = file.size()
+            if size > LARGEST_MANIFEST_BYTES:
+                raise ManifestInvalid(f"the manifest has {size} bytes")
+            data = bytearray(size)
+            file.read_into(memoryview(data), 0)
+        return bytes(data)
+
+    def _check_size(self, shard: ShardEntry, writers: int) -> None:
+        with self._disk.reading(self._shard_path(shard, writers)) as file:
+            size = file.size()
+        if size != shard.size:
+            raise self._invalid(f"shard {shard.index} has {size} of {shard.size} bytes")
+
+    def _shard_path(self, shard: ShardEntry, writers: int) -> Path:
+        return self._directory / shard_name(shard.index, writers)
+
+    def _invalid(self, reason: str) -> CheckpointInvalid:
+        return CheckpointInvalid(self._step, reason)
+
+    def _failed(self, error: StorageFailed) -> CheckpointInvalid:
+        kind = CheckpointInvalid if error.errno in _DAMAGE else CheckpointUnreadable
+        return kind(self._step, str(error))
+
+
+def digest_span(file: ReadFile, start: int, stop: int, digest: Digest) -> None:
+    """Digest the bytes from ``start`` to ``stop`` of a file, which nobody wants."""
+    scratch = memoryview(bytearray(min(stop - start, _CHUNK_BYTES)))
+    for position in range(start, stop, _CHUNK_BYTES):
+        read_span(file, scratch[: stop - position], position, digest)
+
+
+def read_span(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -> None:
+    """Fill a buffer and digest it, chunk by chunk, while the bytes are in the cache."""
+    for start in range(0, len(buffer), _CHUNK_BYTES):
+        chunk = buffer[start : start + _CHUNK_BYTES]
+        file.read_into(chunk, offset + start)
+        digest.update(chunk)

@@ -1,0 +1,71 @@
+"""A state that comes back in parts: each reader verifies some shards, and all get everything.
+
+Nothing of it may be used before every shard was read by somebody and verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from holdfast.checkpoint.errors import CheckpointInvalid, StateUnsupported
+from holdfast.checkpoint.format.entries import PieceEntry, TensorEntry
+from holdfast.checkpoint.format.layout import TensorSpec
+from holdfast.checkpoint.format.manifest import Manifest, pieces_by_shard
+from holdfast.checkpoint.format.tensor import Tensor, empty_tensor
+from holdfast.checkpoint.store.scan import Scan
+from holdfast.checkpoint.store.store import CheckpointStore
+
+
+class StateReader:
+    """One reader of one committed step."""
+
+    def __init__(self, store: CheckpointStore, step: int, run_id: str | None = None) -> None:
+        """Read the manifest and verify it.
+
+        Raises ``CheckpointInvalid`` if it does not verify, or if it belongs to
+        another run than ``run_id``.
+        """
+        self._scan: Scan = store.scan(step)
+        self.manifest: Manifest = self._scan.manifest()
+        if run_id is not None and self.manifest.run_id != run_id:
+            raise CheckpointInvalid(
+                step, f"it belongs to run {self.manifest.run_id}, not to {run_id}"
+            )
+        self.state: dict[str, Tensor] = {}
+        self._bytes: dict[str, memoryview] = {}
+
+    def allocate(self) -> None:
+        """Make room for the state, whose size the shards on the disk bound."""
+        self.state = {spec.name: _empty(self.manifest.step, spec) for spec in self.manifest.specs}
+        self._bytes = {name: _writable_bytes(tensor) for name, tensor in self.state.items()}
+
+    def read(self, shards: Iterable[int]) -> None:
+        """Read these shards into the state and verify them.
+
+        Raises ``CheckpointInvalid`` if a single byte of them does not verify.
+        """
+        self._scan.read_shards(self.manifest, shards, self._target)
+
+    def contents(self, shard: int) -> list[memoryview]:
+        """Return where the pieces of a shard lie in the state, to give them away or to get them."""
+        return [self._target(*placed) for placed in pieces_by_shard(self.manifest)[shard]]
+
+    def _target(self, tensor: TensorEntry, piece: PieceEntry) -> memoryview:
+        begin = piece.start * tensor.spec.itemsize
+        return self._bytes[tensor.spec.name][begin : begin + piece.bytes]
+
+
+def _empty(step: int, spec: TensorSpec) -> Tensor:
+    try:
+        return empty_tensor(spec.dtype, spec.shape)
+    except (StateUnsupported, MemoryError, ValueError) as error:
+        raise CheckpointInvalid(
+            step,
+            f"tensor {spec.name!r} {spec.dtype}{list(spec.shape)} cannot be made: {error}",
+        ) from error
+
+
+def _writable_bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(np.uint8).data

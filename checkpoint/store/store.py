@@ -1,0 +1,307 @@
+"""The directory of a job's checkpoints: staging, commit, listing.
+
+Invariant: *visible means complete*.  A directory named ``step-…`` was renamed to
+that name after every file in it, and the names of those files, were durable; so
+whoever sees a step, before or after a power cut, sees all of it.  What a disk
+does to it later is found by the digests.
+
+The order of a save is: directory of its own → shards, each synced → manifest,
+synced → directory synced → renamed to the step, first one wins → parent synced →
+acknowledged.  Any failure before the rename leaves only staging behind, which
+nobody ever reads; older checkpoints are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.checkpoint.disk.disk import Disk
+from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    CommitRefused,
+    StagingExists,
+    StorageFailed,
+)
+from holdfast.checkpoint.format.digest import DigestKind
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.layout import ShardLayout
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import (
+    MANIFEST_NAME,
+    StagingName,
+    shard_name,
+    step_name,
+    step_of,
+)
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.signature import SigningKey
+from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.format.version import Version
+from holdfast.checkpoint.store.image_check import check_image
+from holdfast.checkpoint.store.scan import Scan
+
+_EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
+
+
+class CheckpointStore:
+    """The checkpoints of one run directory; with a key, those that are signed with it.
+
+    Any number of processes may hold a store of the same directory; only one, the
+    coordinator of the job's current generation, stages, commits and prunes.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        filesystem: FileSystem | None = None,
+        key: SigningKey | None = None,
+    ) -> None:
+        self._run_dir = Path(run_dir)
+        self.key = key
+        self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
+        self._is_anchored = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoints lie."""
+        return self._run_dir / "checkpoints"
+
+    @property
+    def disk(self) -> Disk:
+        """The file system of the store; ``disk.downgrades`` says what it does not guarantee."""
+        return self._disk
+
+    @property
+    def digest_kind(self) -> DigestKind:
+        """How shards are digested: with a key, in a way that cannot be forged."""
+        return Version.with_key(self.key).digest
+
+    def stage(self, step: int, generation: int, attempt: int) -> Staging:
+        """Make the staging directory of a save that nobody else has begun.
+
+        Raises ``StagingExists`` if it is there already: take the next attempt.
+        """
+        staging = self.staging(step, generation, attempt)
+        if not staging.open():
+            raise StagingExists(
+                f"step {step} is already staged by generation {generation}, "
+                f"attempt {attempt}; use attempt {attempt + 1}"
+            )
+        return staging
+
+    def staging(self, step: int, generation: int, attempt: int) -> Staging:
+        """Name the staging directory of a save; whichever writer is first makes it."""
+        return Staging(self, StagingName(step, generation, attempt))
+
+    def next_attempt(self, header: Header) -> int:
+        """Return the first attempt, from 1, that nothing is left of, neither staged nor bad."""
+        parsed = (StagingName.parse(n) or StagingName.parse_bad(n) for n in self.names())
+        taken = [
+            name.attempt
+            for name in parsed
+            if name and (name.step, name.generation) == (header.step, header.generation)
+        ]
+        return max(taken, default=0) + 1
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the committed steps, newest first; being listed does not mean being undamaged."""
+        found = [(step_of(name), self.directory / name) for name in self.names()]
+        steps = (s for s, path in found if s is not None and self._disk.is_directory(path))
+        return tuple(sorted(steps, reverse=True))
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names in the store's directory, none if there is no such directory."""
+        try:
+            return self._disk.names(self.directory)
+        except StorageFailed as failure:
+            if failure.errno != errno.ENOENT:
+                raise
+            return ()
+
+    def scan(self, step: int) -> Scan:
+        """Return the way to read a committed step."""
+        return Scan(self._disk, self.directory / step_name(step), step, self.key)
+
+    def clean_staging(self, below_generation: int) -> tuple[str, ...]:
+        """Remove what dead generations have staged; returns why anything was left.
+
+        Only for the coordinator of ``below_generation`` or later.
+        """
+        reasons: list[str] = []
+        try:
+            for name in self.names():
+                parsed = StagingName.parse(name)
+                if parsed is not None and parsed.generation < below_generation:
+                    self._remove(name, reasons)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
+        return tuple(reasons)
+
+    def _remove(self, name: str, reasons: list[str]) -> None:
+        try:
+            self._disk.remove_tree(self.directory / name)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
+
+    def make_directory(self) -> None:
+        """Make the store's directory durable once, and again if somebody has removed it."""
+        for path in (self._run_dir, self.directory):
+            is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
+            if is_new or not self._is_anchored:
+                self._anchor(path, is_new=is_new)
+        if not self._disk.is_directory(self.directory):
+            error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
+            raise StorageFailed("use", self.directory, error)
+        self._is_anchored = True
+
+    def _anchor(self, path: Path, *, is_new: bool) -> None:
+        try:
+            self._disk.fsync_parent(path)
+        except StorageFailed:
+            if is_new:
+                # Syncing the same entry again may claim success without effect.
+                with contextlib.suppress(StorageFailed):
+                    self._disk.remove_empty(path)
+            raise
+
+
+class Staging:
+    """A checkpoint that is being written, and that nobody reads yet."""
+
+    def __init__(self, store: CheckpointStore, name: StagingName) -> None:
+        self._store = store
+        self._disk = store.disk
+        self._name = name
+
+    @property
+    def path(self) -> Path:
+        """The staging directory."""
+        return self._store.directory / str(self._name)
+
+    def open(self) -> bool:
+        """Make the directory; returns False if it is there already."""
+        self._store.make_directory()
+        return self._disk.make_directory(self.path)
+
+    def write_shard(
+        self, state: Mapping[str, Tensor], layout: ShardLayout, writer: int, header: Header
+    ) -> ShardRecord:
+        """Write one writer's shard and make it durable; ``state`` may not change meanwhile.
+
+        Raises ``CheckpointError`` and leaves no shard behind if anything fails.
+        Safe in a background thread: the large calls release the GIL.
+        """
+        self._refuse_other_save(header.step, header.generation)
+        # Whoever only lists or restores checkpoints does without HDF5.
+        from holdfast.checkpoint.store.writer import ShardWriter
+
+        # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
+        self.open()
+        path = self.path / shard_name(writer, layout.writers)
+        shard = ShardWriter(self._disk, layout, writer, self._store.digest_kind)
+        return shard.write(path, state, header)
+
+    def write_image(self, image: memoryview, record: ShardRecord, writers: int) -> None:
+        """Make the shard durable that a snapshot holds, if it still is what was copied into it.
+
+        Raises ``CheckpointError`` and leaves no shard behind if anything fails.
+        """
+        self.open()
+        path = self.path / shard_name(record.index, writers)
+        self._disk.write_durably(path, [image], beside=lambda: check_image(image, record))
+
+    def commit(self, manifest: Manifest) -> Path:
+        """Make the checkpoint visible and durable; returns its directory.
+
+        If the step is committed already and verifies, the first one wins and this
+        staging is removed.  A damaged one is moved aside.  Raises
+        ``CheckpointError`` if the checkpoint is not durable; then it was not saved.
+        """
+        self._refuse_other_save(manifest.step, manifest.generation)
+        self._refuse_incomplete(manifest)
+        data = manifest.encode(self._store.key)
+        self._disk.write_durably(self.path / MANIFEST_NAME, [memoryview(data)])
+        self._disk.fsync_directory(self.path)
+        target = self._store.directory / step_name(manifest.step)
+        if self._wins(target, manifest):
+            self._settle(target)
+        else:
+            self._disk.fsync_directory(self._store.directory)
+            self.abandon()
+        return target
+
+    def take_over(self) -> None:
+        """Prepare to commit for a coordinator that is dead: it may have begun the manifest."""
+        self._disk.remove_file(self.path / MANIFEST_NAME)
+
+    def abandon(self) -> None:
+        """Remove the staging directory as far as possible; ``clean_staging`` gets the rest."""
+        with contextlib.suppress(StorageFailed):
+            self._disk.remove_tree(self.path)
+
+    def _refuse_other_save(self, step: int, generation: int) -> None:
+        if (step, generation) != (self._name.step, self._name.generation):
+            raise CommitRefused(
+                f"step {step} of generation {generation} does not belong into {self._name}; "
+                "stage it on its own"
+            )
+
+    def _refuse_incomplete(self, manifest: Manifest) -> None:
+        for shard in manifest.shards:
+            path = self.path / shard_name(shard.index, manifest.writers)
+            with self._disk.reading(path) as file:
+                size = file.size()
+            if size != shard.size:
+                raise CommitRefused(
+                    f"shard {shard.index} of step {manifest.step} has {size} bytes, its writer "
+                    f"reported {shard.size}; save the step again"
+                )
+
+    def _wins(self, target: Path, manifest: Manifest) -> bool:
+        """Rename to ``target``; return False if a valid checkpoint of the same run is there."""
+        try:
+            self._disk.rename(self.path, target)
+        except StorageFailed as failure:
+            if failure.errno not in _EXISTS:
+                raise
+            if self._is_valid(target, manifest):
+                return False
+            self._disk.rename(target, self._store.directory / self._name.bad_name)
+            self._disk.rename(self.path, target)
+        return True
+
+    def _is_valid(self, target: Path, manifest: Manifest) -> bool:
+        scan = self._store.scan(manifest.step)
+        try:
+            found = scan.manifest()
+            scan.verify(found)
+        except CheckpointUnreadable:
+            # It may be whole: neither rely on it nor move it aside.
+            raise
+        except CheckpointInvalid:
+            return False
+        if found.run_id != manifest.run_id:
+            raise CommitRefused(
+                f"step {manifest.step} in {target.parent} belongs to run {found.run_id}, not to "
+                f"{manifest.run_id}; use another run directory"
+            )
+        return True
+
+    def _settle(self, target: Path) -> None:
+        """Make the rename durable, or take it back: a failed save leaves no step behind.
+
+        A directory whose sync has failed once may claim success the next time
+        without being durable, so the step must not stay where a later attempt
+        would find it and call it saved.
+        """
+        try:
+            self._disk.fsync_directory(target.parent)
+        except StorageFailed:
+            with contextlib.suppress(StorageFailed):
+                self._disk.rename(target, self.path)
+            raise

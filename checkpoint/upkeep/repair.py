@@ -1,0 +1,212 @@
+"""A damaged step made whole from a second holder of it, such as a mirror or a backup.
+
+A repair is a save like any other: staged, synced, renamed, while the damaged step
+is moved to its ``.bad-`` name.  Nothing is removed, and nothing gets into the new
+step that does not verify against its manifest: ours, or the other holder's if ours
+is damaged and both are of one run.
+
+What was moved aside still counts: of a step that is gone, the parts are kept that its
+``.bad-`` directory has.  So a repair that was cut short between its two renames, and a
+step that a scrub has found, lose nothing that was sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, RepairImpossible
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.manifest import Manifest, pieces_by_shard
+from holdfast.checkpoint.format.names import StagingName, shard_name, step_name
+from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.store.scan import Scan
+from holdfast.checkpoint.store.store import CheckpointStore, Staging
+from holdfast.checkpoint.upkeep.inventory import Inventory, Progress, silent, take_inventory
+from holdfast.checkpoint.upkeep.part import Part, parts_of, read_part
+from holdfast.checkpoint.upkeep.repair_plan import RepairPlan, plan_repair
+from holdfast.checkpoint.upkeep.verification import refuse_other_run
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A step that is whole: what was wrong, if anything, and what was done about it.
+
+    ``taken`` of its ``parts`` came from the other holder; ``bad_name`` is where the
+    damaged step lies now, None if there was none.
+    """
+
+    step: int
+    faults: tuple[str, ...] = ()
+    taken: int = 0
+    parts: int = 0
+    bad_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The store to repair, and the one to take from what it lacks."""
+
+    here: CheckpointStore
+    there: CheckpointStore
+
+
+def repair_step(
+    holders: Holders, step: int, *, run_id: str | None = None, progress: Progress = silent
+) -> Repair:
+    """Make a step of ``holders.here`` whole, and return once it verifies.
+
+    Only for whoever owns the run directory.  Raises ``CheckpointError`` if it cannot
+    be done; then the damaged step is where it was.
+    """
+    manifest, complaint = _manifest(holders, step, run_id)
+    mine = _inventory(holders.here, manifest, progress)
+    if not complaint and mine.is_whole:
+        return Repair(step)
+    faults = (*([complaint] if complaint else []), *mine.faults)
+    manifest, plan = _plan(holders, manifest, mine, progress=progress)
+    name = _staging_name(holders.here, manifest)
+    staging = holders.here.staging(name.step, name.generation, name.attempt)
+    try:
+        _write(staging, manifest, plan, holders)
+        bad_name = _replace(holders.here, staging, manifest, name)
+    except CheckpointError:
+        staging.abandon()
+        raise
+    scan = holders.here.scan(step)
+    scan.verify(scan.manifest())
+    return Repair(step, faults, len(plan.taken), len(plan.kept | plan.taken), bad_name)
+
+
+def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest, str]:
+    """Return our manifest, or the other holder's; and what is wrong with ours, if anything."""
+    directory = _directory(holders.here, step)
+    complaint = "" if directory.name == step_name(step) else f"it was moved to {directory.name}"
+    try:
+        here = holders.here
+        manifest = Scan(here.disk, directory, step, here.key).manifest_alone()
+    except CheckpointInvalid as ours:
+        complaint = ours.reason
+        if run_id is None:
+            raise RepairImpossible(
+                step, f"{complaint}, and no RUN.json tells which run the step must be of"
+            ) from ours
+        manifest = _their_manifest(holders.there, step, complaint)
+    refuse_other_run(manifest, run_id)
+    return manifest, complaint
+
+
+def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manifest:
+    try:
+        return there.scan(step).manifest_alone()
+    except CheckpointInvalid as theirs:
+        reason = f"{complaint}; and in {there.directory}: {theirs.reason}"
+        raise RepairImpossible(step, reason) from theirs
+
+
+def _plan(
+    holders: Holders, manifest: Manifest, mine: Inventory, *, progress: Progress
+) -> tuple[Manifest, RepairPlan]:
+    """Return what to take from where, and the manifest that this makes whole."""
+    try:
+        return manifest, plan_repair(manifest, mine, _inventory(holders.there, manifest, progress))
+    except RepairImpossible:
+        theirs = _other_save(holders.there, manifest)
+        if theirs is None:
+            raise
+    both = [_inventory(store, theirs, progress) for store in (holders.here, holders.there)]
+    return theirs, plan_repair(theirs, *both)
+
+
+def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
+    """Return the other holder's manifest if it is of another save of the step, else None.
+
+    A step that was found damaged, or lost, is saved again when the job comes by.
+    """
+    try:
+        theirs = there.scan(manifest.step).manifest_alone()
+    except CheckpointInvalid:
+        return None
+    return theirs if theirs.run_id == manifest.run_id and theirs != manifest else None
+
+
+def _inventory(store: CheckpointStore, manifest: Manifest, progress: Progress) -> Inventory:
+    return take_inventory(store.disk, _directory(store, manifest.step), manifest, progress)
+
+
+def _directory(store: CheckpointStore, step: int) -> Path:
+    """Return where a step lies, or what is left of it if it was moved aside."""
+    directory = store.directory / step_name(step)
+    if store.disk.is_directory(directory):
+        return directory
+    parsed = ((name, StagingName.parse_bad(name)) for name in store.names())
+    aside = [name for name, bad in parsed if bad is not None and bad.step == step]
+    return store.directory / aside[-1] if aside else directory
+
+
+def _staging_name(store: CheckpointStore, manifest: Manifest) -> StagingName:
+    header = Header(manifest.run_id, manifest.generation, manifest.step)
+    return StagingName(header.step, header.generation, store.next_attempt(header))
+
+
+def _write(staging: Staging, manifest: Manifest, plan: RepairPlan, holders: Holders) -> None:
+    """Put each shard together in memory, one at a time, and make it durable if it verifies."""
+    for record, parts in zip(_records(manifest), parts_of(manifest), strict=True):
+        image = _image(manifest.step, record)
+        for part in parts:
+            _fetch(manifest, part, image, store=_holder(part, plan, holders))
+        staging.write_image(image, record, manifest.writers)
+
+
+def _image(step: int, record: ShardRecord) -> memoryview:
+    """Return room for a whole shard."""
+    try:
+        return memoryview(bytearray(record.size))
+    except MemoryError as error:
+        reason = f"there is no memory for shard {record.index}, {record.size} bytes"
+        raise RepairImpossible(step, reason) from error
+
+
+def _holder(part: Part, plan: RepairPlan, holders: Holders) -> CheckpointStore:
+    return holders.there if part in plan.taken else holders.here
+
+
+def _fetch(manifest: Manifest, part: Part, image: memoryview, *, store: CheckpointStore) -> None:
+    directory = _directory(store, manifest.step)
+    with store.disk.reading(directory / shard_name(part.shard, manifest.writers)) as file:
+        read_part(file, part, image)  # what has changed since is found when the image is checked
+
+
+def _replace(
+    store: CheckpointStore, staging: Staging, manifest: Manifest, name: StagingName
+) -> str | None:
+    """Move the damaged step aside and commit; a commit that fails puts it back."""
+    target, aside = store.directory / step_name(manifest.step), store.directory / name.bad_name
+    if not store.disk.is_directory(target):
+        staging.commit(manifest)
+        return None
+    store.disk.rename(target, aside)
+    try:
+        # Or a power cut could keep the second rename and lose this one.
+        store.disk.fsync_directory(store.directory)
+        staging.commit(manifest)
+    except CheckpointError:
+        with contextlib.suppress(CheckpointError):
+            store.disk.rename(aside, target)
+        raise
+    return name.bad_name
+
+
+def _records(manifest: Manifest) -> list[ShardRecord]:
+    """Return what the writers once reported about their shards."""
+    records = []
+    for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
+        found = tuple(
+            PieceRecord(tensor.spec.name, p.start, p.stop, p.offset, p.bytes, p.digest)
+            for tensor, p in pieces
+        )
+        records.append(
+            ShardRecord(shard.index, shard.size, shard.digest, found, manifest.version.digest)
+        )
+    return records

@@ -1,0 +1,180 @@
+"""Which checkpoints to keep, and the removal of the others.
+
+The plan is made first, from names and manifests alone, and making it again after
+any part of it was done plans the rest.  A step is only removed once a *newer one
+that is kept has been read back whole*: digests of what was written say nothing of
+what the disk made of it.
+
+A step is removed by renaming it first, so that it stops being visible at once and
+as a whole; a removal that was cut short goes on at the next prune.  Nothing here
+fails a save: the new checkpoint is durable before the first old one is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.checkpoint.errors import CheckpointError, StorageFailed
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.format.names import is_removed, removed_name, step_name
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+
+FEWEST_KEPT = 2  # with one, the only checkpoint would be replaced by one that nobody has read yet
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The metric by which one checkpoint is better than another."""
+
+    metric: str
+    is_smaller_better: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which steps stay: the newest, every n-th for ever, and the best by a metric."""
+
+    newest: int = 3
+    every: int | None = None
+    best: Best | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStep:
+    """What a plan knows of a committed step.
+
+    ``metrics`` are of the state of this very step, None if nobody could read them: it may
+    be the best, so it stays.
+    """
+
+    step: int
+    metrics: Mapping[str, float] | None = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """The steps that stay, newest first, and those that go, oldest first."""
+
+    kept: tuple[int, ...]
+    removed: tuple[int, ...]
+
+    def before(self, verified: int) -> tuple[int, ...]:
+        """Return the steps that may go once the step ``verified`` has been read back."""
+        return tuple(step for step in self.removed if step < verified)
+
+
+def prune_plan(steps: Iterable[KnownStep], retention: Retention) -> PrunePlan:
+    """Return what stays and what goes; at least the newest two stay."""
+    newest_first = sorted(steps, key=lambda known: known.step, reverse=True)
+    kept = {known.step for known in newest_first[: max(retention.newest, FEWEST_KEPT)]}
+    if retention.every is not None:
+        kept |= {known.step for known in newest_first if known.step % retention.every == 0}
+    if retention.best is not None:
+        kept |= _best_of(newest_first, retention.best)
+    return PrunePlan(
+        kept=tuple(known.step for known in newest_first if known.step in kept),
+        removed=tuple(known.step for known in reversed(newest_first) if known.step not in kept),
+    )
+
+
+def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
+    """Return the best step, the oldest of equals so that a plateau moves nothing.
+
+    With it go those of which nobody knows; there is none where nothing was measured.
+    """
+    sign = 1 if best.is_smaller_better else -1
+    measured, unknown = [], set()
+    for known in steps:
+        if known.metrics is None:
+            unknown.add(known.step)
+        elif best.metric in known.metrics:
+            measured.append((sign * known.metrics[best.metric], known.step))
+    return unknown | ({min(measured)[1]} if measured else set())
+
+
+class Pruner:
+    """Keeps a store to a retention, and remembers what it has read for that."""
+
+    def __init__(self, store: CheckpointStore, retention: Retention, marks: ReadMarks) -> None:
+        self._store = store
+        self._retention = retention
+        self._marks = marks
+        self._metrics: dict[int, Mapping[str, float]] = {}
+
+    def prune(self, now: float) -> tuple[str, ...]:
+        """Remove what the plan removes; returns why anything was left, never raises it."""
+        reasons: list[str] = []
+        try:
+            _remove_hidden(self._store, reasons)
+            plan = prune_plan(self._known_steps(), self._retention)
+            if plan.removed:
+                verified = self._newest_verified(plan, now, reasons)
+                _hide(self._store, plan.before(verified), reasons)
+            _remove_hidden(self._store, reasons)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
+        return tuple(dict.fromkeys(reasons))
+
+    def _known_steps(self) -> list[KnownStep]:
+        steps = self._store.steps()
+        if self._retention.best is None:
+            return [KnownStep(step) for step in steps]
+        return [KnownStep(step, self._metrics_of(step)) for step in steps]
+
+    def _metrics_of(self, step: int) -> Mapping[str, float] | None:
+        """Return what was measured of a step, None if that cannot be read just now."""
+        # A step that was saved again may have other bytes, but not other metrics.
+        if step not in self._metrics:
+            try:
+                found = EpochMetrics.of(self._store.scan(step).manifest().cursor)
+            except CheckpointError:
+                return None
+            self._metrics[step] = found.values if found and found.step == step else {}
+        return self._metrics[step]
+
+    def _newest_verified(self, plan: PrunePlan, now: float, reasons: list[str]) -> int:
+        """Return a kept step that was read back and lets all of the plan go, or as much as may.
+
+        What was read back since it was committed is not read again, so a job that keeps
+        k steps reads one save in k.
+        """
+        known = max((step for step in plan.kept if step in self._marks), default=-1)
+        if plan.before(known) == plan.removed:
+            return known
+        for step in plan.kept:
+            if step == known:
+                break
+            reason = self._marks.verify(self._store, step, now)
+            if reason is None:
+                return step
+            reasons.append(f"nothing older than step {step} is removed for it: {reason}")
+        return known
+
+
+def prune(store: CheckpointStore, retention: Retention, now: float = 0.0) -> tuple[str, ...]:
+    """Keep ``store`` to ``retention`` once, as a process that has read nothing of it yet."""
+    return Pruner(store, retention, ReadMarks()).prune(now)
+
+
+def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> None:
+    """Rename steps so that nobody sees them any more."""
+    for step in steps:
+        source, target = store.directory / step_name(step), store.directory / removed_name(step)
+        try:
+            store.disk.rename(source, target)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
+
+
+def _remove_hidden(store: CheckpointStore, reasons: list[str]) -> None:
+    """Remove what is hidden, once a power cut can no longer bring its old name back."""
+    hidden = [name for name in store.names() if is_removed(name)]
+    if hidden:
+        store.disk.fsync_directory(store.directory)
+    for name in hidden:
+        try:
+            store.disk.remove_tree(store.directory / name)
+        except StorageFailed as failure:
+            reasons.append(str(failure))

@@ -1,0 +1,166 @@
+"""Reading old checkpoints again, one at a time, so that damage is found before it is needed.
+
+Reading is kept apart from what follows from it, because it is slow and changes
+nothing: any thread may `Scrubber.read`.  `Scrubber.conclude` moves a step aside, so
+it belongs to the thread that commits and prunes; it reads a step that was found
+damaged once more before it touches it, since the step may have been saved again, or
+removed, meanwhile.
+
+A damaged step is mended if that can be done.  Else it is moved, but only while another
+one is known to verify.  The last one stays under its name: what is left of it is worth
+more than a tidy directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
+from holdfast.checkpoint.format.names import next_bad_name, step_name
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks, read_back
+from holdfast.checkpoint.upkeep.repair import Repair
+
+DEFAULT_INTERVAL_S = 3600.0
+
+Mend: TypeAlias = Callable[[int], Repair | None]
+"""Makes a damaged step whole; returns None if it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What reading a step again has shown; no reason means that all of it is right."""
+
+    step: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubFailure:
+    """A step that does not verify any more, where it was moved, and whether it is whole again."""
+
+    step: int
+    reason: str
+    moved_to: str | None = None
+    is_mended: bool = False
+
+    def __str__(self) -> str:
+        if self.is_mended:
+            fate = "it was mended; look at the disk"
+        elif self.moved_to is None:
+            fate = "it stays where it is; look at the disk"
+        else:
+            fate = f"it was moved to {self.moved_to}; look at the disk"
+        return f"checkpoint step {self.step} does not verify any more: {self.reason}; {fate}"
+
+
+def next_step(steps: Iterable[int], time_of: Callable[[int], float | None]) -> int | None:
+    """Return the step that was verified longest ago; of those that never were, the oldest."""
+
+    def age_rank(step: int) -> tuple[bool, float, int]:
+        time = time_of(step)
+        return time is not None, time or 0.0, step
+
+    return min(steps, key=age_rank, default=None)
+
+
+def _never(_step: int) -> None:
+    """Mend nothing: there is no second holder."""
+
+
+class Scrubber:
+    """Reads one committed step of a store every ``interval_s`` seconds, none for 0."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        marks: ReadMarks,
+        generation: int,
+        interval_s: float = DEFAULT_INTERVAL_S,
+        mend: Mend = _never,
+    ) -> None:
+        self._store = store
+        self._marks = marks
+        self._generation = generation
+        self._interval_s = interval_s
+        self._mend = mend
+        self._last: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Return whether it is time to read a step; the first time comes after an interval."""
+        if self._last is None:
+            self._last = now
+        return self._interval_s > 0 and now - self._last >= self._interval_s
+
+    def choose(self, now: float) -> int | None:
+        """Return the step to read now, None if there is none, and start the next interval."""
+        self._last = now
+        try:
+            return next_step(self._store.steps(), self._marks.time_of)
+        except StorageFailed:
+            return None
+
+    def read(self, step: int) -> Finding:
+        """Read all of ``step``; changes nothing, so it may run beside everything else."""
+        try:
+            read_back(self._store, step)
+        except CheckpointInvalid as error:
+            return Finding(step, error.reason)
+        return Finding(step)
+
+    def conclude(self, finding: Finding, now: float) -> ScrubFailure | None:
+        """Do what follows from ``finding``; returns what is to be reported, if anything is."""
+        if finding.reason is None:
+            self._marks.mark(finding.step, now)
+            return None
+        try:
+            if finding.step not in self._store.steps():
+                return None
+            read_back(self._store, finding.step)
+        except CheckpointUnreadable as error:
+            # A bad block looks like this too.
+            unread = ScrubFailure(finding.step, error.reason)
+            return self._mended(finding.step, error.reason, now) or unread
+        except CheckpointInvalid as error:
+            mended = self._mended(finding.step, error.reason, now)
+            return mended or self._set_aside(finding.step, error.reason, now)
+        except StorageFailed as failure:
+            return ScrubFailure(finding.step, str(failure))
+        self._marks.mark(finding.step, now)
+        return None
+
+    def run_one(self, now: float) -> ScrubFailure | None:
+        """Read the step that was verified longest ago, and do what follows from it."""
+        step = self.choose(now)
+        return None if step is None else self.conclude(self.read(step), now)
+
+    def _mended(self, step: int, reason: str, now: float) -> ScrubFailure | None:
+        """Make a damaged step whole; return None if it cannot be."""
+        repair = self._mend(step)
+        if repair is None:
+            return None
+        if not repair.faults:  # a disk that errs now and then: it may be right the next time
+            return ScrubFailure(step, reason)
+        self._marks.mark(step, now)
+        return ScrubFailure(step, reason, repair.bad_name, is_mended=True)
+
+    def _set_aside(self, step: int, reason: str, now: float) -> ScrubFailure:
+        """Move a damaged step out of sight, if a step that verifies is left without it."""
+        self._marks.forget(step)
+        directory = self._store.directory
+        try:
+            others = [other for other in self._store.steps() if other != step]
+            if not any(self._verifies(other, now) for other in others):
+                return ScrubFailure(step, reason)
+            name = next_bad_name(step, self._generation, self._store.names())
+            self._store.disk.rename(directory / step_name(step), directory / name)
+            self._store.disk.fsync_directory(directory)
+        except StorageFailed as failure:
+            return ScrubFailure(step, f"{reason} ({failure})")
+        return ScrubFailure(step, reason, name)
+
+    def _verifies(self, step: int, now: float) -> bool:
+        # What this process has read before is read again: disks fail in more than one place.
+        return self._marks.verify(self._store, step, now) is None

@@ -1,0 +1,56 @@
+"""Whether a step verifies: every digest of it, and nothing kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
+from holdfast.checkpoint.format.entries import PieceEntry, TensorEntry
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.signature import Signature
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.inventory import Progress, silent
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of looking at a step: its bytes as far as known, and why it may not be used."""
+
+    step: int
+    nbytes: int
+    reason: str | None = None
+    signature: Signature = Signature.NONE
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether every byte verified."""
+        return self.reason is None
+
+
+def verify_step(
+    store: CheckpointStore, step: int, *, run_id: str | None = None, progress: Progress = silent
+) -> Verdict:
+    """Compare every digest of a committed step, and its run with ``run_id`` if given."""
+    nbytes = 0
+
+    def pass_by(_tensor: TensorEntry, piece: PieceEntry) -> None:
+        progress(piece.bytes)
+
+    try:
+        scan = store.scan(step)
+        manifest = scan.manifest()
+        nbytes = manifest.nbytes
+        refuse_other_run(manifest, run_id)
+        scan.read(manifest, pass_by)
+    except CheckpointInvalid as error:
+        return Verdict(step, nbytes, error.reason)
+    except CheckpointError as error:
+        return Verdict(step, nbytes, str(error))
+    return Verdict(step, nbytes, signature=manifest.signature)
+
+
+def refuse_other_run(manifest: Manifest, run_id: str | None) -> None:
+    """Raise ``CheckpointInvalid`` if the step belongs to another run than ``run_id``."""
+    if run_id is not None and manifest.run_id != run_id:
+        reason = f"it belongs to run {manifest.run_id}, not to {run_id}"
+        raise CheckpointInvalid(manifest.step, reason)
