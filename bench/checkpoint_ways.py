@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 from checkpoint_state import State
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save

@@ -20,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 from checkpoint_state import State
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
@@ -30,7 +30,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.shard_writers import Shards
 from holdfast.runtime.saving.snapshot import SavePlan
-from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
+from holdfast.runtime.saving.snapshot_place import SnapshotMemory
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector

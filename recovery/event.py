@@ -1,11 +1,28 @@
-"""What the supervisor sees of a job."""
+"""What the supervisor sees of a job, and what it is told to do: events, commands, exit codes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TypeAlias
 
 from holdfast.recovery.world import WorkerId
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line; documented in docs/failure-model.md."""
+
+    DONE = 0
+    PROGRAM_FAILED = 1
+    USAGE = 2
+    RECOVERY_IMPOSSIBLE = 70
+    """The restart budget is spent, or nothing valid is left to restore."""
+    STOPPED_EARLY = 75
+    """Stopped with a checkpoint: run again to go on (``EX_TEMPFAIL`` of sysexits.h)."""
+    RUN_DIRECTORY_BUSY = 76
+    """Another job owns the run directory."""
+    INTERRUPTED = 130
+    TERMINATED = 143
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +61,7 @@ class WorkerFailed:
     kind: str
     message: str
     traceback: str
-    exit_code: int
+    exit_code: ExitCode
     is_death: bool = False
 
     @property
@@ -90,7 +107,7 @@ class LaunchEnded:
 class StopAsked:
     """Somebody wants the job to stop; ``exit_code`` is that of a job that has to be killed."""
 
-    exit_code: int
+    exit_code: ExitCode
 
 
 Event: TypeAlias = (
@@ -104,3 +121,37 @@ Event: TypeAlias = (
     | LaunchEnded
     | StopAsked
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start an MPI job of ``workers``, in rank order, whose first world has ``generation``."""
+
+    generation: int
+    workers: tuple[WorkerId, ...]
+    relaunch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillLaunch:
+    """Kill every process of the launch."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskToStop:
+    """Ask all workers to save at the next step and stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over."""
+
+    exit_code: ExitCode
+    reason: str
+    traceback: str = ""
+
+
+Command: TypeAlias = Launch | KillLaunch | AskToStop | End

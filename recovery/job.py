@@ -28,12 +28,16 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from holdfast.recovery.budget import RestartBudget
-from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
 from holdfast.recovery.errors import IllegalTransition
 from holdfast.recovery.event import (
+    AskToStop,
     CheckpointCommitted,
+    Command,
+    End,
     Event,
+    ExitCode,
+    KillLaunch,
+    Launch,
     LaunchEnded,
     StopAsked,
     WorkerCompleted,
@@ -43,9 +47,35 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.launch_view import LaunchView, Sight
-from holdfast.recovery.verdict import verdict
+from holdfast.recovery.launch_view import LaunchView, Sight, verdict
 from holdfast.recovery.world import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBudget:
+    """The relaunches that a job may make, and what it has spent of them."""
+
+    limit: int
+    spent: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse negative amounts."""
+        if self.limit < 0 or self.spent < 0:
+            raise ValueError(
+                f"limit ({self.limit}) and spent ({self.spent}) of a budget must be at least 0"
+            )
+
+    def charge(self, *, made_progress: bool) -> RestartBudget:
+        """Return the budget after one more relaunch.
+
+        A launch that committed no checkpoint costs double: what stops it will likely stop the next.
+        """
+        return RestartBudget(self.limit, self.spent + (1 if made_progress else 2))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether more was charged than allowed, so that the job must end."""
+        return self.spent > self.limit
 
 
 class JobState(Enum):
@@ -82,7 +112,7 @@ class JobMachine:
         self._next_id = 0
         self._next_generation = terms.first_generation
         self._relaunches = 0
-        self._stop_code: int | None = None
+        self._stop_code: ExitCode | None = None
 
     @property
     def state(self) -> JobState:
@@ -172,7 +202,7 @@ class JobMachine:
                 self._relaunches += 1
                 return self._launch(len(self._view.world), causes)
             end = End(
-                70,
+                ExitCode.RECOVERY_IMPOSSIBLE,
                 f"the restart budget of {self._terms.max_restarts} is spent (a relaunch without a "
                 f"new checkpoint counts double); the last launch ended with {causes}; "
                 "mend the cause, then run again: the run resumes from its newest checkpoint",

@@ -152,3 +152,14 @@ def _check_counts(samples: int, global_batch: int, microbatches: int) -> None:
 def _check_microbatch(microbatches: int, index: int, m: int) -> None:
     if index < 0 or not 0 <= m < microbatches:
         raise ValueError(f"there is no microbatch {m} (of {microbatches}) in update {index}")
+
+
+def generator_seeds(seed: int, generators: int) -> npt.NDArray[np.int64]:
+    """Return states of shape ``(generators, 2)``, each number in ``[0, 2**31)``.
+
+    TensorFlow draws with both numbers of a state; Keras counts the second one
+    up at each draw.  31 bits keep them valid as int32 and as uint32.
+    """
+    words = [chain(seed, index) for index in range(generators)]
+    pairs = [(word >> 33, (word >> 1) & 0x7FFFFFFF) for word in words]
+    return np.array(pairs, dtype=np.int64).reshape(generators, 2)

@@ -29,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.recovery.errors import LeafMissing
-from holdfast.recovery.overflow import quiet_context
-from holdfast.recovery.reduction import Node, children, path_to
+from holdfast.recovery.reduction import Node, children, path_to, quiet_context
 
 _FLOAT32 = np.dtype(np.float32)
 

@@ -1,7 +1,7 @@
 """When a checkpoint is due: every n steps, every t seconds, at each epoch's end, or ``auto``.
 
 Steps and epochs are functions of the cursor, so all workers find them due alike
-(`recovery.curriculum`).  Seconds are not: clocks differ.  So a clock only makes a
+(`recovery.work_plan`).  Seconds are not: clocks differ.  So a clock only makes a
 worker *wish* for a checkpoint, in a vote that all learn the outcome of.
 
 Theory of ``auto``.  A save costs C seconds of training.  A failure that leaves no

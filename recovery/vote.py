@@ -2,13 +2,20 @@
 
 ``Agree`` is a bitwise *and*.  What everyone must confirm is a bit that each
 sets; what anyone may ask for is a bit that each leaves set unless it asks.
+
+A save has two stretches that run in the background of training, and one exchange
+between them.  All write their shards; when every shard is durable, the shards' records
+are gathered; then rank 0 writes the manifest and commits.  The bits of each vote tell
+when a stretch has ended for all.  So all survivors are always in the same phase, and the
+save needs no message of its own.  A death abandons the save: the survivors begin another.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import Enum, IntFlag
+from types import MappingProxyType
 
 
 class Bit(IntFlag):
@@ -83,3 +90,32 @@ def outcome(flags: int) -> Outcome:
         is_stop_wanted=Bit.NO_STOP_WANTED not in bits,
         save=bits & SAVE_BITS,
     )
+
+
+class SavePhase(Enum):
+    """Where the checkpoint in flight stands."""
+
+    IDLE = "idle"
+    WRITING = "writing"
+    GATHERING = "gathering"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    FAILED = "failed"
+
+
+_DECISIVE = MappingProxyType(
+    {
+        SavePhase.WRITING: (Bit.DURABLE, SavePhase.GATHERING),
+        SavePhase.COMMITTING: (Bit.SETTLED, SavePhase.COMMITTED),
+    }
+)
+
+
+def after_vote(phase: SavePhase, agreed: Bit) -> SavePhase:
+    """Return the phase after a vote whose outcome has the bits ``agreed``."""
+    if phase not in _DECISIVE:
+        return phase
+    if Bit.INTACT not in agreed:
+        return SavePhase.FAILED
+    bit, following = _DECISIVE[phase]
+    return following if bit in agreed else phase

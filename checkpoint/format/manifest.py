@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
 from holdfast.checkpoint.format.entries import PieceEntry, Placed, ShardEntry, TensorEntry
 from holdfast.checkpoint.format.fields import Fields
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec
-from holdfast.checkpoint.format.record import ShardRecord
-from holdfast.checkpoint.format.seal import Unsealed, seal, unseal
-from holdfast.checkpoint.format.signature import Signature, SigningKey
+from holdfast.checkpoint.format.record import Header, ShardRecord
+from holdfast.checkpoint.format.signature import Signature, SigningKey, Unsealed, seal, unseal
 from holdfast.checkpoint.format.version import FORMAT, Version
 
 LARGEST_MANIFEST_BYTES = 64 * 2**20

@@ -10,6 +10,15 @@ from holdfast.checkpoint.format.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)
+class Header:
+    """What all shards of one save have in common; it is written into each of them."""
+
+    run_id: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class PieceRecord:
     """Where elements ``start`` to ``stop`` of a tensor lie in a shard, and their digest.
 

@@ -28,9 +28,9 @@ import numpy as np
 
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.format.dataset_path import dataset_paths
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import Piece, ShardLayout
 from holdfast.checkpoint.format.plugins import no_plugins
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import storage_dtype
 
 with no_plugins():

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.checkpoint.format.digest import DigestKind
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout
-from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.shard import build_skeleton
 from holdfast.checkpoint.format.tensor import Tensor, bytes_of
 from holdfast.checkpoint.store.writer import describe_shard

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.store import CheckpointStore
 

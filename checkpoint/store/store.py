@@ -28,7 +28,6 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.format.digest import DigestKind
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import (
@@ -38,7 +37,7 @@ from holdfast.checkpoint.format.names import (
     step_name,
     step_of,
 )
-from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.format.version import Version

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.format.digest import Digest, DigestKind, digest_of
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout
-from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.format.shard import Skeleton, build_skeleton
 from holdfast.checkpoint.format.tensor import Tensor, bytes_of
 

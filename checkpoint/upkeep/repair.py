@@ -13,20 +13,52 @@ step that a scrub has found, lose nothing that was sound.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, RepairImpossible
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.manifest import Manifest, pieces_by_shard
 from holdfast.checkpoint.format.names import StagingName, shard_name, step_name
-from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.store.scan import Scan
 from holdfast.checkpoint.store.store import CheckpointStore, Staging
 from holdfast.checkpoint.upkeep.inventory import Inventory, Progress, silent, take_inventory
 from holdfast.checkpoint.upkeep.part import Part, parts_of, read_part
-from holdfast.checkpoint.upkeep.repair_plan import RepairPlan, plan_repair
 from holdfast.checkpoint.upkeep.verification import refuse_other_run
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """Which parts of a step stay, and which are taken from the other holder."""
+
+    kept: frozenset[Part]
+    taken: frozenset[Part]
+
+
+def plan_repair(manifest: Manifest, here: Inventory, there: Inventory) -> RepairPlan:
+    """Decide for each part of a step whom to take it from; what is sound here stays.
+
+    Raises ``RepairImpossible`` and names the parts that nobody has.
+    """
+    parts = [part for shard in parts_of(manifest) for part in shard]
+    missing = [str(part) for part in parts if part not in here.sound | there.sound]
+    if missing:
+        raise RepairImpossible(
+            manifest.step,
+            f"neither holder has {_some(missing)} "
+            f"(here: {_some(here.faults)}; there: {_some(there.faults)})",
+        )
+    kept = here.sound.intersection(parts)
+    return RepairPlan(kept, frozenset(parts) - kept)
+
+
+def _some(sentences: Sequence[str]) -> str:
+    shown = "; ".join(sentences[:_MOST_NAMED]) or "no fault"
+    more = len(sentences) - _MOST_NAMED
+    return f"{shown}; and {more} more" if more > 0 else shown
 
 
 @dataclass(frozen=True, slots=True)

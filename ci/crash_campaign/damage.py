@@ -15,8 +15,8 @@ from pathlib import Path
 from job import RUN_ID, WRITERS, open_store, same, save_step, scratch, state_of
 from tally import Tally, Wrong
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.names import MANIFEST_NAME, shard_name, step_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 

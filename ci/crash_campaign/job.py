@@ -12,9 +12,9 @@ import numpy as np
 
 from holdfast.checkpoint.disk.filesystem import FileSystem
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.save import save

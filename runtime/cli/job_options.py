@@ -58,3 +58,11 @@ mpiexec = click.option(
     "--mpiexec", type=PATH, help="The mpiexec to use.  [default: Python's, then PATH's]"
 )
 verbose = click.option("-v", "--verbose", is_flag=True, help="Show Open MPI's own messages too.")
+
+
+key_option = click.option(
+    "--key-file",
+    type=click.Path(path_type=Path),
+    envvar="HOLDFAST_KEY_FILE",
+    help="The key of the run: what is not signed with it is not valid.",
+)

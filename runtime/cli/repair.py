@@ -11,7 +11,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.upkeep.inventory import Progress
 from holdfast.checkpoint.upkeep.repair import Holders, Repair, repair_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
-from holdfast.runtime.cli.key_option import key_option
+from holdfast.runtime.cli.job_options import key_option
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun

@@ -18,21 +18,19 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from holdfast.runtime.commands.checkpoint_report import (
-    CheckpointReport,
-    Mended,
-    NotMended,
-    Rejected,
-    Rotten,
-    WrongMemory,
-)
 from holdfast.runtime.commands.report import (
+    CheckpointReport,
     EpochReport,
     Failure,
+    Mended,
+    NotMended,
     Recovery,
+    Rejected,
     Relaunch,
     Report,
+    Rotten,
     Struck,
+    WrongMemory,
 )
 from holdfast.runtime.run.journal import Record
 

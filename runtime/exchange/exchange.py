@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from holdfast.recovery.overflow import quiet_context
-from holdfast.recovery.reduction import ReductionPlan, slice_bounds
+from holdfast.recovery.reduction import ReductionPlan, quiet_context, slice_bounds
 from holdfast.runtime.exchange.common_memory import CommonMemory
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.message_sum import Slices

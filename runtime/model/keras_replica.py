@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from holdfast.recovery.order import generator_seeds
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.vector import (
     ALIGNMENT_BYTES,
@@ -42,7 +43,6 @@ from holdfast.runtime.exchange.vector import (
     writable_alias,
 )
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.generator_seeds import generator_seeds
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout

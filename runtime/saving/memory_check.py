@@ -19,7 +19,7 @@ import numpy as np
 
 from holdfast.checkpoint.format.digest import Digest
 from holdfast.checkpoint.format.tensor import Tensor, whole_bytes_of
-from holdfast.recovery.consensus import Consensus, compare_digests
+from holdfast.recovery.digest_majority import DigestComparison, compare_digests
 from holdfast.recovery.vote import REFUSAL
 from holdfast.runtime.errors import WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
@@ -83,7 +83,7 @@ class MemoryCheck:
         if not found.is_unanimous:
             self._settle(step, found)
 
-    def _settle(self, step: int, found: Consensus) -> None:
+    def _settle(self, step: int, found: DigestComparison) -> None:
         """Do what follows from a difference; never returns."""
         workers = [self._membership.world.workers[rank] for rank in found.minority]
         self._records.note(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.recovery.curriculum import Curriculum
+from holdfast.recovery.work_plan import WorkPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class SaveTerms:
     the job's, as JSON.
     """
 
-    curriculum: Curriculum
+    work_plan: WorkPlan
     retention: Retention
     identity: Mapping[str, int]
     numerics: dict[str, object]

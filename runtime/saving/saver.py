@@ -17,14 +17,12 @@ import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.store.store import Staging
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.placement import Slices, second_slices
-from holdfast.recovery.saving import SavePhase, after_vote
-from holdfast.recovery.vote import Bit, Outcome
+from holdfast.recovery.vote import Bit, Outcome, SavePhase, after_vote
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.checkpoint_care import Upkeep
@@ -105,11 +103,11 @@ class Saver:
 
     def is_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips one."""
-        curriculum = self._terms.curriculum
-        is_due = curriculum.is_save_due(cursor)
+        work_plan = self._terms.work_plan
+        is_due = work_plan.is_save_due(cursor)
         if is_due and self._flight is not None:
             self._records.note("checkpoint_skipped", step=cursor.step)
-        is_wanted = is_due or (self._is_wanted and curriculum.is_save_point(cursor))
+        is_wanted = is_due or (self._is_wanted and work_plan.is_save_point(cursor))
         return is_wanted and self._flight is None and cursor.step != self.saved_step
 
     def begin(
@@ -217,7 +215,7 @@ class Saver:
 
     def verify(self, cursor: Cursor, state: Callable[[], State]) -> None:
         """Have the states compared without saving them, if that is due."""
-        if self._terms.curriculum.is_check_due(cursor):
+        if self._terms.work_plan.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
     def _plan(self, cursor: Cursor, state: State, measured: EpochMetrics | None = None) -> SavePlan:

@@ -15,11 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.record import Header, ShardRecord
 
 State: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from holdfast.recovery.event import (
     CheckpointCommitted,
     Event,
+    ExitCode,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -40,7 +41,7 @@ def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
         kind=report["type"],
         message=report["message"],
         traceback=report["traceback"],
-        exit_code=int(report["exit_code"]),
+        exit_code=ExitCode(int(report["exit_code"])),
         is_death=report["type"] in _DEATHS,
     )
 

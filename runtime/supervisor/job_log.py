@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.recovery.command import End, Launch
+from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.supervisor.job_setup import JobSetup

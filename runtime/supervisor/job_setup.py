@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.format.key_file import KeyFile
-from holdfast.recovery.command import Launch
+from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.journal import Journal, last_generation
@@ -18,7 +20,6 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import FORMAT, Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key, refuse_other_key
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec, identify
-from holdfast.runtime.supervisor.preload import useful_preload
 from holdfast.runtime.supervisor.ulfm_trial import assess, require_ulfm
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -163,3 +164,32 @@ def _environment(threads: int) -> dict[str, str]:
         [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     )
     return environment
+
+
+_ALWAYS = ("numpy", "xxhash", "mpi4py", "h5py")
+"""What every worker imports, whatever its script does."""
+
+_BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}
+
+
+def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:
+    """Return the modules to import in warm processes.
+
+    Of ``wanted``, those that the script names in an import; a script that
+    cannot be parsed will import none.
+    """
+    try:
+        imported = set(_imports(ast.parse(script.read_bytes())))
+    except (SyntaxError, ValueError, OSError):
+        return _ALWAYS
+    needed = {name for module in imported for name in _BRINGS_ALONG.get(module, (module,))}
+    return (*_ALWAYS, *(module for module in wanted if module in needed))
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the top-level names of all modules that are imported anywhere in ``tree``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]

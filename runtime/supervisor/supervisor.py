@@ -15,10 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
 from holdfast.recovery.event import (
+    AskToStop,
     CheckpointCommitted,
+    Command,
+    End,
     Event,
+    KillLaunch,
+    Launch,
     LaunchEnded,
     StopAsked,
     WorkerExited,
@@ -34,8 +38,7 @@ from holdfast.runtime.supervisor.agent_events import event_of
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job
-from holdfast.runtime.supervisor.launch import LaunchLine
-from holdfast.runtime.supervisor.mpi_launch import MpiLaunch
+from holdfast.runtime.supervisor.launch import LaunchLine, MpiLaunch
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 
@@ -119,7 +122,7 @@ class Supervisor:
             self._look_at_launch()
         self._keeper.look()
         self._narration.ended(self._end)
-        return ExitCode(self._end.exit_code)
+        return self._end.exit_code
 
     def close(self) -> None:
         """End every process that was started, and wait for them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.recovery.assignment import Assignment
-from holdfast.recovery.curriculum import Work
 from holdfast.recovery.reduction import plan_reduction
+from holdfast.recovery.work_plan import Work
 from holdfast.runtime.exchange.common_memory import CommonMemory, meet
 from holdfast.runtime.exchange.exchange import TreeExchange
 from holdfast.runtime.exchange.membership import Membership

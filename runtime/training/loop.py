@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 
 from holdfast.recovery.assignment import adopt, assign
-from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
 from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
+from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import World
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
@@ -106,7 +106,7 @@ class TrainingLoop:
     @property
     def is_complete(self) -> bool:
         """Whether every transaction of the job is committed."""
-        return self._job.curriculum.next_work(self._progress.cursor) is None
+        return self._job.work_plan.next_work(self._progress.cursor) is None
 
     @property
     def is_first(self) -> bool:
@@ -243,7 +243,7 @@ class TrainingLoop:
 
     def _next_transaction(self) -> Transaction:
         """Return the transaction that the cursor asks for next."""
-        work = self._job.curriculum.next_work(self._progress.cursor)
+        work = self._job.work_plan.next_work(self._progress.cursor)
         assert work is not None
         return self._transactions[work]
 
@@ -284,12 +284,12 @@ class TrainingLoop:
 
     def _has_ended(self) -> bool:
         """Return whether no update is left, or wanted, or the job was asked to stop here."""
-        cursor, curriculum = self._progress.cursor, self._job.curriculum
+        cursor, work_plan = self._progress.cursor, self._job.work_plan
         if not self._context.config.trains:
             return True
-        if self._ending is not None or curriculum.next_work(cursor) is None:
+        if self._ending is not None or work_plan.next_work(cursor) is None:
             return True
-        return self._is_stopping and curriculum.is_save_point(cursor)
+        return self._is_stopping and work_plan.is_save_point(cursor)
 
     def _wishes(self) -> Wishes:
         requests = self._context.page.requests
@@ -308,7 +308,7 @@ class TrainingLoop:
             return
         self._records.flush()
         if step is None:
-            work = self._job.curriculum.next_work(self._progress.cursor)
+            work = self._job.work_plan.next_work(self._progress.cursor)
             step = self._progress.cursor.step + (work is not Work.EVALUATE)
         self._context.injector.visit(step, site)
 

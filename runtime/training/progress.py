@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.recovery.curriculum import Work
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training.training_job import TrainingJob
@@ -29,7 +29,7 @@ class Progress:
     def restore(self, cursor: Cursor) -> None:
         """Go on from ``cursor``; the replica holds the state that belongs to it."""
         self.cursor = cursor
-        if self._job.curriculum.has_ended_epoch(cursor):
+        if self._job.work_plan.has_ended_epoch(cursor):
             self.metrics = self._replica.results(cursor.sums, cursor.ledger.samples)
 
     def commit(self, work: Work, total: Total) -> None:
@@ -49,25 +49,25 @@ class Progress:
         )
 
     def _commit_step(self, total: Total) -> None:
-        curriculum = self._job.curriculum
+        work_plan = self._job.work_plan
         before = self.cursor
-        if curriculum.is_epoch_start(before):
+        if work_plan.is_epoch_start(before):
             before = before.at_epoch_start()
         sums = self._metric_sums(total)
         self._replica.apply(total.contribution, total.samples)
         self.cursor = before.after_step(total.samples, total.fingerprint, sums)
-        epoch = curriculum.epoch_of(self.cursor)
+        epoch = work_plan.epoch_of(self.cursor)
         self._records.stepped(self.cursor, epoch, total.samples)
-        if curriculum.has_ended_epoch(self.cursor):
+        if work_plan.has_ended_epoch(self.cursor):
             self._check_ledger(epoch)
-            if not curriculum.has_validation:
+            if not work_plan.has_validation:
                 self._end_epoch(epoch, None)
 
     def _commit_evaluation(self, total: Total) -> None:
         sums = total.contribution.astype(np.float64)
         self.cursor = self.cursor.after_evaluation()
         validation = self._replica.results(sums, total.samples)
-        self._end_epoch(self._job.curriculum.epoch_of(self.cursor), validation)
+        self._end_epoch(self._job.work_plan.epoch_of(self.cursor), validation)
 
     def _end_epoch(self, epoch: int, validation: dict[str, float] | None) -> None:
         self.metrics = self._replica.results(self.cursor.sums, self.cursor.ledger.samples)

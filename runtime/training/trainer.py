@@ -21,8 +21,7 @@ from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.catch_up import whole_state
 from holdfast.runtime.training.loop import TrainingLoop
-from holdfast.runtime.training.retention_terms import check_metric
-from holdfast.runtime.training.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.training.training_job import Request, TrainingJob, check_metric, describe_job
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.standalone import standalone
@@ -175,7 +174,7 @@ def _conclude(
         loop.records.note("stopped", step=cursor.step)
         context.tell_agent({"kind": "stopped", "step": cursor.step})
         raise StopRequested(
-            f"stopped at step {cursor.step} of {job.curriculum.steps} with a checkpoint; "
+            f"stopped at step {cursor.step} of {job.work_plan.steps} with a checkpoint; "
             "run again to go on"
         )
     progress = loop.progress
@@ -190,7 +189,7 @@ def _conclude(
     fields = {
         "step": cursor.step,
         "sha256": sha256,
-        "epochs": job.curriculum.epochs,
+        "epochs": job.work_plan.epochs,
         "metrics": result.metrics,
         "validation": result.validation,
     }

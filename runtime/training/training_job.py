@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.recovery.curriculum import Curriculum, Work
+import numpy as np
+
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Best, Retention
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
+from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.model.replica import Replica
@@ -17,7 +20,6 @@ from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_terms import SaveTerms
-from holdfast.runtime.training.retention_terms import retention_of
 from holdfast.runtime.training.transaction import (
     Contributor,
     TrainingContributor,
@@ -50,7 +52,7 @@ class TrainingJob:
     validation: Data | None
     order: SampleOrder
     validation_order: SequentialOrder | None
-    curriculum: Curriculum
+    work_plan: WorkPlan
     numerics: Numerics
     schedule: Schedule
     retention: Retention
@@ -74,7 +76,7 @@ class TrainingJob:
     @property
     def save_terms(self) -> SaveTerms:
         """What the saver has to know of the job."""
-        return SaveTerms(self.curriculum, self.retention, self.identity, self.numerics.to_json())
+        return SaveTerms(self.work_plan, self.retention, self.identity, self.numerics.to_json())
 
     def transactions(self, replica: Replica) -> dict[Work, Transaction]:
         """Return an empty transaction for each kind of work."""
@@ -107,7 +109,7 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         )
     schedule = _schedule_of(request, config)
     retention = retention_of(request.keep, request.keep_every, request.keep_best)
-    curriculum = Curriculum(
+    work_plan = WorkPlan(
         steps_per_epoch=order.steps_per_epoch,
         epochs=request.epochs,
         has_validation=request.validation is not None,
@@ -122,7 +124,7 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
         request.validation,
         order,
         validation_order,
-        curriculum,
+        work_plan,
         numerics,
         schedule,
         retention,
@@ -160,3 +162,51 @@ def _check(request: Request) -> None:
     for name, (value, least) in lower_bounds.items():
         if value < least:
             raise ProgramError(f"{name} must be at least {least}, got {value}; change the script")
+
+
+_MODES = ("min", "max")
+
+
+def retention_of(keep: object, keep_every: object, keep_best: object) -> Retention:
+    """Return the retention that the trainer's three options mean.
+
+    Raises:
+        ProgramError: one of them makes no sense; the message says which and what would.
+    """
+    newest = _at_least(FEWEST_KEPT, keep, "keep")
+    every = None if keep_every is None else _at_least(1, keep_every, "keep_every")
+    return Retention(newest, every, None if keep_best is None else _best_of(keep_best))
+
+
+def check_metric(retention: Retention, replica: Replica, *, has_validation: bool) -> None:
+    """Refuse a metric that no epoch will have.
+
+    Raises:
+        ProgramError: the message names those that an epoch has.
+    """
+    if retention.best is None:
+        return
+    # Names do not depend on the sums, and ones can be divided by.
+    names = replica.results(np.ones(replica.shape.metrics, np.float64), 1)
+    known = EpochMetrics.join(1, 1, names, names if has_validation else {}).values
+    if retention.best.metric not in known:
+        raise ProgramError(
+            f"keep_best asks for {retention.best.metric!r}, but an epoch has "
+            f"{', '.join(sorted(known))}; change the script"
+        )
+
+
+def _at_least(least: int, value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ProgramError(f"{name} must be at least {least}, got {value!r}; change the script")
+    return value
+
+
+def _best_of(keep_best: object) -> Best:
+    match keep_best:
+        case (str(metric), str(mode)) if mode in _MODES:
+            return Best(metric, is_smaller_better=mode == "min")
+    raise ProgramError(
+        f'keep_best must be a metric and "min" or "max", such as ("val/loss", "min"), '
+        f"got {keep_best!r}; change the script"
+    )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.recovery.budget import RestartBudget
+from holdfast.recovery.job import RestartBudget
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.consensus import Consensus, compare_digests
+from holdfast.recovery.digest_majority import DigestComparison, compare_digests
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_more_than_half_are_right(
 ) -> None:
     found = compare_digests([digest.encode() for digest in digests])
 
-    assert found == Consensus(minority, has_majority)
+    assert found == DigestComparison(minority, has_majority)
     assert found.is_unanimous == (len(set(digests)) == 1)
 
 

@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.command import AskToStop, Command, End, KillLaunch, Launch
 from holdfast.recovery.errors import IllegalTransition
 from holdfast.recovery.event import (
+    AskToStop,
     CheckpointCommitted,
+    Command,
+    End,
     Event,
+    KillLaunch,
+    Launch,
     LaunchEnded,
     StopAsked,
     WorkerCompleted,

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.saving import SavePhase, after_vote
-from holdfast.recovery.vote import SAVE_BITS, Bit
+from holdfast.recovery.vote import SAVE_BITS, Bit, SavePhase, after_vote
 
 ALL_WELL = Bit.INTACT | Bit.DURABLE | Bit.SETTLED
 PENDING = Bit.INTACT

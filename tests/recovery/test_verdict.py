@@ -10,8 +10,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.launch_view import LaunchView
-from holdfast.recovery.verdict import verdict
+from holdfast.recovery.launch_view import LaunchView, verdict
 from holdfast.recovery.world import WorkerId
 
 A, B = WorkerId(3), WorkerId(4)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

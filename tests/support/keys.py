@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save

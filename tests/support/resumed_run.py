@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor

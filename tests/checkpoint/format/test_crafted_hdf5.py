@@ -15,8 +15,8 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.names import MANIFEST_NAME
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

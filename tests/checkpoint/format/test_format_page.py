@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save

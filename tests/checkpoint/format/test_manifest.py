@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
 
 HEADER = Header("run-1", 7, 30)
 LAYOUT = ShardLayout(

@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec, specs_of
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.shard import ALIGNMENT_BYTES, Skeleton, build_skeleton
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.store import CheckpointStore

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore, restore_newest
 from holdfast.checkpoint.store.save import save

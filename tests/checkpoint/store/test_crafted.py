@@ -17,8 +17,8 @@ import holdfast.checkpoint
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointInvalid, CommitRefused
 from holdfast.checkpoint.format import manifest
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.names import MANIFEST_NAME
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore, restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

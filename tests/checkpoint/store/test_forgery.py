@@ -29,9 +29,9 @@ from holdfast.checkpoint.errors import (
     CheckpointInvalid,
     ManifestInvalid,
 )
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import shard_name, step_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.store.reader import restore, restore_newest
 from holdfast.checkpoint.store.save import save

@@ -11,9 +11,9 @@ import pytest
 from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.image_check import check_image

@@ -11,9 +11,9 @@ import pytest
 from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_state
 
 from holdfast.checkpoint.errors import RepairImpossible
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.reader import restore

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.checkpoint.disk import disk as disk_module
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save

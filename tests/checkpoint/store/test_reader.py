@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
 from holdfast.checkpoint.format.digest import state_sha256
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import TensorSpec
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import compare_specs, restore, restore_newest
 from holdfast.checkpoint.store.save import save

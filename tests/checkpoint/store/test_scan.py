@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save

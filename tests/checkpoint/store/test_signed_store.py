@@ -11,10 +11,10 @@ from keys import KEY, OTHER_KEY, STATE, manifest_path, signed_store
 
 from holdfast.checkpoint.errors import CommitRefused, RepairImpossible
 from holdfast.checkpoint.format.digest import DigestKind
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import shard_name, step_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

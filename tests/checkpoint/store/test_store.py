@@ -20,10 +20,9 @@ from holdfast.checkpoint.errors import (
     StagingExists,
     StorageFailed,
 )
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore, restore_newest
 from holdfast.checkpoint.store.save import save

@@ -11,8 +11,8 @@ import pytest
 from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.format.digest import digest_of
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.writer import ShardWriter
 

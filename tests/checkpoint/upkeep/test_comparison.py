@@ -10,7 +10,7 @@ import pytest
 from holders import STEP, WRITERS, flip, shard, small_state
 
 from holdfast.checkpoint.errors import CheckpointInvalid
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

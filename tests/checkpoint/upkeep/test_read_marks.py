@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks

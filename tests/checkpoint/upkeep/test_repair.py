@@ -14,16 +14,15 @@ from holders import RUN_ID, STEP, Copies, flip, manifest, shard, small_state
 from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, RepairImpossible, StorageFailed
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.inventory import Inventory, take_inventory
 from holdfast.checkpoint.upkeep.part import parts_of
-from holdfast.checkpoint.upkeep.repair import Holders, repair_step
-from holdfast.checkpoint.upkeep.repair_plan import plan_repair
+from holdfast.checkpoint.upkeep.repair import Holders, plan_repair, repair_step
 
 FIRST_PIECE = 4096  # pieces of a page or more begin at a page
 

@@ -9,8 +9,8 @@ import pytest
 from holders import RUN_ID, STEP, WRITERS, small_state
 
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.names import shard_name, step_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.names import removed_name
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

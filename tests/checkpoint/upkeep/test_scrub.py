@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

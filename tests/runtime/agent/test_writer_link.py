@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.agent import writer_link
@@ -24,7 +24,7 @@ from holdfast.runtime.agent.writer_link import (
     WriterLink,
 )
 from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
-from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
+from holdfast.runtime.saving.snapshot_place import SnapshotMemory
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.reactor import Reactor
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

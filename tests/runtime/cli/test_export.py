@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.format.digest import state_sha256
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

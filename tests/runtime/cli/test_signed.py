@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.key_file import read_key
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.commands.checkpoint_report import Rejected, WrongMemory
 from holdfast.runtime.commands.report import (
     Failure,
+    Rejected,
     Struck,
+    WrongMemory,
     describe_checkpoints,
     describe_troubles,
     to_json,

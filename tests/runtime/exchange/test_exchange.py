@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from holdfast.recovery.assignment import Assignment
-from holdfast.recovery.curriculum import Work
 from holdfast.recovery.partial import PartialSums
 from holdfast.recovery.reduction import (
     Node,
@@ -19,6 +18,7 @@ from holdfast.recovery.reduction import (
     plan_reduction,
     root_of,
 )
+from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.common_memory import meet
 from holdfast.runtime.exchange.communicator import WorldBroken

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from keras_harness import IMAGES, build, convolutional, copy_of, dense
 
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import Restored, restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.world import WorkerId

@@ -13,10 +13,10 @@ import pytest
 from resumed_run import Run, Weights
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.format.header import Header
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
@@ -34,8 +34,7 @@ from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.saving import snapshot_place
 from holdfast.runtime.saving.shard_writers import PendingShard, Shards
 from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
-from holdfast.runtime.saving.snapshot_memory import SnapshotMemory
-from holdfast.runtime.saving.snapshot_place import SnapshotPlace, take_place
+from holdfast.runtime.saving.snapshot_place import SnapshotMemory, SnapshotPlace, take_place
 from holdfast.runtime.saving.snapshot_writer import SnapshotWriter
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -450,7 +449,7 @@ def test_memory_of_older_saves_is_given_back(
 
 def test_memory_is_taken_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old kernel cannot map pages ahead: they are touched one by one."""
-    monkeypatch.setattr("holdfast.runtime.saving.snapshot_memory._POPULATE_WRITE", -1)
+    monkeypatch.setattr("holdfast.runtime.saving.snapshot_place._POPULATE_WRITE", -1)
     memory = SnapshotMemory(3 * 4096 + 5)
 
     fd, contents = memory.next()

@@ -12,8 +12,13 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.retention_terms import check_metric, retention_of
-from holdfast.runtime.training.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.training.training_job import (
+    Request,
+    TrainingJob,
+    check_metric,
+    describe_job,
+    retention_of,
+)
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),
@@ -107,7 +112,7 @@ def test_command_line_overrides_the_scripts_schedule(
     job = describe(save_every, override)
 
     assert job.schedule == schedule
-    assert (job.curriculum.save_every, job.curriculum.saves_epochs) == cursors_part
+    assert (job.work_plan.save_every, job.work_plan.saves_epochs) == cursors_part
 
 
 def test_what_is_to_be_kept_has_to_be_saved() -> None:
@@ -116,8 +121,8 @@ def test_what_is_to_be_kept_has_to_be_saved() -> None:
     job = describe_job(request, CONFIG, Numerics.here(threads=1))
 
     assert job.schedule == Auto()
-    assert job.curriculum.saves_epochs
-    assert job.curriculum.keep_every == 50
+    assert job.work_plan.saves_epochs
+    assert job.work_plan.keep_every == 50
     assert job.retention == Retention(3, 50, Best("loss"))
 
 

@@ -18,7 +18,7 @@ class Work(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Curriculum:
+class WorkPlan:
     """The whole job as a sequence of transactions.
 
     Args:

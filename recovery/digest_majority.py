@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Consensus:
+class DigestComparison:
     """What a comparison of digests came to, the same for everyone who made it."""
 
     minority: tuple[int, ...]
@@ -27,10 +27,10 @@ class Consensus:
         return not self.minority
 
 
-def compare_digests(digests: Sequence[bytes]) -> Consensus:
+def compare_digests(digests: Sequence[bytes]) -> DigestComparison:
     """Return which ranks differ from the majority of ``digests``, which are in rank order."""
     digest, count = Counter(digests).most_common(1)[0]
     if 2 * count <= len(digests) and len(digests) > 1:
-        return Consensus(tuple(range(len(digests))), has_majority=False)
+        return DigestComparison(tuple(range(len(digests))), has_majority=False)
     odd = (rank for rank, found in enumerate(digests) if found != digest)
-    return Consensus(tuple(odd), has_majority=True)
+    return DigestComparison(tuple(odd), has_majority=True)
