@@ -24,7 +24,7 @@ import numpy as np
 from holdfast.recovery.assignment import assign
 from holdfast.recovery.reduction import plan_reduction
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.common_memory import meet
+from holdfast.runtime.exchange.common_memory import map_peers
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.exchange import TreeExchange
 from holdfast.runtime.exchange.membership import Membership
@@ -130,7 +130,7 @@ class _Sums:
         for vector in self.roots:
             vector[:] = random.standard_normal(floats, np.float32)
         membership = Membership(WorkerId(rank), world, communicator, clock=time.monotonic)
-        common = meet(membership, [vectors])[0] if is_shared else None
+        common = map_peers(membership, [vectors])[0] if is_shared else None
         self._exchange = TreeExchange(communicator, plan, floats, common)
         self._agree = communicator.agree
 

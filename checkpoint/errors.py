@@ -10,7 +10,7 @@
     ├── CommitRefused           what was staged is not whole, or the step is another run's
     ├── ManifestInvalid         the bytes are not a manifest that this version can trust
     ├── KeyUnusable             a key file cannot be read, is not secret, or holds another key
-    ├── RepairImpossible        neither holder of a step has all of its parts
+    ├── MendImpossible        neither holder of a step has all of its parts
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
         └── CheckpointUnreadable    it could not be read, which may pass
 """
@@ -78,12 +78,12 @@ class KeyUnusable(CheckpointError):
     """A key file cannot be read, is not secret, or does not hold the key that is needed."""
 
 
-class RepairImpossible(CheckpointError):
+class MendImpossible(CheckpointError):
     """A damaged step could not be made whole from a second holder of it."""
 
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(
-            f"checkpoint step {step} cannot be repaired: {reason}; use another holder of it, "
+            f"checkpoint step {step} cannot be mended: {reason}; use another holder of it, "
             "or an older step"
         )
         self.step = step

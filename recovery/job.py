@@ -47,7 +47,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.launch_view import LaunchView, Sight, verdict
+from holdfast.recovery.launch_view import LaunchView, Sight, conclude
 from holdfast.recovery.world import WorkerId
 
 
@@ -194,7 +194,7 @@ class JobMachine:
     def _conclude(self, event: Event) -> Commands:
         """Give the verdict: over, or the next launch if the budget allows it, else over."""
         assert isinstance(event, LaunchEnded)
-        end = verdict(self._view, self._stop_code)
+        end = conclude(self._view, self._stop_code)
         if end is None:
             self._budget = self._budget.charge(made_progress=self._view.has_saved)
             causes = event.reason or self._view.causes

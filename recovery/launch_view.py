@@ -135,7 +135,7 @@ class LaunchView:
         return said[-1].partition("\n")[0] if said else seen.cause
 
 
-def verdict(view: LaunchView, stop_code: ExitCode | None) -> End | None:
+def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
     """Return how the job ends, or None if it was lost and may be relaunched.
 
     What the workers said counts, never mpiexec's exit code.  The rules, in

@@ -2,7 +2,7 @@
 
 ``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` is
 being removed; ``.bad-%012d-g%d-a%d`` was found damaged when that generation and
-attempt saved the step again, repaired it, or read it once more.
+attempt saved the step again, mended it, or read it once more.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A step whose shards are snapshots in memory, as a file system that can only be read.
 
-So whatever reads, verifies and repairs from a directory does it from memory as well.
+So whatever reads, verifies and mends from a directory does it from memory as well.
 The snapshots may be fewer than the step's shards, and may change while they are read:
 nothing here vouches for them, digests do.
 """

@@ -13,7 +13,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import shard_name
 from holdfast.checkpoint.upkeep.part import Part, parts_of, read_part
 
-Progress: TypeAlias = Callable[[int], None]
+CountBytes: TypeAlias = Callable[[int], None]
 """Is told how many more bytes have been read."""
 
 
@@ -35,7 +35,7 @@ def silent(_count: int) -> None:
 
 
 def take_inventory(
-    disk: Disk, directory: Path, manifest: Manifest, progress: Progress = silent
+    disk: Disk, directory: Path, manifest: Manifest, progress: CountBytes = silent
 ) -> Inventory:
     """Compare every part of a step in ``directory`` with the digests of ``manifest``."""
     sound: list[Part] = []

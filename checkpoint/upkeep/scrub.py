@@ -20,17 +20,17 @@ from typing import TypeAlias
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
 from holdfast.checkpoint.format.names import next_bad_name, step_name
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks, read_back
-from holdfast.checkpoint.upkeep.repair import Repair
 
 DEFAULT_INTERVAL_S = 3600.0
 
-Mend: TypeAlias = Callable[[int], Repair | None]
+Mend: TypeAlias = Callable[[int], MendResult | None]
 """Makes a damaged step whole; returns None if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Reading:
     """What reading a step again has shown; no reason means that all of it is right."""
 
     step: int
@@ -102,15 +102,15 @@ class Scrubber:
         except StorageFailed:
             return None
 
-    def read(self, step: int) -> Finding:
+    def read(self, step: int) -> Reading:
         """Read all of ``step``; changes nothing, so it may run beside everything else."""
         try:
             read_back(self._store, step)
         except CheckpointInvalid as error:
-            return Finding(step, error.reason)
-        return Finding(step)
+            return Reading(step, error.reason)
+        return Reading(step)
 
-    def conclude(self, finding: Finding, now: float) -> ScrubFailure | None:
+    def conclude(self, finding: Reading, now: float) -> ScrubFailure | None:
         """Do what follows from ``finding``; returns what is to be reported, if anything is."""
         if finding.reason is None:
             self._marks.mark(finding.step, now)
@@ -138,13 +138,13 @@ class Scrubber:
 
     def _mended(self, step: int, reason: str, now: float) -> ScrubFailure | None:
         """Make a damaged step whole; return None if it cannot be."""
-        repair = self._mend(step)
-        if repair is None:
+        result = self._mend(step)
+        if result is None:
             return None
-        if not repair.faults:  # a disk that errs now and then: it may be right the next time
+        if not result.faults:  # a disk that errs now and then: it may be right the next time
             return ScrubFailure(step, reason)
         self._marks.mark(step, now)
-        return ScrubFailure(step, reason, repair.bad_name, is_mended=True)
+        return ScrubFailure(step, reason, result.bad_name, is_mended=True)
 
     def _set_aside(self, step: int, reason: str, now: float) -> ScrubFailure:
         """Move a damaged step out of sight, if a step that verifies is left without it."""

@@ -9,11 +9,11 @@ from holdfast.checkpoint.format.entries import PieceEntry, TensorEntry
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.inventory import Progress, silent
+from holdfast.checkpoint.upkeep.inventory import CountBytes, silent
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StepCheck:
     """What became of looking at a step: its bytes as far as known, and why it may not be used."""
 
     step: int
@@ -28,8 +28,8 @@ class Verdict:
 
 
 def verify_step(
-    store: CheckpointStore, step: int, *, run_id: str | None = None, progress: Progress = silent
-) -> Verdict:
+    store: CheckpointStore, step: int, *, run_id: str | None = None, progress: CountBytes = silent
+) -> StepCheck:
     """Compare every digest of a committed step, and its run with ``run_id`` if given."""
     nbytes = 0
 
@@ -43,10 +43,10 @@ def verify_step(
         refuse_other_run(manifest, run_id)
         scan.read(manifest, pass_by)
     except CheckpointInvalid as error:
-        return Verdict(step, nbytes, error.reason)
+        return StepCheck(step, nbytes, error.reason)
     except CheckpointError as error:
-        return Verdict(step, nbytes, str(error))
-    return Verdict(step, nbytes, signature=manifest.signature)
+        return StepCheck(step, nbytes, str(error))
+    return StepCheck(step, nbytes, signature=manifest.signature)
 
 
 def refuse_other_run(manifest: Manifest, run_id: str | None) -> None:

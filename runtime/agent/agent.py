@@ -19,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.agent.hosted_worker import GuardHello, Launch
+from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.system.channel import Channel, Message, listen
-from holdfast.runtime.system.heartbeat import Request, pulse_interval_s
+from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.reactor import Reactor
 
 SOCKET_NAME = "agent.sock"
@@ -188,7 +188,7 @@ class Agent:
 
     def _begin(self, message: Message) -> None:
         try:
-            launch = Launch.of(message)
+            launch = HostedLaunch.of(message)
         except (KeyError, TypeError, ValueError) as error:
             self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
@@ -196,7 +196,7 @@ class Agent:
 
     def _ask(self, what: str) -> None:
         if what in ("save", "stop"):
-            self._host.ask_all(Request[what.upper()])
+            self._host.ask_all(RequestFlag[what.upper()])
         else:
             self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
 

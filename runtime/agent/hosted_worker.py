@@ -38,7 +38,7 @@ class GuardHello:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class HostedLaunch:
     """One MPI job: worker ids in rank order, and what every worker is told."""
 
     generation: int
@@ -47,7 +47,7 @@ class Launch:
     environment: dict[str, str]
 
     @staticmethod
-    def of(message: Message) -> Launch:
+    def of(message: Message) -> HostedLaunch:
         """Return what a ``launch`` message says.
 
         Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is not complete.
@@ -58,7 +58,7 @@ class Launch:
         config = WorkerConfig.decode(
             json.dumps({**message["config"], **fields, "workers": workers})
         )
-        return Launch(generation, workers, config, dict(message.get("env", {})))
+        return HostedLaunch(generation, workers, config, dict(message.get("env", {})))
 
     def config_of(self, worker: WorkerId) -> WorkerConfig:
         """Return what ``worker`` is told."""
@@ -71,7 +71,7 @@ class HostedWorker:
     Two things must come before it runs, in any order: its process and its guard.
     """
 
-    def __init__(self, worker: WorkerId, launch: Launch) -> None:
+    def __init__(self, worker: WorkerId, launch: HostedLaunch) -> None:
         self.worker = worker
         self.generation = launch.generation
         self.guard: Channel | None = None

@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 from holdfast.recovery.detector import FailureDetector, SilenceLimits, Verdict
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.agent.hosted_worker import GuardHello, HostedWorker, Launch
+from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.system.channel import Channel, ChannelError, Message
-from holdfast.runtime.system.heartbeat import Phase, Request
+from holdfast.runtime.system.heartbeat import Phase, RequestFlag
 from holdfast.runtime.system.reactor import Reactor
 
 _STARTING_TIMEOUT_S = 60.0
@@ -47,7 +47,7 @@ class WorkerHost:
         self._reactor = reactor
         self._output = output
         self._tell = tell
-        self._launch: Launch | None = None
+        self._launch: HostedLaunch | None = None
         self._has_guards = False
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
         self._pool = WarmPool(reactor, pool, self)
@@ -67,7 +67,7 @@ class WorkerHost:
         """Whether the pool has imported everything."""
         return self._pool.is_warm
 
-    def begin(self, launch: Launch) -> None:
+    def begin(self, launch: HostedLaunch) -> None:
         """Make the workers of ``launch``, which wait for their guards.
 
         What is left of an earlier launch is killed.
@@ -97,7 +97,7 @@ class WorkerHost:
         self._has_guards = True
         self._tell_if_started(hosted)
 
-    def ask_all(self, what: Request) -> None:
+    def ask_all(self, what: RequestFlag) -> None:
         """Set a request in every worker's heartbeat page."""
         for hosted in self._workers.values():
             hosted.page.ask(what)

@@ -206,4 +206,4 @@ def _key(message: dict[str, Any]) -> _Key:
 
 
 def _no_answer(kind: str, reason: str) -> Message:
-    return {"kind": kind, "step": None, "repair": None, "reason": reason}
+    return {"kind": kind, "step": None, "result": None, "reason": reason}

@@ -22,7 +22,7 @@ IMPORT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at: a sentence, and whether a job can do with it."""
 
     subject: str
@@ -43,29 +43,29 @@ def doctor(run_dir: Path, mpiexec: Path | None) -> None:
     sys.exit(ExitCode.DONE if is_healthy else ExitCode.USAGE)
 
 
-def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Finding]:
+def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
     """Yield findings as they come; what depends on a bad one is left out."""
-    yield Finding("Python", f"{sys.version.split()[0]} ({sys.executable})")
-    yield Finding("cores", f"{usable_cores()} usable")
+    yield Diagnosis("Python", f"{sys.version.split()[0]} ({sys.executable})")
+    yield Diagnosis("cores", f"{usable_cores()} usable")
     library: MpiLibrary | None = None
     try:
         library = identify(find_mpiexec(mpiexec))
     except JobError as error:
-        yield Finding("MPI", str(error), is_good=False)
+        yield Diagnosis("MPI", str(error), is_good=False)
     if library is not None:
-        yield Finding("MPI", str(library))
+        yield Diagnosis("MPI", str(library))
         yield _attempt("ULFM", lambda: _try_out(library))
         if library.warning:
-            yield Finding("MPI version", library.warning, is_good=False)
+            yield Diagnosis("MPI version", library.warning, is_good=False)
     yield _find_tensorflow()
     yield _attempt("run directory", lambda: _check_writable(run_dir))
 
 
-def _attempt(subject: str, check: Callable[[], str]) -> Finding:
+def _attempt(subject: str, check: Callable[[], str]) -> Diagnosis:
     try:
-        return Finding(subject, check())
+        return Diagnosis(subject, check())
     except JobError as error:
-        return Finding(subject, str(error), is_good=False)
+        return Diagnosis(subject, str(error), is_good=False)
 
 
 def _try_out(library: MpiLibrary) -> str:
@@ -73,7 +73,7 @@ def _try_out(library: MpiLibrary) -> str:
     return "one of two ranks was killed and the other went on"
 
 
-def _find_tensorflow() -> Finding:
+def _find_tensorflow() -> Diagnosis:
     """Import TensorFlow in another process: it may be slow, or crash its process."""
     program = "import tensorflow; print(tensorflow.__version__)"
     try:
@@ -89,14 +89,14 @@ def _find_tensorflow() -> Finding:
     except subprocess.TimeoutExpired:
         return _no_tensorflow(f"importing it takes more than {IMPORT_TIMEOUT_S:g} s")
     if answer.returncode == 0:
-        return Finding("TensorFlow", answer.stdout.strip())
+        return Diagnosis("TensorFlow", answer.stdout.strip())
     complaint = answer.stderr.strip().rpartition("\n")[2]
     return _no_tensorflow(complaint or f"its import ended with {answer.returncode}")
 
 
-def _no_tensorflow(reason: str) -> Finding:
+def _no_tensorflow(reason: str) -> Diagnosis:
     hint = "pip install 'holdfast[cpu]' (scripts with a replica of their own do without)"
-    return Finding("TensorFlow", f"cannot be imported: {reason}; {hint}", is_good=False)
+    return Diagnosis("TensorFlow", f"cannot be imported: {reason}; {hint}", is_good=False)
 
 
 def _check_writable(run_dir: Path) -> str:

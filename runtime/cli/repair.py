@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.upkeep.inventory import Progress
-from holdfast.checkpoint.upkeep.repair import Holders, Repair, repair_step
+from holdfast.checkpoint.upkeep.inventory import CountBytes
+from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 from holdfast.runtime.cli.job_options import key_option
 from holdfast.runtime.errors import ExitCode, UsageError
@@ -37,7 +37,7 @@ def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | No
     lease = RunDirectory(run_dir).acquire_lease()
     try:
         with ByteProgress("reading", 0) as progress:
-            results = [_repair_one(run, other, known, progress) for known in steps]
+            results = [_mend_one(run, other, known, progress) for known in steps]
     finally:
         lease.release()
     sys.exit(ExitCode.DONE if all(results) else ExitCode.PROGRAM_FAILED)
@@ -48,23 +48,23 @@ def _known(run: StoredRun, other: StoredRun, step: int) -> int:
     return step if step in run.store.steps() else other.step(step)
 
 
-def _repair_one(run: StoredRun, other: StoredRun, step: int, progress: Progress) -> bool:
-    """Repair a step and say what became of it; return whether it is whole."""
+def _mend_one(run: StoredRun, other: StoredRun, step: int, progress: CountBytes) -> bool:
+    """Mend a step and say what became of it; return whether it is whole."""
     try:
         holders = Holders(run.store, other.store)
-        result = repair_step(holders, step, run_id=run.run_id, progress=progress)
+        result = mend_step(holders, step, run_id=run.run_id, progress=progress)
     except CheckpointError as error:
-        click.echo(f"step {step}: not repaired: {error}")
+        click.echo(f"step {step}: not mended: {error}")
         return False
     click.echo(f"step {step}: {_describe(result, other.path)}")
     return True
 
 
-def _describe(result: Repair, other_dir: Path) -> str:
+def _describe(result: MendResult, other_dir: Path) -> str:
     if not result.faults:
         return "whole, nothing to do"
     aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
     return (
-        f"repaired and verified, {result.taken} of {result.parts} parts from {other_dir}{aside}; "
+        f"mended and verified, {result.taken} of {result.parts} parts from {other_dir}{aside}; "
         f"it had: {'; '.join(result.faults)}"
     )

@@ -10,8 +10,8 @@ from rich.filesize import decimal
 
 from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.format.signature import Signature
-from holdfast.checkpoint.upkeep.inventory import Progress
-from holdfast.checkpoint.upkeep.verification import Verdict, verify_step
+from holdfast.checkpoint.upkeep.inventory import CountBytes
+from holdfast.checkpoint.upkeep.verification import StepCheck, verify_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 from holdfast.runtime.cli.job_options import key_option
 from holdfast.runtime.errors import ExitCode, UsageError
@@ -35,16 +35,16 @@ def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps:
     sys.exit(ExitCode.DONE if is_valid else ExitCode.PROGRAM_FAILED)
 
 
-def _tell(run: StoredRun, step: int, progress: Progress) -> Verdict:
+def _tell(run: StoredRun, step: int, progress: CountBytes) -> StepCheck:
     verdict = verify_step(run.store, step, run_id=run.run_id, progress=progress)
     if not verdict.is_valid and step not in run.store.steps():
         click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
-        return Verdict(step, 0)
+        return StepCheck(step, 0)
     click.echo(f"step {step}: {_describe(verdict)}")
     return verdict
 
 
-def _describe(verdict: Verdict) -> str:
+def _describe(verdict: StepCheck) -> str:
     if not verdict.is_valid:
         return f"not valid: {verdict.reason}"
     signed = "" if verdict.signature is Signature.NONE else f", signature {verdict.signature.value}"

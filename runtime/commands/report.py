@@ -57,7 +57,7 @@ class Mended:
     bad_name: str | None = None
 
     def __str__(self) -> str:
-        return f"step {self.step} repaired: {self.taken} of {self.parts} parts from {self.holder}"
+        return f"step {self.step} mended: {self.taken} of {self.parts} parts from {self.holder}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class NotMended:
 
     def __str__(self) -> str:
         what = "nothing" if self.step is None else f"step {self.step} not"
-        return f"{what} repaired from {self.holder}: {self.reason}"
+        return f"{what} mended from {self.holder}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ class Report:
     rejected_checkpoints: tuple[Rejected, ...]
     skipped_checkpoints: int
     scrub_failures: tuple[Rotten, ...]
-    repairs: tuple[Mended, ...]
-    failed_repairs: tuple[NotMended, ...]
+    mends: tuple[Mended, ...]
+    failed_mends: tuple[NotMended, ...]
     memory_differences: tuple[WrongMemory, ...]
     jobs: int
     wall_s: float
@@ -256,8 +256,8 @@ def describe_troubles(report: Report) -> list[str]:
     rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
     others = (
         *report.scrub_failures,
-        *report.repairs,
-        *report.failed_repairs,
+        *report.mends,
+        *report.failed_mends,
         *report.memory_differences,
     )
     return [*last, *rejected, *map(str, others)]

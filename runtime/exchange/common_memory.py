@@ -32,7 +32,7 @@ class CommonMemory:
     result: FloatVector
 
 
-def meet(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
+def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
     """Map what all members offer, one offer for each kind of transaction.
 
     Called by all members of a new world at the same point.  The entries are None on
@@ -49,7 +49,7 @@ def meet(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMe
     try:
         cards = membership.together(lambda: communicator.allgather_bytes(card))
         found = _map_all(cards, mine, communicator.rank)
-        is_common = membership.can_all(found is not None)
+        is_common = membership.agree_all(found is not None)
     finally:
         for vectors in results:
             vectors.close()

@@ -61,7 +61,7 @@ class Communicator(Protocol):
     def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
         """Fill ``everyones`` with what each rank holds in ``mine``, in rank order."""
 
-    def tell_all(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Fill ``everyones`` with the equally long ``mine`` of all ranks, in rank order.
 
         Faster than ``allgather``, and less sure: when a member dies meanwhile, some of

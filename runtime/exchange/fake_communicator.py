@@ -183,9 +183,9 @@ class FakeCommunicator:
         assert [piece.size for piece in pieces] == list(counts), "ranks counted differently"
         everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
 
-    def tell_all(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Fill ``everyones`` with the equally long ``mine`` of all ranks."""
-        pieces = self._collect(mine, "tell_all")
+        pieces = self._collect(mine, "allgather_unchecked")
         everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
 
     def allgather_slices(self, vector: Array, bounds: Bounds) -> None:

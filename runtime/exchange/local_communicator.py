@@ -50,7 +50,7 @@ class LocalCommunicator:
         """Copy ``mine``."""
         everyones.reshape(-1)[: counts[0]] = mine.reshape(-1)
 
-    def tell_all(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Copy ``mine``."""
         everyones.reshape(-1)[...] = mine.reshape(-1)
 

@@ -107,7 +107,7 @@ class Membership:
             raise WorldBroken("the exchange of a peer failed")
         return result
 
-    def can_all(self, can: bool) -> bool:  # noqa: FBT001  (a vote is a yes or a no)
+    def agree_all(self, can: bool) -> bool:  # noqa: FBT001  (a vote is a yes or a no)
         """Return whether all members say yes.  Called by all at the same point.
 
         Raises:

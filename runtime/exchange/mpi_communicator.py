@@ -16,7 +16,7 @@ occur), on some survivors and not on others.  So this file knows one failure,
 4. The success of a collective counts only if no failure is known after it: when
    a member dies or revokes within a small ``Allgatherv``, Open MPI 5.0.9 (its
    algorithms "linear" and "sparbit") returns success with data missing.  What
-   ``tell_all`` told counts after a vote only.
+   ``allgather_unchecked`` told counts after a vote only.
 
 All MPI calls come from one thread at a time (``serialized``): with ``multiple``
 the TCP transport can deadlock in revoke.
@@ -141,7 +141,7 @@ class MpiCommunicator:
         """Fill ``everyones`` with what each rank holds in ``mine``; counts in elements."""
         self._collective(self._comm.Allgatherv, mine, [everyones, list(counts)])
 
-    def tell_all(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Fill ``everyones``; without the look for deaths that makes its success count."""
         try:
             self._comm.Allgather(mine, everyones)

@@ -52,7 +52,7 @@ class Mapped:
         """
         for place, root in enumerate(roots):
             self._mine[place] = self._own.index_of(root)
-        self._communicator.tell_all(self._mine, self._everyones)
+        self._communicator.allgather_unchecked(self._mine, self._everyones)
         posted()
         self._find_roots()
         has_seen_finite_only = True

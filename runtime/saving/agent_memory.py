@@ -13,11 +13,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointInvalid, RepairImpossible
+from holdfast.checkpoint.errors import CheckpointInvalid, MendImpossible
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.repair import Repair
+from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.runtime.worker.context import WorkerContext
 
 
@@ -39,18 +39,18 @@ class AgentMemory:
         step = self._ask({"kind": "keeps"}).get("step")
         return () if step is None else (int(step),)
 
-    def mend(self, step: int) -> Repair | None:
+    def mend(self, step: int) -> MendResult | None:
         """Have the step made whole on the disk; return None if there are no snapshots of it.
 
-        Raises ``RepairImpossible`` if that cannot be done.
+        Raises ``MendImpossible`` if that cannot be done.
         """
         if step not in self.steps():
             return None
         answer = self._ask({"kind": "mend", "step": step})
-        found = answer.get("repair")
+        found = answer.get("result")
         if found is None:
-            raise RepairImpossible(step, answer.get("reason") or "the agent does not answer")
-        return Repair(**{**found, "faults": tuple(found["faults"])})
+            raise MendImpossible(step, answer.get("reason") or "the agent does not answer")
+        return MendResult(**{**found, "faults": tuple(found["faults"])})
 
     def open(self, step: int) -> CheckpointStore:
         """Return the snapshots of a step, to be read like a run directory's checkpoints.

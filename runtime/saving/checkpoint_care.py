@@ -15,7 +15,7 @@ from collections.abc import Callable
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import Pruner, Retention
-from holdfast.checkpoint.upkeep.scrub import Finding, Scrubber
+from holdfast.checkpoint.upkeep.scrub import Reading, Scrubber
 from holdfast.runtime.saving.mending import Mender, mirrors
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -75,7 +75,7 @@ class Upkeep:
         finding = self._scrubber.read(step)
         self._submit(lambda: self._conclude(finding))
 
-    def _conclude(self, finding: Finding) -> None:
+    def _conclude(self, finding: Reading) -> None:
         failure = self._scrubber.conclude(finding, time.monotonic())
         if failure is None:
             self._context.journal.record("scrubbed", step=finding.step)

@@ -117,7 +117,7 @@ class HeldSave:
                 del copies[held.snapshot.record.index]
         os.close(held.fd)
 
-    def forget_spares(self) -> None:
+    def forget_copies(self) -> None:
         """Give the memory of all but the best copies back."""
         best = self.images
         for held in (*self.firsts.values(), *self.seconds.values()):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.upkeep.repair import Repair
+from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.mirror import Mirror
 from holdfast.runtime.worker.context import WorkerContext
@@ -26,7 +26,7 @@ class SecondHolder(Protocol):
     def steps(self) -> tuple[int, ...]:
         """Return the steps of this run that it has; raise ``CheckpointError`` if it is no use."""
 
-    def mend(self, step: int) -> Repair | None:
+    def mend(self, step: int) -> MendResult | None:
         """Make a step of the run directory whole; return None if it knows nothing of that step.
 
         Raises ``CheckpointError`` if it cannot be done.
@@ -78,38 +78,38 @@ class Mender:
         self._holders = tuple(useful)
         return frozenset(found)
 
-    def mend(self, step: int) -> Repair | None:
+    def mend(self, step: int) -> MendResult | None:
         """Make a step whole with the first that can; return None if none of them can."""
         for holder in self._holders:
             try:
-                repair = holder.mend(step)
+                result = holder.mend(step)
             except CheckpointError as error:
                 self._tell_failure(holder, step, str(error))
             else:
-                if repair is not None:
-                    self._tell(holder, repair)
-                    return repair
+                if result is not None:
+                    self._tell(holder, result)
+                    return result
         return None
 
-    def _tell(self, holder: SecondHolder, repair: Repair) -> None:
-        if not repair.faults:
+    def _tell(self, holder: SecondHolder, result: MendResult) -> None:
+        if not result.faults:
             return  # it is whole: whatever was the matter with it has passed
         self._context.journal.record(
-            "repaired",
-            step=repair.step,
-            taken=repair.taken,
-            parts=repair.parts,
-            bad_name=repair.bad_name,
+            "mended",
+            step=result.step,
+            taken=result.taken,
+            parts=result.parts,
+            bad_name=result.bad_name,
             holder=holder.name,
         )
-        aside = f"; the damaged one is now {repair.bad_name}" if repair.bad_name else ""
+        aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
         self._context.notify(
-            f"checkpoint step {repair.step} was repaired, {repair.taken} of {repair.parts} parts "
+            f"checkpoint step {result.step} was mended, {result.taken} of {result.parts} parts "
             f"from {holder.name}{aside}"
         )
 
     def _tell_failure(self, holder: SecondHolder, step: int | None, reason: str) -> None:
-        self._context.journal.record("repair_failed", step=step, reason=reason, holder=holder.name)
+        self._context.journal.record("mend_failed", step=step, reason=reason, holder=holder.name)
         what = "no checkpoint" if step is None else f"checkpoint step {step}"
         verb = "can be" if step is None else "was not"
-        self._context.notify(f"{what} {verb} repaired from {holder.name}: {reason}")
+        self._context.notify(f"{what} {verb} mended from {holder.name}: {reason}")

@@ -2,7 +2,7 @@
 
 It is often on another machine's disk, and a network file system whose server is gone
 lets a call hang instead of failing.  So a thread of its own reads it, and it is given up
-when *one call* has not come back for a while, however long a whole repair takes.  That
+when *one call* has not come back for a while, however long a whole mend takes.  That
 call fails when it does come back, and so does every later one of this process, so that
 nothing is committed behind the back of whoever has gone on.
 """
@@ -22,7 +22,7 @@ from typing import TypeVar
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.repair import Holders, Repair, repair_step
+from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -61,12 +61,12 @@ class Mirror:
         """
         return self._within_bounds(self._steps)
 
-    def mend(self, step: int) -> Repair:
+    def mend(self, step: int) -> MendResult:
         """Make ``step`` of the run whole, and return once it verifies.
 
         Raises ``CheckpointError`` if that cannot be done; then nothing has changed.
         """
-        return self._within_bounds(lambda: repair_step(self._holders, step, run_id=self._run_id))
+        return self._within_bounds(lambda: mend_step(self._holders, step, run_id=self._run_id))
 
     def _steps(self) -> tuple[int, ...]:
         there = self._holders.there

@@ -41,7 +41,7 @@ _NOTHING_SAVED = -1
 
 
 @dataclass(slots=True)
-class _Flight:
+class _SaveInFlight:
     """The checkpoint in flight, as this worker sees it."""
 
     plan: SavePlan
@@ -85,7 +85,7 @@ class Saver:
         self._prepared_for = 0
         self._upkeep = Upkeep(context, self._store, terms.retention, self._thread.submit)
         self._downgrades = Downgrades(self._tell_downgrade)
-        self._flight: _Flight | None = None
+        self._flight: _SaveInFlight | None = None
         self._is_wanted = False
         self._attempts = 0
         self._failures: Counter[int] = Counter()
@@ -163,7 +163,7 @@ class Saver:
         elif flight.phase is SavePhase.FAILED:
             self._failed(flight)
 
-    def gather(self) -> None:
+    def before_sum(self) -> None:
         """Compare states, collect the records of shards that are durable, begin the commit.
 
         Raises:
@@ -236,14 +236,14 @@ class Saver:
         domains = [self._context.config.lost_with(worker) for worker in workers]
         return (rank, *second_slices(domains)[rank])
 
-    def _launch(self, cursor: Cursor, state: State, measured: EpochMetrics | None) -> _Flight:
+    def _launch(self, cursor: Cursor, state: State, measured: EpochMetrics | None) -> _SaveInFlight:
         plan = self._plan(cursor, state, measured)
         began = time.monotonic()
         mine = self._shards.begin(plan, self._slices(), state)
         self._check.take(cursor.step, state, then=mine.hand_over)
-        return _Flight(plan, self._store.staging(*plan.key), began, SavePhase.WRITING, mine)
+        return _SaveInFlight(plan, self._store.staging(*plan.key), began, SavePhase.WRITING, mine)
 
-    def _commit(self, flight: _Flight, records: list[bytes]) -> int:
+    def _commit(self, flight: _SaveInFlight, records: list[bytes]) -> int:
         """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
         manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
         flight.staging.commit(manifest)
@@ -255,7 +255,7 @@ class Saver:
         self._context.journal.record("storage_downgrade", reason=reason)
         self._context.notify(f"checkpoints are at risk: {reason}")
 
-    def _committed(self, flight: _Flight) -> None:
+    def _committed(self, flight: _SaveInFlight) -> None:
         self._flight = None
         self._failures.clear()
         self.saved_step = flight.step
@@ -265,7 +265,7 @@ class Saver:
             self._records.note("checkpoint", step=self.saved_step, seconds=seconds, bytes=size)
             self._context.tell_agent({"kind": "checkpoint", "step": self.saved_step})
 
-    def _failed(self, flight: _Flight) -> None:
+    def _failed(self, flight: _SaveInFlight) -> None:
         """Say loudly what failed here, and go on training."""
         self._flight = None
         self._failures[flight.step] += 1

@@ -33,7 +33,7 @@ from holdfast.checkpoint.errors import (
     SnapshotDamaged,
     StorageFailed,
 )
-from holdfast.checkpoint.upkeep.repair import Holders, Repair, repair_step
+from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.saving.downgrades import Downgrades
 from holdfast.runtime.saving.held_save import HeldSave, HeldSnapshot
@@ -123,7 +123,7 @@ class SnapshotWriter:
         self._keep_if_complete()
         save, self._save = self._save, None
         if save is not None and save is self._kept:
-            save.forget_spares()
+            save.forget_copies()
         elif save is not None:
             save.close()
 
@@ -142,13 +142,13 @@ class SnapshotWriter:
 
     def _mend(self, step: int) -> None:
         """Make a step of the disk whole from the images that are kept of it, if any are."""
-        answer: Message = {"kind": "mended", "step": step, "reason": None, "repair": None}
+        answer: Message = {"kind": "mended", "step": step, "reason": None, "result": None}
         save = self._kept
         if save is None or save.step != step:
             answer["reason"] = "there are no snapshots of it in memory"
         else:
             try:
-                answer["repair"] = asdict(_repair(save))
+                answer["result"] = asdict(_mend_save(save))
             except (CheckpointError, OSError) as error:
                 answer["reason"] = str(error)
         self._send(answer)
@@ -215,7 +215,7 @@ def _commit(save: HeldSave) -> int:
     except StorageFailed as failure:
         if failure.errno not in _NOT_AS_IT_WAS_STAGED:
             raise
-        _repair(save)
+        _mend_save(save)
     seconds = round(time.monotonic() - save.began, 6)
     _record(save, "checkpoint", bytes=save.manifest().nbytes, seconds=seconds, orphaned=True)
     return save.step
@@ -244,9 +244,9 @@ def _is_committed(save: HeldSave) -> bool:
     return (found.run_id, found.generation) == (header.run_id, header.generation)
 
 
-def _repair(save: HeldSave) -> Repair:
+def _mend_save(save: HeldSave) -> MendResult:
     holders = Holders(save.store, save.as_store())
-    return repair_step(holders, save.step, run_id=save.plan.header.run_id)
+    return mend_step(holders, save.step, run_id=save.plan.header.run_id)
 
 
 def _record(about: Snapshot | HeldSave, event: str, **fields: object) -> None:

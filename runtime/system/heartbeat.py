@@ -45,7 +45,7 @@ class Phase(IntEnum):
         return self.name.lower()
 
 
-class Request(IntFlag):
+class RequestFlag(IntFlag):
     """What the agent may ask of a worker."""
 
     NONE = 0
@@ -108,17 +108,17 @@ class HeartbeatPage:
         self._words[_GENERATION] = generation
 
     @property
-    def requests(self) -> Request:
+    def requests(self) -> RequestFlag:
         """What was asked of the worker and is not answered yet."""
         pending = self._words[_ASKED] ^ self._words[_ANSWERED]
-        return Request(pending) if pending else Request.NONE
+        return RequestFlag(pending) if pending else RequestFlag.NONE
 
-    def ask(self, what: Request) -> None:
+    def ask(self, what: RequestFlag) -> None:
         """Ask something of the worker (agent only)."""
         answered = self._words[_ANSWERED]
         self._words[_ASKED] = (self._words[_ASKED] ^ answered | what) ^ answered
 
-    def answer(self, what: Request) -> None:
+    def answer(self, what: RequestFlag) -> None:
         """Take note that ``what`` was done, if it was asked (worker only)."""
         self._words[_ANSWERED] ^= self.requests & what
 

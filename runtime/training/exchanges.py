@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.reduction import plan_reduction
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.exchange.common_memory import CommonMemory, meet
+from holdfast.runtime.exchange.common_memory import CommonMemory, map_peers
 from holdfast.runtime.exchange.exchange import TreeExchange
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.training.transaction import Transaction
@@ -35,7 +35,7 @@ class Exchanges:
         self._common.clear()
         if self._membership.communicator.size > 1:
             offers = [transaction.vectors for transaction in self._transactions.values()]
-            found = meet(self._membership, offers)
+            found = map_peers(self._membership, offers)
             self._common.update(zip(self._transactions, found, strict=True))
 
     def of(self, transaction: Transaction, assignment: Assignment) -> TreeExchange:

@@ -25,7 +25,7 @@ from holdfast.runtime.model.replica import Replica, Tensors
 from holdfast.runtime.run.failure_history import history_of
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.system.heartbeat import Phase, Request
+from holdfast.runtime.system.heartbeat import Phase, RequestFlag
 from holdfast.runtime.training.catch_up import (
     NO_STATE,
     Source,
@@ -161,7 +161,7 @@ class TrainingLoop:
         return StepEvent.COMPUTED
 
     def _reduce(self) -> StepEvent:
-        self._saver.gather()
+        self._saver.before_sum()
         transaction = self._transaction
         roots = transaction.roots(self._assignment, self._membership.me)
         exchange = self._exchanges.of(transaction, self._assignment)
@@ -213,7 +213,7 @@ class TrainingLoop:
     def _finish(self) -> StepEvent:
         """Wait for the checkpoint in flight, then make the last one, by votes without steps."""
         self._context.page.phase = Phase.SAVING
-        self._membership.together(self._saver.gather)
+        self._membership.together(self._saver.before_sum)
         if self._saver.is_settled(self._progress.cursor):
             return StepEvent.SETTLED
         self._saver.give_up_if_hopeless(self._progress.cursor)
@@ -275,7 +275,7 @@ class TrainingLoop:
         now, measured = time.monotonic(), self._progress.measured
         if self._saver.begin(cursor, lambda: whole_state(self._replica, cursor), measured):
             self._clock.began(now)
-            self._context.page.answer(Request.SAVE)
+            self._context.page.answer(RequestFlag.SAVE)
             self._visit(Site.SAVE, step=cursor.step)
 
     def _forget_leaves(self) -> None:
@@ -298,8 +298,8 @@ class TrainingLoop:
         if not (requests or is_due):
             return _NO_WISHES
         return Wishes(
-            save=is_due or Request.SAVE in requests,
-            stop=Request.STOP in requests,
+            save=is_due or RequestFlag.SAVE in requests,
+            stop=RequestFlag.STOP in requests,
         )
 
     def _visit(self, site: Site, step: int | None = None) -> None:

@@ -21,7 +21,12 @@ from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.catch_up import whole_state
 from holdfast.runtime.training.loop import TrainingLoop
-from holdfast.runtime.training.training_job import Request, TrainingJob, check_metric, describe_job
+from holdfast.runtime.training.training_job import (
+    TrainingJob,
+    TrainingRequest,
+    check_metric,
+    describe_job,
+)
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.standalone import standalone
@@ -89,7 +94,7 @@ class Trainer:
     ) -> None:
         self._model = model
         begin = None if initial is None else Path(initial)
-        self._request = Request(
+        self._request = TrainingRequest(
             data,
             validation,
             global_batch,

@@ -29,7 +29,7 @@ from holdfast.runtime.training.transaction import (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TrainingRequest:
     """What the script asks of the trainer, as it says it."""
 
     data: Data
@@ -93,7 +93,7 @@ class TrainingJob:
         }
 
 
-def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> TrainingJob:
+def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numerics) -> TrainingJob:
     """Return the job that ``request`` describes.
 
     Raises:
@@ -132,14 +132,14 @@ def describe_job(request: Request, config: WorkerConfig, numerics: Numerics) -> 
     )
 
 
-def _initial_of(request: Request, config: WorkerConfig) -> WeightsSource | None:
+def _initial_of(request: TrainingRequest, config: WorkerConfig) -> WeightsSource | None:
     """Return what the command line begins a new run with, else the script."""
     if config.initial is not None:
         return WeightsSource(Path(config.initial), config.initial_step)
     return None if request.initial is None else WeightsSource(request.initial)
 
 
-def _schedule_of(request: Request, config: WorkerConfig) -> Schedule:
+def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
     """Return the schedule that the command line asks for, else the script's."""
     if config.save_every is not None:
         try:
@@ -152,7 +152,7 @@ def _schedule_of(request: Request, config: WorkerConfig) -> Schedule:
         raise ProgramError(f"save_every: {error}; change the script") from error
 
 
-def _check(request: Request) -> None:
+def _check(request: TrainingRequest) -> None:
     lower_bounds = {
         "global_batch": (request.global_batch, 1),
         "epochs": (request.epochs, 1),

@@ -30,7 +30,7 @@ class LoopRecords:
         self._context = context
         self._membership = membership
         self._began = time.monotonic()
-        self._pending: _Recovery | None = None
+        self._pending: _OpenRecovery | None = None
         self._latest: deque[_Commit] = deque()
         self._unwritten: deque[_Commit] = deque()
         self._written = 0.0
@@ -99,7 +99,7 @@ class LoopRecords:
             times = RepairTimes(
                 self._pending.times.detected, times.revoked, times.shrunk, times.agreed
             )
-        self._pending = _Recovery(after, lost, times, attempts)
+        self._pending = _OpenRecovery(after, lost, times, attempts)
 
     def adopted(self) -> None:
         """Note that the orphans have owners and everyone has the newest state."""
@@ -149,7 +149,7 @@ class _Commit(NamedTuple):
     fields: Mapping[str, object]
 
 
-class _Recovery:
+class _OpenRecovery:
     """A repair whose end, the next applied update, is still to come."""
 
     def __init__(

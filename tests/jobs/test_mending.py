@@ -58,10 +58,10 @@ def test_job_resumes_from_the_newest_step_although_it_was_damaged(
         job = running.wait()
 
     assert_whole(job, TRAINED, undisturbed(TRAINED))
-    (repaired,) = job.events("repaired")
+    (repaired,) = job.events("mended")
     assert (repaired["step"], repaired["taken"]) == (newest, 1)
     assert job.events("restored")[-1]["step"] == newest
-    assert job.stderr.count(f"checkpoint step {newest} was repaired, 1 of ") == 1
+    assert job.stderr.count(f"checkpoint step {newest} was mended, 1 of ") == 1
 
 
 def test_mirror_that_is_not_there_costs_a_line_and_the_newest_step(
@@ -99,7 +99,7 @@ def test_old_step_that_rots_while_the_job_trains_is_found(
     assert_whole(job, SEVERAL_SECONDS, undisturbed(SEVERAL_SECONDS))
     assert (found["step"], found["mended"]) == (5, is_mirrored)
     assert found["moved_to"] in store.names()
-    assert [record["step"] for record in job.events("repaired")] == [5] * is_mirrored
+    assert [record["step"] for record in job.events("mended")] == [5] * is_mirrored
     assert (5 in store.steps()) == is_mirrored
     assert all(verify_step(store, step).is_valid for step in store.steps())
     assert "checkpoint step 5 does not verify any more" in job.stderr

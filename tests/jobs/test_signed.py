@@ -122,7 +122,7 @@ def test_signed_checkpoint_is_mended_only_from_what_is_signed(
 
     assert job.exit_code == 0, job.stderr
     assert [record["step"] for record in job.events("restored")] == [older if is_forged else newest]
-    assert bool(job.events("repair_failed")) == is_forged
+    assert bool(job.events("mend_failed")) == is_forged
     assert_signed(run_dir, keys[0])
 
 

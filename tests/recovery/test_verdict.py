@@ -10,7 +10,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.launch_view import LaunchView, verdict
+from holdfast.recovery.launch_view import LaunchView, conclude
 from holdfast.recovery.world import WorkerId
 
 A, B = WorkerId(3), WorkerId(4)
@@ -63,27 +63,27 @@ def completed(*workers: WorkerId, sha256: str = "cafe") -> list[Event]:
 def test_rules_in_their_order(
     events: list[Event], stop_code: int | None, exit_code: int | None
 ) -> None:
-    end = verdict(view_of(*events), stop_code)
+    end = conclude(view_of(*events), stop_code)
 
     assert (None if end is None else end.exit_code) == exit_code
 
 
 def test_error_of_the_script_comes_with_its_kind_and_traceback() -> None:
-    end = verdict(view_of(*failed(A, B), *died(A, B)), None)
+    end = conclude(view_of(*failed(A, B), *died(A, B)), None)
 
     assert end is not None
     assert (end.reason, end.traceback) == ("ValueError: no such column", "Traceback")
 
 
 def test_error_that_one_sentence_explains_comes_without_its_kind() -> None:
-    end = verdict(view_of(*failed(A, B, kind="UsageError", trace=""), *died(A, B)), None)
+    end = conclude(view_of(*failed(A, B, kind="UsageError", trace=""), *died(A, B)), None)
 
     assert end is not None
     assert (end.reason, end.traceback) == ("no such column", "")
 
 
 def test_different_bytes_are_named_with_their_step() -> None:
-    end = verdict(view_of(*completed(A), *completed(B, sha256="beef"), *left(A, B)), None)
+    end = conclude(view_of(*completed(A), *completed(B, sha256="beef"), *left(A, B)), None)
 
     assert end is not None
     assert "step 20" in end.reason

@@ -32,7 +32,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.catch_up import whole_state
 from holdfast.runtime.training.restoring import JobRestore
-from holdfast.runtime.training.training_job import Request, TrainingJob, describe_job
+from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 
@@ -154,7 +154,7 @@ class Run:
 
     def _job(self) -> TrainingJob:
         data = ArrayData(np.zeros((8, 1)), np.zeros(8))
-        request = Request(data, None, 8, 1, keep=2)
+        request = TrainingRequest(data, None, 8, 1, keep=2)
         return describe_job(request, self._config(WorkerId(0), 1), self.numerics)
 
     def _config(self, worker: WorkerId, ranks: int) -> WorkerConfig:

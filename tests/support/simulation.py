@@ -26,11 +26,10 @@ from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Request
+from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
 from holdfast.runtime.training.catch_up import whole_state
 from holdfast.runtime.training.loop import TrainingLoop
-from holdfast.runtime.training.training_job import Request as TrainingRequest
-from holdfast.runtime.training.training_job import describe_job
+from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 
@@ -158,7 +157,7 @@ class Launch:
     deaths: Mapping[int, int] = field(default_factory=dict)
     """Ranks that die, with the moment at which they do."""
     faults: tuple[Fault, ...] = ()
-    asks: Request = Request.NONE
+    asks: RequestFlag = RequestFlag.NONE
     asks_at_step: int = 0
     save_every: int | str = 2
     keep_best: tuple[str, str] | None = None

@@ -1,4 +1,4 @@
-"""Snapshots in memory, read and repaired from like a directory."""
+"""Snapshots in memory, read and mended from like a directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from holders import RUN_ID, STEP, WRITERS, Copies, flip, manifest, shard, small_state
 
-from holdfast.checkpoint.errors import RepairImpossible
+from holdfast.checkpoint.errors import MendImpossible
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.record import Header
@@ -18,7 +18,7 @@ from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.repair import Holders, repair_step
+from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 
 HEADER = Header(RUN_ID, 2, STEP)
 
@@ -58,7 +58,7 @@ def test_damaged_shard_is_mended_from_its_snapshot_alone(tmp_path: Path, index: 
     here = Copies.make(tmp_path).here
     flip(shard(here, index), -5)
 
-    result = repair_step(Holders(here, in_memory(tmp_path / "here", {index})), STEP, run_id=RUN_ID)
+    result = mend_step(Holders(here, in_memory(tmp_path / "here", {index})), STEP, run_id=RUN_ID)
 
     assert (result.taken, len(result.faults)) == (1, 1)
     assert restore(here, STEP).state.keys() == small_state().keys()
@@ -69,7 +69,7 @@ def test_step_that_the_disk_has_lost_is_written_from_memory(tmp_path: Path) -> N
     manifest(here).unlink()
     shard(here, 0).unlink()
 
-    result = repair_step(Holders(here, in_memory(tmp_path / "here")), STEP, run_id=RUN_ID)
+    result = mend_step(Holders(here, in_memory(tmp_path / "here")), STEP, run_id=RUN_ID)
 
     assert result.bad_name is not None
     assert restore(here, STEP).manifest.writers == WRITERS
@@ -82,8 +82,8 @@ def test_bit_that_flipped_in_memory_too_gets_nowhere(tmp_path: Path) -> None:
     images[1][-5] ^= 1
     there = CheckpointStore(tmp_path, ImageFileSystem(tmp_path / "checkpoints", found, images))
 
-    with pytest.raises(RepairImpossible, match="neither holder has"):
-        repair_step(Holders(here, there), STEP, run_id=RUN_ID)
+    with pytest.raises(MendImpossible, match="neither holder has"):
+        mend_step(Holders(here, there), STEP, run_id=RUN_ID)
 
 
 _CHANGES: dict[str, Callable[[ImageFileSystem, Path], Any]] = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keys import KEY, OTHER_KEY, STATE, manifest_path, signed_store
 
-from holdfast.checkpoint.errors import CommitRefused, RepairImpossible
+from holdfast.checkpoint.errors import CommitRefused, MendImpossible
 from holdfast.checkpoint.format.digest import DigestKind
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
@@ -18,8 +18,8 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
-from holdfast.checkpoint.upkeep.repair import Holders, repair_step
 from holdfast.checkpoint.upkeep.retention import Pruner, Retention
 from holdfast.checkpoint.upkeep.scrub import Scrubber
 from holdfast.checkpoint.upkeep.verification import verify_step
@@ -70,8 +70,8 @@ def test_repair_takes_nothing_from_a_holder_that_was_forged(
     save(forger, STATE, header=Header("run", 2, 40), writers=2)
     there = CheckpointStore(tmp_path / "there", key=KEY)
 
-    with pytest.raises(RepairImpossible):
-        repair_step(Holders(store, there), 40, run_id="run")
+    with pytest.raises(MendImpossible):
+        mend_step(Holders(store, there), 40, run_id="run")
 
     assert store.steps() == (20,)
 
@@ -94,7 +94,7 @@ def test_repair_replaces_a_forged_step_by_the_signed_one_of_the_other_holder(
         here.rename(here.with_name(".bad-000000000040-g2-a1"))
     there = CheckpointStore(tmp_path / "there", key=KEY)
 
-    repair_step(Holders(store, there), 40, run_id="run")
+    mend_step(Holders(store, there), 40, run_id="run")
 
     assert manifest_path(store, 40).read_bytes() == before
     assert verify_step(store, 40, run_id="run").is_valid
@@ -108,7 +108,7 @@ def test_repair_of_a_signed_step_is_signed_as_it_was(
     (store.directory / step_name(40) / shard_name(0, 2)).unlink()
     there = CheckpointStore(tmp_path / "there", key=KEY)
 
-    repaired = repair_step(Holders(store, there), 40, run_id="run")
+    repaired = mend_step(Holders(store, there), 40, run_id="run")
 
     assert repaired.faults
     assert manifest_path(store, 40).read_bytes() == before
@@ -123,7 +123,7 @@ def test_repair_of_a_signed_step_needs_its_key(store: CheckpointStore, tmp_path:
         CommitRefused,
         match="signature not checked, is not written without a key; give the key file",
     ):
-        repair_step(holders, 40, run_id="run")
+        mend_step(holders, 40, run_id="run")
 
     assert store.steps() == (40, 20)
 

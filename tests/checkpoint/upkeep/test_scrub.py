@@ -15,9 +15,9 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
-from holdfast.checkpoint.upkeep.repair import Repair
-from holdfast.checkpoint.upkeep.scrub import Finding, Scrubber, next_step
+from holdfast.checkpoint.upkeep.scrub import Reading, Scrubber, next_step
 
 GENERATION = 7
 
@@ -114,7 +114,7 @@ def test_moving_never_hides_what_was_moved_before(store: CheckpointStore) -> Non
         fill(store, 10)
         damage(store, 10)
 
-        failure = scrubber.run_one(float(attempt)) or scrubber.conclude(Finding(10, "bad"), 0.0)
+        failure = scrubber.run_one(float(attempt)) or scrubber.conclude(Reading(10, "bad"), 0.0)
 
         assert failure is not None
         assert failure.moved_to == f".bad-000000000010-g7-a{attempt}"
@@ -138,8 +138,8 @@ def test_what_is_found_is_looked_at_again_before_anything_is_moved(store: Checkp
     fill(store, 10, 20)
     scrubber, marks = scrubber_of(store)
 
-    assert scrubber.conclude(Finding(10, "it was saved again meanwhile"), 5.0) is None
-    assert scrubber.conclude(Finding(15, "it was removed meanwhile"), 5.0) is None
+    assert scrubber.conclude(Reading(10, "it was saved again meanwhile"), 5.0) is None
+    assert scrubber.conclude(Reading(15, "it was removed meanwhile"), 5.0) is None
     assert store.steps() == (20, 10)
     assert 10 in marks
 
@@ -156,9 +156,9 @@ def test_damaged_step_is_mended_before_it_is_moved(store: CheckpointStore) -> No
     damage(store, 10)
     asked: list[int] = []
 
-    def mend(step: int) -> Repair:
+    def mend(step: int) -> MendResult:
         asked.append(step)
-        return Repair(step, ("a bit",), 1, 2, ".bad-1")
+        return MendResult(step, ("a bit",), 1, 2, ".bad-1")
 
     marks = ReadMarks()
     failure = Scrubber(store, marks, GENERATION, 10.0, mend).run_one(5.0)
@@ -186,7 +186,7 @@ def test_step_in_which_the_mender_finds_nothing_stays_unverified(store: Checkpoi
     damage(store, 10)
     marks = ReadMarks()
 
-    failure = Scrubber(store, marks, GENERATION, 10.0, Repair).run_one(5.0)
+    failure = Scrubber(store, marks, GENERATION, 10.0, MendResult).run_one(5.0)
 
     assert failure is not None
     assert (failure.moved_to, failure.is_mended) == (None, False)
@@ -198,14 +198,14 @@ def test_bad_block_is_mended_too() -> None:
     filesystem = FakeFileSystem()
     store = CheckpointStore(Path("/run/job"), filesystem)
     fill(store, 10, 20)
-    scrubber = Scrubber(store, ReadMarks(), GENERATION, 10.0, lambda step: Repair(step, ("a",)))
+    scrubber = Scrubber(store, ReadMarks(), GENERATION, 10.0, lambda step: MendResult(step, ("a",)))
     reads = [
         n for n, call in enumerate(_calls_of_a_conclusion(store, filesystem)) if "read" in call
     ]
     assert reads
 
     filesystem.fail_at(len(filesystem.calls) + reads[0], errno.EIO)
-    failure = scrubber.conclude(Finding(10, "it could not be read"), 0.0)
+    failure = scrubber.conclude(Reading(10, "it could not be read"), 0.0)
 
     assert failure is not None
     assert failure.is_mended
@@ -214,7 +214,7 @@ def test_bad_block_is_mended_too() -> None:
 
 def _calls_of_a_conclusion(store: CheckpointStore, filesystem: FakeFileSystem) -> list[str]:
     before = len(filesystem.calls)
-    scrubber_of(store)[0].conclude(Finding(10, "it could not be read"), 0.0)
+    scrubber_of(store)[0].conclude(Reading(10, "it could not be read"), 0.0)
     return [str(call) for call in filesystem.calls[before:]]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.agent.hosted_worker import GuardHello, HostedWorker, Launch
+from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.options.worker_config import WorkerConfig
 
 CONFIG = WorkerConfig(
@@ -35,7 +35,7 @@ def _launch_message(**changes: Any) -> dict[str, Any]:
 
 
 def test_launch_tells_each_worker_who_it_is() -> None:
-    launch = Launch.of(_launch_message(env={"A": "1"}))
+    launch = HostedLaunch.of(_launch_message(env={"A": "1"}))
 
     config = launch.config_of(WorkerId(7))
 
@@ -52,7 +52,7 @@ def test_launch_tells_each_worker_who_it_is() -> None:
 )
 def test_incomplete_launch_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Launch.of(_launch_message(**changes))
+        HostedLaunch.of(_launch_message(**changes))
 
 
 def test_configuration_without_its_workers_is_refused() -> None:
@@ -73,7 +73,7 @@ def test_guard_must_say_everything() -> None:
 
 
 def test_worker_that_is_killed_before_it_exists_is_condemned() -> None:
-    hosted = HostedWorker(WorkerId(4), Launch.of(_launch_message()))
+    hosted = HostedWorker(WorkerId(4), HostedLaunch.of(_launch_message()))
     assert not hosted.is_condemned
 
     hosted.kill("killed by the supervisor")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.agent.hosted_worker import GuardHello, Launch
+from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
@@ -32,7 +32,7 @@ CONFIG = WorkerConfig(
     heartbeat_timeout_s=1.0,
     script="",
 )
-LAUNCH = Launch(1, CONFIG.workers, CONFIG, {})
+LAUNCH = HostedLaunch(1, CONFIG.workers, CONFIG, {})
 
 
 class FakePool:

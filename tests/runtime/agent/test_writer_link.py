@@ -176,7 +176,7 @@ def test_damage_on_the_disk_is_mended_by_the_process(agent: Agent, tmp_path: Pat
     agent.wait_until(lambda: bool(found))
 
     assert found[0]["reason"] is None
-    assert found[0]["repair"]["taken"] == 2
+    assert found[0]["result"]["taken"] == 2
     assert shard.stat().st_size > 30000
 
 

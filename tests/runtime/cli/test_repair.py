@@ -36,8 +36,8 @@ def test_every_damaged_step_is_made_whole(holdfast: Holdfast, run_dir: Path, mir
 
     assert code == 0
     assert [line.partition(",")[0] for line in out.splitlines()] == [
-        "step 6: repaired and verified",
-        "step 4: repaired and verified",
+        "step 6: mended and verified",
+        "step 4: mended and verified",
     ]
     assert holdfast("verify", run_dir)[0] == 0
     assert len(list((run_dir / "checkpoints").glob(".bad-*"))) == 2
@@ -60,10 +60,10 @@ def test_what_is_missing_on_both_sides_is_exit_1(
 
     newest, older = out.splitlines()
     assert code == 1
-    assert newest.startswith("step 6: not repaired: ")
+    assert newest.startswith("step 6: not mended: ")
     assert "neither holder has" in newest
     assert "in shard 0" in newest
-    assert older.startswith("step 4: repaired and verified")
+    assert older.startswith("step 4: mended and verified")
 
 
 def test_step_that_is_lost_altogether_comes_back(

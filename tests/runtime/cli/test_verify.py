@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import Verdict, verify_step
+from holdfast.checkpoint.upkeep.verification import StepCheck, verify_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
 
 verify_file = importlib.import_module("holdfast.runtime.cli.verify")
@@ -95,7 +95,7 @@ def test_bad_requests_are_one_sentence_and_exit_2(
 def test_step_that_the_job_removes_meanwhile_is_not_damaged(
     holdfast: Holdfast, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def remove_and_verify(store: CheckpointStore, step: int, **options: Any) -> Verdict:
+    def remove_and_verify(store: CheckpointStore, step: int, **options: Any) -> StepCheck:
         if step == 4:
             shutil.rmtree(store.directory / "step-000000000004")
         return verify_step(store, step, **options)

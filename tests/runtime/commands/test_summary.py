@@ -304,9 +304,9 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
     story.tell("rejected", step=4, reason="a bit")
     story.tell("scrub_failed", step=2, reason="a block", moved_to=None, mended=False)
     story.tell("scrub_failed", step=3, reason="a block", moved_to=".bad-3", mended=True)
-    story.tell("repaired", step=3, taken=1, parts=9, bad_name=".bad-3", holder="/mirror")
-    story.tell("repair_failed", step=4, reason="nobody has it", holder="/mirror")
-    story.tell("repair_failed", step=None, reason="it is gone", holder="/mirror")
+    story.tell("mended", step=3, taken=1, parts=9, bad_name=".bad-3", holder="/mirror")
+    story.tell("mend_failed", step=4, reason="nobody has it", holder="/mirror")
+    story.tell("mend_failed", step=None, reason="it is gone", holder="/mirror")
     story.tell("memory_differs", step=5, workers=[0, 2], has_majority=False)
 
     report = summarize(story.records)
@@ -322,9 +322,9 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
         "step 4 rejected: a bit",
         "step 2 did not verify any more, not moved: a block",
         "step 3 did not verify any more, mended: a block",
-        "step 3 repaired: 1 of 9 parts from /mirror",
-        "step 4 not repaired from /mirror: nobody has it",
-        "nothing repaired from /mirror: it is gone",
+        "step 3 mended: 1 of 9 parts from /mirror",
+        "step 4 not mended from /mirror: nobody has it",
+        "nothing mended from /mirror: it is gone",
         "step 5 differs in the memory of workers 0, 2: nobody knows whose state is right",
     ]
-    assert json.loads(to_json(report))["repairs"][0]["holder"] == "/mirror"
+    assert json.loads(to_json(report))["mends"][0]["holder"] == "/mirror"

@@ -20,7 +20,7 @@ from holdfast.recovery.reduction import (
 )
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.common_memory import meet
+from holdfast.runtime.exchange.common_memory import map_peers
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.exchange import TreeExchange
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
@@ -70,7 +70,7 @@ class Party:
         common = None
         if way == "mapped" and self.communicator.size > 1:
             membership = Membership(self._me, self._world, self.communicator, clock=lambda: 0.0)
-            (common,) = meet(membership, [self._vectors])
+            (common,) = map_peers(membership, [self._vectors])
             assert common is not None
         return TreeExchange(self.communicator, self.plan, self._size, common)
 
@@ -290,7 +290,7 @@ def check_meeting(*, shared: bool) -> None:
     def program(communicator: FakeCommunicator) -> bool:
         membership = Membership(WorkerId(communicator.rank), world, communicator, clock=lambda: 0.0)
         mine = {work: SharedVectors.create(5, 2) for work in Work}
-        found = meet(membership, list(mine.values()))
+        found = map_peers(membership, list(mine.values()))
         communicator.leave()
         for vectors in mine.values():
             vectors.close()

@@ -52,7 +52,7 @@ def test_survivors_form_the_next_generation_in_their_order() -> None:
 
 
 def until_repaired(membership: Membership) -> World:
-    """Repair until a world is agreed on, as the step table does."""
+    """MendResult until a world is agreed on, as the step table does."""
     while True:
         try:
             membership.repair(0, on_revoked=lambda: None)

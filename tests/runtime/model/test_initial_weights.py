@@ -21,7 +21,7 @@ from holdfast.runtime.model.initial_weights import load_initial_weights
 from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.training_job import Request, describe_job
+from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 
 CONFIG = WorkerConfig(
     worker=WorkerId(0),
@@ -205,7 +205,7 @@ def test_command_line_comes_before_the_script(
     script: str | None, line: str | None, source: WeightsSource | None
 ) -> None:
     path = None if script is None else Path(script)
-    request = Request(ArrayData(np.zeros((4, 1)), np.zeros(4)), None, 2, 1, initial=path)
+    request = TrainingRequest(ArrayData(np.zeros((4, 1)), np.zeros(4)), None, 2, 1, initial=path)
     config = dataclasses.replace(CONFIG, initial=line, initial_step=7)
 
     job = describe_job(request, config, Numerics.here(threads=1))

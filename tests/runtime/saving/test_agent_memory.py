@@ -20,7 +20,7 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.repair import Holders, repair_step
+from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.system.sealed_memory import sealed_memory
 from holdfast.runtime.training.catch_up import whole_state
@@ -65,10 +65,10 @@ class Agent:
         try:
             if not self.has_room:
                 raise CheckpointError("the disk is full")
-            repair = repair_step(Holders(self._run.store, there), STEP, run_id="run")
+            result = mend_step(Holders(self._run.store, there), STEP, run_id="run")
         except CheckpointError as error:
-            return {"repair": None, "reason": str(error)}
-        return {"repair": dataclasses.asdict(repair), "reason": None}
+            return {"result": None, "reason": str(error)}
+        return {"result": dataclasses.asdict(result), "reason": None}
 
     def close(self) -> None:
         for fd in self.fds.values():
@@ -117,7 +117,7 @@ def test_step_that_the_disk_cannot_take_is_read_from_memory(
     assert run.restore(ranks) == [(STEP, 3.0)] * ranks
     assert run.store.steps() == (10,)
     assert [r["on_disk"] for r in run.journal("restored")] == [False]
-    (failed,) = run.journal("repair_failed")
+    (failed,) = run.journal("mend_failed")
     assert failed["holder"] == "snapshots in memory"
     assert "the disk is full" in failed["reason"]
 
@@ -128,8 +128,8 @@ def test_damaged_step_is_mended_from_memory(run: Run, agent: Agent) -> None:
     shard.write_bytes(shard.read_bytes()[:-1])
 
     assert run.restore(4) == [(STEP, 3.0)] * 4
-    (repaired,) = run.journal("repaired")
-    assert repaired["holder"] == "snapshots in memory"
+    (mended,) = run.journal("mended")
+    assert mended["holder"] == "snapshots in memory"
 
 
 def test_memory_that_has_changed_sends_all_to_the_older_step(run: Run, agent: Agent) -> None:

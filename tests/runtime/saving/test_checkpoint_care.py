@@ -165,7 +165,7 @@ def test_damaged_step_is_mended_from_another_copy(
     committer.commit(20)
     committer.scrub()
 
-    (found,), (repaired,) = committer.journal("scrub_failed"), committer.journal("repaired")
+    (found,), (repaired,) = committer.journal("scrub_failed"), committer.journal("mended")
     assert (found["step"], found["mended"]) == (10, True)
     assert (repaired["step"], repaired["taken"]) == (10, 1)
     assert found["moved_to"] == repaired["bad_name"] == ".bad-000000000010-g1-a1"

@@ -13,7 +13,7 @@ from mirrored_run import NEWEST, WRITERS, flip_a_byte, mirrored_run, shard, ther
 from resumed_run import Run
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.upkeep.repair import Repair
+from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.saving.mending import Mender
 from holdfast.runtime.saving.mirror import MirrorUnusable
@@ -35,12 +35,12 @@ def test_byte_anywhere_is_mended_and_all_go_on_from_the_newest_step(
     flip_a_byte(run.store, name, dice.randrange(1 << 30))
 
     assert run.restore(ranks) == [(20, 2.0)] * ranks
-    (rejected,), (repaired,) = run.journal("rejected"), run.journal("repaired")
+    (rejected,), (repaired,) = run.journal("rejected"), run.journal("mended")
     assert rejected["step"] == repaired["step"] == 20
     assert repaired["bad_name"] == ".bad-000000000020-g1-a1"
     assert repaired["holder"] == str(run.second_holder)
     assert (repaired["taken"] > 0) == (name != "MANIFEST.json")
-    assert len([text for text in run.notices if "was repaired" in text]) == 1
+    assert len([text for text in run.notices if "was mended" in text]) == 1
     assert run.restore(ranks) == [(20, 2.0)] * ranks
     assert len(run.journal("rejected")) == 1
 
@@ -62,7 +62,7 @@ def test_what_nobody_has_sends_all_to_the_older_step_after_one_attempt(
     flip_a_byte(there(run), shard(2), 5000)
 
     assert run.restore(ranks) == [(10, 1.0)] * ranks
-    (failed,) = run.journal("repair_failed")
+    (failed,) = run.journal("mend_failed")
     assert failed["step"] == 20
     assert "neither holder has" in failed["reason"]
     assert len(run.journal("rejected")) == 1
@@ -79,7 +79,7 @@ def test_step_that_only_the_second_holder_has_is_taken(
 
     assert run.restore(ranks) == [(20, 2.0)] * ranks
     assert run.journal("rejected") == []
-    (repaired,) = run.journal("repaired")
+    (repaired,) = run.journal("mended")
     assert (repaired["taken"], repaired["bad_name"]) == (repaired["parts"], None)
 
 
@@ -116,7 +116,7 @@ def test_error_of_one_worker_alone_is_tried_once_more_and_then_given_way_to(
 
     assert run.restore(ranks=3) == [(10, 1.0)] * 3
     assert [record["step"] for record in run.journal("rejected")] == [20, 20]
-    assert run.journal("repaired") == run.journal("repair_failed") == []
+    assert run.journal("mended") == run.journal("mend_failed") == []
     assert NEWEST in run.store.names()
 
 
@@ -134,11 +134,11 @@ class _Holder:
             raise MirrorUnusable("it is empty")
         return self._steps
 
-    def mend(self, step: int) -> Repair:
+    def mend(self, step: int) -> MendResult:
         self.asked.append(step)
         if not self._can:
             raise MirrorUnusable("it lacks it")
-        return Repair(step, ("a bit",), 1, 9)
+        return MendResult(step, ("a bit",), 1, 9)
 
 
 def test_holders_are_asked_in_turn_and_those_of_no_use_not_at_all(
@@ -154,18 +154,18 @@ def test_holders_are_asked_in_turn_and_those_of_no_use_not_at_all(
 
     assert mender.has_holders
     assert mender.steps() == {10, 20, 30}
-    repair = mender.mend(20)
+    result = mender.mend(20)
 
-    assert repair is not None
-    assert repair.step == 20
+    assert result is not None
+    assert result.step == 20
     assert [holder.asked for holder in holders] == [[], [20], [20], []]
-    assert [(r["holder"], r["step"]) for r in run.journal("repair_failed")] == [
+    assert [(r["holder"], r["step"]) for r in run.journal("mend_failed")] == [
         ("empty", None),
         ("lacking", 20),
     ]
-    assert [record["holder"] for record in run.journal("repaired")] == ["good"]
+    assert [record["holder"] for record in run.journal("mended")] == ["good"]
     assert run.notices == [
-        "no checkpoint can be repaired from empty: it is empty",
-        "checkpoint step 20 was not repaired from lacking: it lacks it",
-        "checkpoint step 20 was repaired, 1 of 9 parts from good",
+        "no checkpoint can be mended from empty: it is empty",
+        "checkpoint step 20 was not mended from lacking: it lacks it",
+        "checkpoint step 20 was mended, 1 of 9 parts from good",
     ]

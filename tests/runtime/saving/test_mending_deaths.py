@@ -13,7 +13,7 @@ from resumed_run import Run
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.upkeep.repair import Repair
+from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.runtime.saving.mirror import Mirror
 
 
@@ -84,7 +84,7 @@ def _die_at(moment: int, patch: pytest.MonkeyPatch) -> list[int]:
         patch.setattr(LocalFileSystem, name, dying(name))
     mend = Mirror.mend
 
-    def mend_or_die(mirror: Mirror, step: int) -> Repair:
+    def mend_or_die(mirror: Mirror, step: int) -> MendResult:
         try:
             return mend(mirror, step)
         except _Died:

@@ -58,7 +58,7 @@ def test_holder_of_no_use_costs_one_line(
     flip_a_byte(run.store, shard(2), 5000)
 
     assert run.restore(ranks) == [(10, 1.0)] * ranks
-    (failed,) = run.journal("repair_failed")
+    (failed,) = run.journal("mend_failed")
     assert failed["step"] is None
     assert words in failed["reason"]
     assert [words in text for text in run.notices] == [True, False]
@@ -72,7 +72,7 @@ def test_new_run_begins_although_the_holder_is_of_another(
     monkeypatch.setattr(Mirror, "__init__", _of_run("new", Mirror.__init__))
 
     assert run.restore(ranks=2) == [None, None]
-    assert "holds run run, not new" in run.journal("repair_failed")[0]["reason"]
+    assert "holds run run, not new" in run.journal("mend_failed")[0]["reason"]
 
 
 def _of_run(run_id: str, init: Callable[..., None]) -> Callable[..., None]:
@@ -128,6 +128,6 @@ def test_holder_that_hangs_while_it_mends_does_nothing_later(
     for thread in threading.enumerate():
         if thread.name == "holdfast-mirror":
             thread.join()
-    (failed,) = run.journal("repair_failed")
+    (failed,) = run.journal("mend_failed")
     assert "has not answered for 0.2 s" in failed["reason"]
     assert run.store.names() == ("step-000000000010", NEWEST)

@@ -24,7 +24,7 @@ from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep import repair
+from holdfast.checkpoint.upkeep import mend as repair
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
@@ -615,9 +615,9 @@ def test_damage_on_the_disk_is_mended_from_memory(
     answer = writer.mend(30)
 
     assert answer["reason"] is None
-    assert len(answer["repair"]["faults"]) > 2
+    assert len(answer["result"]["faults"]) > 2
     assert restored_step(tmp_path) == 30
-    assert writer.mend(30)["repair"]["faults"] == []
+    assert writer.mend(30)["result"]["faults"] == []
 
 
 def test_images_of_the_last_whole_save_are_kept_beside_the_next(

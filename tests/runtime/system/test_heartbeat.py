@@ -5,7 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, Request, pulse_interval_s
+from holdfast.runtime.system.heartbeat import (
+    HeartbeatPage,
+    Phase,
+    Pulse,
+    RequestFlag,
+    pulse_interval_s,
+)
 
 
 @pytest.fixture
@@ -24,7 +30,7 @@ def test_fresh_page_says_that_the_worker_starts(
     agent, _ = sides
 
     assert (agent.counter, agent.phase, agent.step, agent.generation) == (0, Phase.STARTING, 0, 0)
-    assert agent.requests == Request.NONE
+    assert agent.requests == RequestFlag.NONE
 
 
 def test_agent_sees_what_the_worker_writes(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
@@ -55,24 +61,24 @@ def test_request_is_pending_until_it_is_answered(
     sides: tuple[HeartbeatPage, HeartbeatPage],
 ) -> None:
     agent, worker = sides
-    agent.ask(Request.SAVE)
-    agent.ask(Request.SAVE)
-    agent.ask(Request.STOP)
-    assert worker.requests == Request.SAVE | Request.STOP
+    agent.ask(RequestFlag.SAVE)
+    agent.ask(RequestFlag.SAVE)
+    agent.ask(RequestFlag.STOP)
+    assert worker.requests == RequestFlag.SAVE | RequestFlag.STOP
 
-    worker.answer(Request.SAVE)
-    worker.answer(Request.SAVE)
+    worker.answer(RequestFlag.SAVE)
+    worker.answer(RequestFlag.SAVE)
 
-    assert worker.requests == Request.STOP
-    assert agent.requests == Request.STOP
+    assert worker.requests == RequestFlag.STOP
+    assert agent.requests == RequestFlag.STOP
 
 
 def test_request_can_be_made_again(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
     agent, worker = sides
     for _ in range(3):
-        agent.ask(Request.SAVE)
-        assert worker.requests == Request.SAVE
-        worker.answer(Request.SAVE)
+        agent.ask(RequestFlag.SAVE)
+        assert worker.requests == RequestFlag.SAVE
+        worker.answer(RequestFlag.SAVE)
         assert not worker.requests
 
 

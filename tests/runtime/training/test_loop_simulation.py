@@ -27,7 +27,7 @@ from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_clock import SaveClock
-from holdfast.runtime.system.heartbeat import Request
+from holdfast.runtime.system.heartbeat import RequestFlag
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -255,7 +255,7 @@ def play(job: SimulatedJob, seed: int, undisturbed: dict[int, Ending]) -> None:
             microbatches,
             seed=seed * 10 + attempt,
             deaths={} if is_last else _random_deaths(dice, workers),
-            asks=Request.NONE if is_last else dice.choice([Request.NONE, *Request]),
+            asks=RequestFlag.NONE if is_last else dice.choice([RequestFlag.NONE, *RequestFlag]),
             asks_at_step=dice.randint(1, STEPS),
             save_every=save_every,
         )

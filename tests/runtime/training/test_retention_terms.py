@@ -13,8 +13,8 @@ from holdfast.runtime.model.data import Data
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import (
-    Request,
     TrainingJob,
+    TrainingRequest,
     check_metric,
     describe_job,
     retention_of,
@@ -33,7 +33,7 @@ CONFIG = WorkerConfig(
     heartbeat_timeout_s=1.0,
     script="",
 )
-REQUEST = Request(data(), None, global_batch=9, epochs=2)
+REQUEST = TrainingRequest(data(), None, global_batch=9, epochs=2)
 
 
 def test_options_become_a_retention() -> None:

@@ -1,12 +1,12 @@
 """A damaged step made whole from a second holder of it, such as a mirror or a backup.
 
-A repair is a save like any other: staged, synced, renamed, while the damaged step
+A mend is a save like any other: staged, synced, renamed, while the damaged step
 is moved to its ``.bad-`` name.  Nothing is removed, and nothing gets into the new
 step that does not verify against its manifest: ours, or the other holder's if ours
 is damaged and both are of one run.
 
 What was moved aside still counts: of a step that is gone, the parts are kept that its
-``.bad-`` directory has.  So a repair that was cut short between its two renames, and a
+``.bad-`` directory has.  So a mend that was cut short between its two renames, and a
 step that a scrub has found, lose nothing that was sound.
 """
 
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, RepairImpossible
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, MendImpossible
 from holdfast.checkpoint.format.manifest import Manifest, pieces_by_shard
 from holdfast.checkpoint.format.names import StagingName, shard_name, step_name
 from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.store.scan import Scan
 from holdfast.checkpoint.store.store import CheckpointStore, Staging
-from holdfast.checkpoint.upkeep.inventory import Inventory, Progress, silent, take_inventory
+from holdfast.checkpoint.upkeep.inventory import CountBytes, Inventory, silent, take_inventory
 from holdfast.checkpoint.upkeep.part import Part, parts_of, read_part
 from holdfast.checkpoint.upkeep.verification import refuse_other_run
 
@@ -31,28 +31,28 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class RepairPlan:
+class MendPlan:
     """Which parts of a step stay, and which are taken from the other holder."""
 
     kept: frozenset[Part]
     taken: frozenset[Part]
 
 
-def plan_repair(manifest: Manifest, here: Inventory, there: Inventory) -> RepairPlan:
+def plan_mend(manifest: Manifest, here: Inventory, there: Inventory) -> MendPlan:
     """Decide for each part of a step whom to take it from; what is sound here stays.
 
-    Raises ``RepairImpossible`` and names the parts that nobody has.
+    Raises ``MendImpossible`` and names the parts that nobody has.
     """
     parts = [part for shard in parts_of(manifest) for part in shard]
     missing = [str(part) for part in parts if part not in here.sound | there.sound]
     if missing:
-        raise RepairImpossible(
+        raise MendImpossible(
             manifest.step,
             f"neither holder has {_some(missing)} "
             f"(here: {_some(here.faults)}; there: {_some(there.faults)})",
         )
     kept = here.sound.intersection(parts)
-    return RepairPlan(kept, frozenset(parts) - kept)
+    return MendPlan(kept, frozenset(parts) - kept)
 
 
 def _some(sentences: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def _some(sentences: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class MendResult:
     """A step that is whole: what was wrong, if anything, and what was done about it.
 
     ``taken`` of its ``parts`` came from the other holder; ``bad_name`` is where the
@@ -78,15 +78,15 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The store to repair, and the one to take from what it lacks."""
+    """The store to mend, and the one to take from what it lacks."""
 
     here: CheckpointStore
     there: CheckpointStore
 
 
-def repair_step(
-    holders: Holders, step: int, *, run_id: str | None = None, progress: Progress = silent
-) -> Repair:
+def mend_step(
+    holders: Holders, step: int, *, run_id: str | None = None, progress: CountBytes = silent
+) -> MendResult:
     """Make a step of ``holders.here`` whole, and return once it verifies.
 
     Only for whoever owns the run directory.  Raises ``CheckpointError`` if it cannot
@@ -95,7 +95,7 @@ def repair_step(
     manifest, complaint = _manifest(holders, step, run_id)
     mine = _inventory(holders.here, manifest, progress)
     if not complaint and mine.is_whole:
-        return Repair(step)
+        return MendResult(step)
     faults = (*([complaint] if complaint else []), *mine.faults)
     manifest, plan = _plan(holders, manifest, mine, progress=progress)
     name = _staging_name(holders.here, manifest)
@@ -108,7 +108,7 @@ def repair_step(
         raise
     scan = holders.here.scan(step)
     scan.verify(scan.manifest())
-    return Repair(step, faults, len(plan.taken), len(plan.kept | plan.taken), bad_name)
+    return MendResult(step, faults, len(plan.taken), len(plan.kept | plan.taken), bad_name)
 
 
 def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest, str]:
@@ -121,7 +121,7 @@ def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest
     except CheckpointInvalid as ours:
         complaint = ours.reason
         if run_id is None:
-            raise RepairImpossible(
+            raise MendImpossible(
                 step, f"{complaint}, and no RUN.json tells which run the step must be of"
             ) from ours
         manifest = _their_manifest(holders.there, step, complaint)
@@ -134,21 +134,21 @@ def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manife
         return there.scan(step).manifest_alone()
     except CheckpointInvalid as theirs:
         reason = f"{complaint}; and in {there.directory}: {theirs.reason}"
-        raise RepairImpossible(step, reason) from theirs
+        raise MendImpossible(step, reason) from theirs
 
 
 def _plan(
-    holders: Holders, manifest: Manifest, mine: Inventory, *, progress: Progress
-) -> tuple[Manifest, RepairPlan]:
+    holders: Holders, manifest: Manifest, mine: Inventory, *, progress: CountBytes
+) -> tuple[Manifest, MendPlan]:
     """Return what to take from where, and the manifest that this makes whole."""
     try:
-        return manifest, plan_repair(manifest, mine, _inventory(holders.there, manifest, progress))
-    except RepairImpossible:
+        return manifest, plan_mend(manifest, mine, _inventory(holders.there, manifest, progress))
+    except MendImpossible:
         theirs = _other_save(holders.there, manifest)
         if theirs is None:
             raise
     both = [_inventory(store, theirs, progress) for store in (holders.here, holders.there)]
-    return theirs, plan_repair(theirs, *both)
+    return theirs, plan_mend(theirs, *both)
 
 
 def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
@@ -163,7 +163,7 @@ def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
     return theirs if theirs.run_id == manifest.run_id and theirs != manifest else None
 
 
-def _inventory(store: CheckpointStore, manifest: Manifest, progress: Progress) -> Inventory:
+def _inventory(store: CheckpointStore, manifest: Manifest, progress: CountBytes) -> Inventory:
     return take_inventory(store.disk, _directory(store, manifest.step), manifest, progress)
 
 
@@ -182,7 +182,7 @@ def _staging_name(store: CheckpointStore, manifest: Manifest) -> StagingName:
     return StagingName(header.step, header.generation, store.next_attempt(header))
 
 
-def _write(staging: Staging, manifest: Manifest, plan: RepairPlan, holders: Holders) -> None:
+def _write(staging: Staging, manifest: Manifest, plan: MendPlan, holders: Holders) -> None:
     """Put each shard together in memory, one at a time, and make it durable if it verifies."""
     for record, parts in zip(_records(manifest), parts_of(manifest), strict=True):
         image = _image(manifest.step, record)
@@ -197,10 +197,10 @@ def _image(step: int, record: ShardRecord) -> memoryview:
         return memoryview(bytearray(record.size))
     except MemoryError as error:
         reason = f"there is no memory for shard {record.index}, {record.size} bytes"
-        raise RepairImpossible(step, reason) from error
+        raise MendImpossible(step, reason) from error
 
 
-def _holder(part: Part, plan: RepairPlan, holders: Holders) -> CheckpointStore:
+def _holder(part: Part, plan: MendPlan, holders: Holders) -> CheckpointStore:
     return holders.there if part in plan.taken else holders.here
 
 

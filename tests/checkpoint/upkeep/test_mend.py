@@ -13,7 +13,7 @@ from holders import RUN_ID, STEP, Copies, flip, manifest, shard, small_state
 
 from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.errors import CheckpointError, RepairImpossible, StorageFailed
+from holdfast.checkpoint.errors import CheckpointError, MendImpossible, StorageFailed
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.format.record import Header
@@ -21,8 +21,8 @@ from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.inventory import Inventory, take_inventory
+from holdfast.checkpoint.upkeep.mend import Holders, mend_step, plan_mend
 from holdfast.checkpoint.upkeep.part import parts_of
-from holdfast.checkpoint.upkeep.repair import Holders, plan_repair, repair_step
 
 FIRST_PIECE = 4096  # pieces of a page or more begin at a page
 
@@ -33,7 +33,7 @@ def copies(tmp_path: Path) -> Copies:
 
 
 def repair(copies: Copies, run_id: str | None = RUN_ID):  # noqa: ANN201
-    return repair_step(Holders(copies.here, copies.there), STEP, run_id=run_id)
+    return mend_step(Holders(copies.here, copies.there), STEP, run_id=run_id)
 
 
 def files_of(store: CheckpointStore, name: str) -> dict[str, bytes]:
@@ -123,7 +123,7 @@ def test_what_nobody_has_is_named_and_nothing_is_moved(copies: Copies) -> None:
     flip_in_a_piece(copies.there)
     before = copies.here.names()
 
-    with pytest.raises(RepairImpossible, match=r"neither holder has elements .* in shard 1"):
+    with pytest.raises(MendImpossible, match=r"neither holder has elements .* in shard 1"):
         repair(copies)
 
     assert copies.here.names() == before
@@ -133,7 +133,7 @@ def test_step_that_the_other_holder_lacks_is_named(copies: Copies) -> None:
     remove_a_shard(copies.here)
     shutil.rmtree(copies.there.directory / step_name(STEP))
 
-    with pytest.raises(RepairImpossible, match="shard-00000-of-00003"):
+    with pytest.raises(MendImpossible, match="shard-00000-of-00003"):
         repair(copies)
 
 
@@ -149,7 +149,7 @@ def test_manifest_of_another_run_is_not_taken(copies: Copies) -> None:
 def test_manifest_is_not_taken_without_knowing_the_run(copies: Copies) -> None:
     flip_in_the_manifest(copies.here)
 
-    with pytest.raises(RepairImpossible, match=r"no RUN.json tells"):
+    with pytest.raises(MendImpossible, match=r"no RUN.json tells"):
         repair(copies, run_id=None)
 
 
@@ -157,7 +157,7 @@ def test_two_damaged_manifests_are_both_named(copies: Copies) -> None:
     flip_in_the_manifest(copies.here)
     remove_the_manifest(copies.there)
 
-    with pytest.raises(RepairImpossible, match=r"damaged or cut short; and in .*there/checkpoints"):
+    with pytest.raises(MendImpossible, match=r"damaged or cut short; and in .*there/checkpoints"):
         repair(copies)
 
 
@@ -282,7 +282,7 @@ def test_plan_takes_only_what_is_not_sound_here(copies: Copies) -> None:
     here = Inventory(frozenset(parts[1:]), ("the first is gone",))
     there = Inventory(frozenset(parts), ())
 
-    plan = plan_repair(described, here, there)
+    plan = plan_mend(described, here, there)
 
     assert plan.taken == {parts[0]}
     assert plan.kept == set(parts[1:])

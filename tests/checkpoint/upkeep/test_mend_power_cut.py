@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.repair import Holders, repair_step
+from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 
 RUN_DIR = Path("/run/job")
 LOST_SHARD = shard_name(1, WRITERS)
@@ -45,7 +45,7 @@ def mirror() -> FakeFileSystem:
 
 def repair(filesystem: FakeFileSystem) -> None:
     stores = (CheckpointStore(RUN_DIR, files) for files in (filesystem, mirror()))
-    repair_step(Holders(*stores), STEP, run_id=RUN_ID)
+    mend_step(Holders(*stores), STEP, run_id=RUN_ID)
 
 
 def calls_of_a_repair() -> range:
