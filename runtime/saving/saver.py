@@ -143,10 +143,11 @@ class Saver:
         flight = self._flight
         if flight is None:
             return Bit(0)
-        # In this order: what has settled before it was looked at has failed before, too.
+        # In this order: a shard that is done has failed by then, or never will.
         has_settled = flight.commit is None or flight.commit.done()
+        is_done = flight.mine.is_done
         bits = Bit(0) if flight.failure is not None else Bit.INTACT
-        if flight.mine.is_done:
+        if is_done:
             bits |= Bit.DURABLE
         if has_settled:
             bits |= Bit.SETTLED

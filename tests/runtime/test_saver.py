@@ -1,0 +1,101 @@
+"""What a worker says in a vote about the checkpoint in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.record import ShardRecord
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.fault import FaultPlan
+from holdfast.recovery.vote import Bit
+from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.communicator import Communicator
+from holdfast.runtime.context import WorkerContext, journal_of
+from holdfast.runtime.data import ArrayData
+from holdfast.runtime.heartbeat import HeartbeatPage
+from holdfast.runtime.injector import FaultInjector
+from holdfast.runtime.local_communicator import LocalCommunicator
+from holdfast.runtime.membership import Membership
+from holdfast.runtime.numerics import Numerics
+from holdfast.runtime.pending_shard import Shards
+from holdfast.runtime.records import LoopRecords
+from holdfast.runtime.saver import Saver
+from holdfast.runtime.snapshot import State
+from holdfast.runtime.training_job import Request, describe_job
+from holdfast.runtime.worker_config import WorkerConfig
+
+ME = WorkerId(0)
+
+
+class FailingShard:
+    """A shard that fails as soon as it was looked at a number of times."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+
+    @property
+    def is_done(self) -> bool:
+        return self._has_failed()
+
+    @property
+    def failure(self) -> BaseException | None:
+        return OSError("the disk is full") if self._has_failed() else None
+
+    @property
+    def record(self) -> ShardRecord:
+        raise AssertionError("a shard that has failed has no record")
+
+    def hand_over(self, state: State, state_digest: str) -> None:
+        pass
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+    def _has_failed(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Iterator[Saver]:
+    config = WorkerConfig(
+        worker=ME,
+        generation=1,
+        workers=(ME,),
+        capacity=1,
+        run_id="r",
+        run_dir=str(tmp_path),
+        microbatches=1,
+        seed=0,
+        threads=1,
+        heartbeat_timeout_s=1.0,
+        script="",
+    )
+    communicator: Communicator = LocalCommunicator()
+    journal, page = journal_of(config), HeartbeatPage.create()
+    injector = FaultInjector(ME, FaultPlan(()), announce=lambda visit, kind: None)
+    context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
+    membership = Membership(ME, World(1, (ME,), 1), communicator, clock=lambda: 0.0)
+    samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
+    request = Request(samples, None, global_batch=2, epochs=1)
+    job = describe_job(request, config, Numerics.here(threads=1))
+    yield Saver(context, membership, job, LoopRecords(context, membership))
+    journal.close()
+    page.close()
+
+
+@pytest.mark.parametrize("looks", range(5))
+def test_shard_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    shard = FailingShard(looks)
+    monkeypatch.setattr(Shards, "begin", lambda *arguments: shard)
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+
+    bits = saver.bits()
+
+    assert not bits & Bit.DURABLE or not bits & Bit.INTACT
