@@ -51,9 +51,9 @@ class Scan:
         self._step = step
         self._key = key
 
-    def manifest(self) -> Manifest:
+    def manifest(self, *, is_from_disk: bool = False) -> Manifest:
         """Return the manifest, once its sha256 and the sizes of all shards are verified."""
-        manifest = self.manifest_alone()
+        manifest = self.manifest_alone(is_from_disk=is_from_disk)
         try:
             for shard in manifest.shards:
                 self._check_size(shard, manifest.writers)
@@ -61,10 +61,11 @@ class Scan:
             raise self._failed(error) from error
         return manifest
 
-    def manifest_alone(self) -> Manifest:
+    def manifest_alone(self, *, is_from_disk: bool = False) -> Manifest:
         """Return the manifest, once its sha256 is verified, whatever has become of the shards."""
         try:
-            manifest = Manifest.decode(self._manifest_bytes(), self._key)
+            content = self._manifest_bytes(is_from_disk=is_from_disk)
+            manifest = Manifest.decode(content, self._key)
         except ManifestInvalid as error:
             raise self._invalid(str(error)) from error
         except StorageFailed as error:
@@ -76,10 +77,15 @@ class Scan:
             raise self._invalid(f"its manifest is that of step {manifest.step}")
         return manifest
 
-    def verify(self, manifest: Manifest) -> None:
-        """Compare all digests with what the disk holds, not with what memory does; keep nothing."""
+    def verify(self) -> Manifest:
+        """Compare all digests with what the disk holds, not with what memory does.
+
+        Returns the manifest, which is read from the disk, too.
+        """
+        manifest = self.manifest(is_from_disk=True)
         shards = range(manifest.writers)
         self.read_shards(manifest, shards, lambda _tensor, _piece: None, is_from_disk=True)
+        return manifest
 
     def read(self, manifest: Manifest, target: Target) -> None:
         """Read every piece into the buffer that ``target`` returns for it, or nowhere for None.
@@ -152,8 +158,10 @@ class Scan:
                 f"in shard {piece.shard} have a wrong digest"
             )
 
-    def _manifest_bytes(self) -> bytes:
+    def _manifest_bytes(self, *, is_from_disk: bool) -> bytes:
         with self._disk.reading(self._directory / MANIFEST_NAME) as file:
+            if is_from_disk:
+                file.uncache()
             size = file.size()
             if size > LARGEST_MANIFEST_BYTES:
                 raise ManifestInvalid(f"the manifest has {size} bytes")

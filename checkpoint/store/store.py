@@ -275,10 +275,8 @@ class Staging:
         return True
 
     def _is_valid(self, target: Path, manifest: Manifest) -> bool:
-        scan = self._store.scan(manifest.step)
         try:
-            found = scan.manifest()
-            scan.verify(found)
+            found = self._store.scan(manifest.step).verify()
         except CheckpointUnreadable:
             # It may be whole: neither rely on it nor move it aside.
             raise

@@ -106,8 +106,7 @@ def mend_step(
     except CheckpointError:
         staging.abandon()
         raise
-    scan = holders.here.scan(step)
-    scan.verify(scan.manifest())
+    holders.here.scan(step).verify()
     return MendResult(step, faults, len(plan.taken), len(plan.kept | plan.taken), bad_name)
 
 

@@ -47,5 +47,4 @@ def read_back(store: CheckpointStore, step: int) -> None:
     Raises ``CheckpointInvalid`` if it does not verify, ``CheckpointUnreadable`` if
     that cannot be said just now.
     """
-    scan = store.scan(step)
-    scan.verify(scan.manifest())
+    store.scan(step).verify()

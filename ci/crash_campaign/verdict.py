@@ -62,7 +62,6 @@ class Verdict:
     def _visible_is_whole(self, store: CheckpointStore) -> None:
         for step in store.steps():
             try:
-                scan = store.scan(step)
-                scan.verify(scan.manifest())
+                store.scan(step).verify()
             except CheckpointError as error:
                 self.complain(Wrong.OTHER, f"visible and not whole: {error}")

@@ -8,25 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.record import ShardRecord
+from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.vote import Bit
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.communicator import Communicator
-from holdfast.runtime.context import WorkerContext, journal_of
-from holdfast.runtime.data import ArrayData
-from holdfast.runtime.heartbeat import HeartbeatPage
-from holdfast.runtime.injector import FaultInjector
-from holdfast.runtime.local_communicator import LocalCommunicator
-from holdfast.runtime.membership import Membership
-from holdfast.runtime.numerics import Numerics
-from holdfast.runtime.pending_shard import Shards
-from holdfast.runtime.records import LoopRecords
-from holdfast.runtime.saver import Saver
-from holdfast.runtime.snapshot import State
-from holdfast.runtime.training_job import Request, describe_job
-from holdfast.runtime.worker_config import WorkerConfig
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.model.data import ArrayData
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.saving.saver import Saver
+from holdfast.runtime.saving.shard_writers import Shards
+from holdfast.runtime.saving.snapshot import State
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.training.training_job import Request, describe_job
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+from holdfast.runtime.worker.injector import FaultInjector
+from holdfast.runtime.worker.records import LoopRecords
 
 ME = WorkerId(0)
 

@@ -105,8 +105,7 @@ def test_every_visible_step_is_whole_wherever_the_power_goes(
         after = CheckpointStore(RUN_DIR, filesystem.after_power_cut(survival, seed + call))
 
         for step in after.steps():
-            scan = after.scan(step)
-            scan.verify(scan.manifest())
+            after.scan(step).verify()
 
 
 def test_saving_goes_on_after_a_power_cut_at_every_call(

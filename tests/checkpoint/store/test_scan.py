@@ -41,9 +41,7 @@ def reason(store: CheckpointStore) -> str:
 
 
 def test_intact_step_verifies(store: CheckpointStore, step_path: Path) -> None:
-    scan = store.scan(1)
-
-    scan.verify(scan.manifest())
+    assert store.scan(1).verify() == store.scan(1).manifest()
 
 
 def test_reason_names_tensor_elements_and_shard(store: CheckpointStore, step_path: Path) -> None:

@@ -4,12 +4,15 @@ import errno
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.format.record import Header
+from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.scrub import Scrubber
 
 
 def saved_once() -> tuple[FakeFileSystem, CheckpointStore]:
@@ -28,17 +31,43 @@ def test_step_is_marked_when_all_of_it_was_read() -> None:
     assert marks.time_of(10) == 5.0
 
 
-def test_memory_is_not_asked_what_the_disk_holds() -> None:
+FILES = ("MANIFEST.json", "shard-00000-of-00002.h5", "shard-00001-of-00002.h5")
+
+
+def reading_calls(filesystem: FakeFileSystem, name: str, since: int) -> list[str]:
+    calls = [call for call in filesystem.calls[since:] if call.endswith(f"/{name}")]
+    return [call.split()[0] for call in calls]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("reader", ["prune", "scrub"])
+def test_memory_is_not_asked_what_the_disk_holds(reader: str, name: str) -> None:
+    filesystem, store = saved_once()
+    marks, before = ReadMarks(), len(filesystem.calls)
+
+    if reader == "prune":
+        marks.verify(store, 10, 5.0)
+    else:
+        Scrubber(store, marks, generation=1).run_one(5.0)
+
+    own = reading_calls(filesystem, name, before)
+    assert 10 in marks
+    assert "read" not in own[: own.index("uncache")]
+    assert "read" in own
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_memory_is_asked_by_those_who_want_an_answer_at_once(name: str) -> None:
     filesystem, store = saved_once()
     before = len(filesystem.calls)
 
-    ReadMarks().verify(store, 10, 5.0)
+    store.steps()
+    store.scan(10).manifest_alone()
+    restore(store, 10)
 
-    calls = [call for call in filesystem.calls[before:] if "shard" in call]
-    for shard in ("shard-00000-of-00002.h5", "shard-00001-of-00002.h5"):
-        own = [call.split()[0] for call in calls if call.endswith(shard)]
-        assert "uncache" in own
-        assert "read" not in own[: own.index("uncache")]
+    own = reading_calls(filesystem, name, before)
+    assert "read" in own
+    assert "uncache" not in own
 
 
 def test_system_that_cannot_forget_is_read_all_the_same() -> None:
