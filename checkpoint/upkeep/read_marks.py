@@ -1,19 +1,20 @@
-"""Which committed steps this process has read back whole, and when.
+"""Which committed steps this process has read back, when, and which it found damaged.
 
 Kept in memory only: a mark on the disk would speak of the disk as it was.
 """
 
 from __future__ import annotations
 
-from holdfast.checkpoint.errors import CheckpointInvalid
+from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.store.store import CheckpointStore
 
 
 class ReadMarks:
-    """When each step was last read back with all of its digests right."""
+    """When each step was last read back with all of its digests right, and which were damaged."""
 
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
+        self._damaged: set[int] = set()
 
     def __contains__(self, step: int) -> bool:
         return step in self._times
@@ -24,18 +25,32 @@ class ReadMarks:
 
     def mark(self, step: int, now: float) -> None:
         """Remember that ``step`` was read back at ``now``."""
+        self._damaged.discard(step)
         self._times[step] = now
 
+    def is_damaged(self, step: int) -> bool:
+        """Return whether ``step`` did not verify when it was last read back."""
+        return step in self._damaged
+
+    def mark_damaged(self, step: int) -> None:
+        """Remember that ``step`` does not verify."""
+        self.forget(step)
+        self._damaged.add(step)
+
     def forget(self, step: int) -> None:
-        """Forget a step: it was saved again, or found damaged."""
+        """Forget what is known of a step, such as one that was saved again."""
+        self._damaged.discard(step)
         self._times.pop(step, None)
 
     def verify(self, store: CheckpointStore, step: int, now: float) -> str | None:
         """Read ``step`` and remember it; returns why it does not verify, None if it does."""
         try:
             read_back(store, step)
-        except CheckpointInvalid as error:
+        except CheckpointUnreadable as error:  # it may verify the next time
             self.forget(step)
+            return error.reason
+        except CheckpointInvalid as error:
+            self.mark_damaged(step)
             return error.reason
         self.mark(step, now)
         return None

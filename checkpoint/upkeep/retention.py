@@ -3,7 +3,8 @@
 The plan is made first, from names and manifests alone, and making it again after
 any part of it was done plans the rest.  A step is only removed once a *newer one
 that is kept has been read back whole*: digests of what was written say nothing of
-what the disk made of it.
+what the disk made of it.  A step that was found damaged does not count as one that is
+kept: the plan is made again without it, so that the newest k *sound* ones stay.
 
 A step is removed by renaming it first, so that it stops being visible at once and
 as a whole; a removal that was cut short goes on at the next prune.  Nothing here
@@ -12,7 +13,7 @@ fails a save: the new checkpoint is durable before the first old one is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint.errors import CheckpointError, StorageFailed
@@ -65,18 +66,31 @@ class PrunePlan:
         return tuple(step for step in self.removed if step < verified)
 
 
-def prune_plan(steps: Iterable[KnownStep], retention: Retention) -> PrunePlan:
-    """Return what stays and what goes; at least the newest two stay."""
+def prune_plan(
+    steps: Iterable[KnownStep], retention: Retention, unsound: Set[int] = frozenset()
+) -> PrunePlan:
+    """Return what stays and what goes; at least the newest two stay.
+
+    Steps that are ``unsound`` do not count as kept, so they never make another one go.
+    """
     newest_first = sorted(steps, key=lambda known: known.step, reverse=True)
-    kept = {known.step for known in newest_first[: max(retention.newest, FEWEST_KEPT)]}
+    sound = [known for known in newest_first if known.step not in unsound]
+    fewest = _fewest_sound(retention)
+    oldest = sound[fewest - 1].step if len(sound) >= fewest else 0
+    kept = {known.step for known in newest_first if known.step >= oldest}
     if retention.every is not None:
         kept |= {known.step for known in newest_first if known.step % retention.every == 0}
     if retention.best is not None:
-        kept |= _best_of(newest_first, retention.best)
+        # A damaged step may be mended, and is the best again.
+        kept |= _best_of(newest_first, retention.best) | _best_of(sound, retention.best)
     return PrunePlan(
         kept=tuple(known.step for known in newest_first if known.step in kept),
         removed=tuple(known.step for known in reversed(newest_first) if known.step not in kept),
     )
+
+
+def _fewest_sound(retention: Retention) -> int:
+    return max(retention.newest, FEWEST_KEPT)
 
 
 def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
@@ -108,10 +122,7 @@ class Pruner:
         reasons: list[str] = []
         try:
             _remove_hidden(self._store, reasons)
-            plan = prune_plan(self._known_steps(), self._retention)
-            if plan.removed:
-                verified = self._newest_verified(plan, now, reasons)
-                _hide(self._store, plan.before(verified), reasons)
+            _hide(self._store, self._plan(now, reasons).removed, reasons)
             _remove_hidden(self._store, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
@@ -134,23 +145,38 @@ class Pruner:
             self._metrics[step] = found.values if found and found.step == step else {}
         return self._metrics[step]
 
-    def _newest_verified(self, plan: PrunePlan, now: float, reasons: list[str]) -> int:
-        """Return a kept step that was read back and lets all of the plan go, or as much as may.
+    def _plan(self, now: float, reasons: list[str]) -> PrunePlan:
+        """Return a plan that may be carried out: the steps that it relies on were read back.
+
+        The plan is made again without each step that does not verify.
+        """
+        steps = self._known_steps()
+        unsound = {known.step for known in steps if self._marks.is_damaged(known.step)}
+        while True:
+            plan = prune_plan(steps, self._retention, unsound)
+            step = self._next_to_read(plan, unsound)
+            if step is None:
+                return plan
+            reason = self._marks.verify(self._store, step, now)
+            if reason is not None:
+                unsound.add(step)
+                reasons.append(f"nothing older than step {step} is removed for it: {reason}")
+
+    def _next_to_read(self, plan: PrunePlan, unsound: Set[int]) -> int | None:
+        """Return a step that must be read before the plan is carried out, None if there is none.
 
         What was read back since it was committed is not read again, so a job that keeps
         k steps reads one save in k.
         """
-        known = max((step for step in plan.kept if step in self._marks), default=-1)
-        if plan.before(known) == plan.removed:
-            return known
-        for step in plan.kept:
-            if step == known:
-                break
-            reason = self._marks.verify(self._store, step, now)
-            if reason is None:
-                return step
-            reasons.append(f"nothing older than step {step} is removed for it: {reason}")
-        return known
+        if not plan.removed:
+            return None
+        sound = [step for step in plan.kept if step not in unsound]
+        if not unsound:
+            read = max((step for step in sound if step in self._marks), default=-1)
+            return None if plan.before(read) == plan.removed else sound[0]
+        # A disk that has damaged one step may have damaged others.
+        newest = sound[: _fewest_sound(self._retention)]
+        return next((step for step in newest if step not in self._marks), None)
 
 
 def prune(store: CheckpointStore, retention: Retention, now: float = 0.0) -> tuple[str, ...]:

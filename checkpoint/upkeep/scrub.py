@@ -148,7 +148,7 @@ class Scrubber:
 
     def _set_aside(self, step: int, reason: str, now: float) -> ScrubFailure:
         """Move a damaged step out of sight, if a step that verifies is left without it."""
-        self._marks.forget(step)
+        self._marks.mark_damaged(step)
         directory = self._store.directory
         try:
             others = [other for other in self._store.steps() if other != step]

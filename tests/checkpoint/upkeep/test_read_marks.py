@@ -96,3 +96,26 @@ def test_step_that_does_not_verify_loses_its_mark() -> None:
     assert reason is not None
     assert "MANIFEST.json" in reason
     assert 10 not in marks
+
+
+def test_damage_is_remembered_until_the_step_is_saved_or_read_again() -> None:
+    _, store = saved_once()
+    marks = ReadMarks()
+
+    marks.mark_damaged(10)
+    assert marks.is_damaged(10)
+    assert marks.verify(store, 10, 5.0) is None
+    assert not marks.is_damaged(10)
+
+    marks.mark_damaged(10)
+    marks.forget(10)
+    assert not marks.is_damaged(10)
+
+
+def test_step_that_cannot_be_read_just_now_is_not_called_damaged() -> None:
+    filesystem, store = saved_once()
+    marks = ReadMarks()
+    filesystem.fail_at(len(filesystem.calls), errno.EIO)
+
+    assert marks.verify(store, 10, 5.0) is not None
+    assert not marks.is_damaged(10)

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.format.names import removed_name
+from holdfast.checkpoint.format.names import MANIFEST_NAME, removed_name, step_name
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import (
     Best,
@@ -183,14 +182,103 @@ def test_nothing_goes_for_a_step_that_does_not_verify(store: CheckpointStore) ->
     ]
 
 
-def test_what_is_older_than_a_verified_step_goes(store: CheckpointStore) -> None:
+@pytest.mark.parametrize(
+    ("saved", "damaged", "keep", "left"),
+    [
+        ((10, 20, 30, 40), (40,), 2, (40, 30, 20)),
+        ((10, 20, 30, 40), (), 2, (40, 30)),
+        # The job has fallen back to 300, and gone on to 350.
+        ((100, 200, 300, 400, 500, 350), (400, 500), 3, (500, 400, 350, 300, 200)),
+        ((100, 200, 300, 400, 500, 350), (300, 400, 500), 3, (500, 400, 350, 300, 200, 100)),
+        ((100, 200, 300, 400, 500, 350), (500,), 3, (500, 400, 350, 300)),
+        ((100, 200, 300, 400, 500, 350), (200, 500), 3, (500, 400, 350, 300)),
+        ((100, 200, 300), (100, 200, 300), 2, (300, 200, 100)),
+        ((100, 200, 300, 400), (200, 400), 2, (400, 300, 200, 100)),
+    ],
+)
+def test_damaged_step_does_not_count_as_one_that_is_kept(
+    store: CheckpointStore,
+    saved: tuple[int, ...],
+    damaged: tuple[int, ...],
+    keep: int,
+    left: tuple[int, ...],
+) -> None:
+    fill(store, *saved)
+    for step in damaged:
+        damage(store, step)
+
+    prune(store, Retention(keep))
+
+    assert store.steps() == left
+
+
+def test_damaged_step_goes_once_enough_newer_ones_are_sound(store: CheckpointStore) -> None:
+    fill(store, 10, 20, 30)
+    damage(store, 30)
+    pruner, _ = pruner_of(store, Retention(2))
+    for step in (40, 50):
+        fill(store, step)
+        pruner.prune(float(step))
+
+    assert store.steps() == (50, 40)
+
+
+def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
     damage(store, 40)
+    pruner, marks = pruner_of(store, Retention(2))
 
-    reasons = prune(store, Retention(2))
+    first, second = pruner.prune(1.0), pruner.prune(2.0)
 
-    assert store.steps() == (40, 30)
-    assert len(reasons) == 1
+    assert len(first) == 1
+    assert second == ()
+    assert marks.is_damaged(40)
+
+
+def test_best_of_the_sound_steps_stays_beside_a_better_damaged_one() -> None:
+    steps = [KnownStep(step, {"loss": float(step)}) for step in (10, 20, 30, 40, 50)]
+
+    plan = prune_plan(steps, Retention(2, best=Best("loss")), {10})
+
+    assert plan.kept == (50, 40, 20, 10)
+
+
+@given(STEPS, RETENTIONS, st.sets(st.integers(0, 60)))
+def test_damage_that_is_known_never_makes_a_step_go(
+    steps: list[KnownStep], retention: Retention, damaged: set[int]
+) -> None:
+    kept = prune_plan(steps, retention, damaged).kept
+
+    sound = sorted({known.step for known in steps} - damaged, reverse=True)
+    assert set(prune_plan(steps, retention).kept) <= set(kept)
+    assert set(sound[: max(2, retention.newest)]) <= set(kept)
+
+
+@given(
+    st.sets(st.integers(1, 20), min_size=1, max_size=7),
+    st.sets(st.integers(1, 20)),
+    st.sets(st.integers(1, 20)),
+    st.integers(0, 4),
+)
+def test_prune_that_meets_damage_leaves_as_many_sound_steps_as_are_to_be_kept(
+    steps: set[int], damaged: set[int], known: set[int], keep: int
+) -> None:
+    """Some of the damage is known before; a prune that meets none has read one step in ``keep``."""
+    store = CheckpointStore(Path("/run/job"), FakeFileSystem())
+    fill(store, *steps)
+    pruner, marks = pruner_of(store, Retention(keep))
+    for step in steps & damaged:
+        store.disk.remove_file(store.directory / step_name(step) / MANIFEST_NAME)
+        if step in known:
+            marks.mark_damaged(step)
+
+    has_met_damage = bool(pruner.prune(1.0)) or bool(steps & damaged & known)
+
+    left = set(store.steps())
+    sound = steps - damaged
+    assert max(sound, default=None) == max(left - damaged, default=None)
+    if has_met_damage:
+        assert len(left - damaged) >= min(max(keep, 2), len(sound))
 
 
 def test_one_save_in_as_many_as_are_kept_is_read_back(store: CheckpointStore) -> None:

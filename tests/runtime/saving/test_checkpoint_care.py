@@ -117,7 +117,6 @@ def test_damage_that_stops_the_pruning_is_recorded(committer: Committer) -> None
     reasons = [record["reason"] for record in committer.journal("prune_failed")]
     assert [reason.split(":")[0] for reason in reasons] == [
         "nothing older than step 30 is removed for it",
-        "nothing older than step 20 is removed for it",
     ]
 
 
