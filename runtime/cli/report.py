@@ -21,6 +21,7 @@ from holdfast.runtime.commands.report import (
 )
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.own_file import ForeignFile
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -41,6 +42,8 @@ def _read(run_dir: Path) -> list[dict[str, object]]:
     path = RunDirectory(run_dir).journal_path
     try:
         records = read_journal(path)
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}; give the directory of a run"

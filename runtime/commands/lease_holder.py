@@ -16,8 +16,11 @@ import signal
 from pathlib import Path
 from types import TracebackType
 
-from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.errors import NotSaved, UsageError
+from holdfast.runtime.own_file import ForeignFile, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory
+
+_LARGEST_LEASE_BYTES = 4096
 
 
 class LeaseHolder:
@@ -33,6 +36,7 @@ class LeaseHolder:
 
         Raises:
             NotSaved: there is none, or it is out of reach; the message says which.
+            UsageError: the lease is not the run's own file.
         """
         host, pid = _owner_of(directory)
         here = os.uname().nodename
@@ -103,7 +107,9 @@ _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
 
 def _owner_of(directory: RunDirectory) -> tuple[str, int]:
     try:
-        owner = json.loads(directory.lease_path.read_bytes())
+        owner = json.loads(read_at_most(directory.lease_path, _LARGEST_LEASE_BYTES))
         return str(owner["host"]), int(owner["pid"])
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotSaved(_NOBODY.format(directory.path)) from error

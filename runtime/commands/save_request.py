@@ -14,6 +14,7 @@ from pathlib import Path
 
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
+from holdfast.runtime.own_file import open_to_read
 from holdfast.runtime.run.journal import Record, parse_line
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -109,7 +110,7 @@ class JournalTail:
             NotSaved: the journal cannot be read.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_to_read(self._path) as file:
                 if self._position is None:
                     file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
                 else:

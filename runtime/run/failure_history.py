@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.recovery.schedule import Auto, FailureHistory, Schedule
+from holdfast.runtime.own_file import open_to_read
 from holdfast.runtime.run.run_directory import RunDirectory
 
 # Nearly all lines are steps, of which there may be millions.
@@ -25,7 +26,7 @@ def history_of(schedule: Schedule, run_dir: Path) -> FailureHistory:
     if not isinstance(schedule, Auto):
         return FailureHistory()
     try:
-        with RunDirectory(run_dir).journal_path.open("rb") as file:
+        with open_to_read(RunDirectory(run_dir).journal_path) as file:
             return failure_history(file)
     except OSError:
         return FailureHistory()

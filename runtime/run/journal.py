@@ -2,7 +2,7 @@
 
 Several processes write the same file at once.  What keeps their lines whole is
 the kernel: a file opened with ``O_APPEND`` takes each ``write`` as one piece at
-its end (POSIX.1-2017, ``write``), so each line is exactly one ``write``.  Four
+its end (POSIX.1-2017, ``write``), so each line is exactly one ``write``.  Five
 things can still go wrong, and each has one answer:
 
 * a process dies, or the machine loses power, within a line: the line is *torn*.
@@ -13,6 +13,8 @@ things can still go wrong, and each has one answer:
   be written again is a ``journal_gap`` that says how many are missing;
 * somebody removes the file, or the run directory: it is made again, and begins with a
   ``journal_removed``;
+* somebody puts a link or a file of their own in its place: that is refused, like a
+  file that cannot be opened (`own_file`);
 * two threads of a process write at once: a lock keeps the count of lost lines.
 
 Nothing is fsynced: the journal tells what happened, it is not what a job is
@@ -28,6 +30,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from holdfast.runtime.own_file import open_to_read, open_to_write
 
 Record: TypeAlias = dict[str, Any]
 
@@ -83,8 +87,7 @@ class Journal:
             os.close(self._fd)
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o644)
+        self._fd = open_to_write(self._path, os.O_APPEND)
         self._starts_line = _ends_with_newline(self._fd)
 
     def _is_there(self) -> bool:
@@ -134,7 +137,9 @@ def read_journal(path: Path) -> list[Record]:
         OSError: the file cannot be read.
     """
     records = []
-    for line in path.read_bytes().splitlines():
+    with open_to_read(path) as file:
+        content = file.read()
+    for line in content.splitlines():
         record = parse_line(line)
         if record is not None:
             records.append(record)
@@ -148,7 +153,7 @@ def last_generation(path: Path) -> int:
     last part of the file is enough.
     """
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
             records = [parse_line(line) for line in file.read().splitlines()]

@@ -30,9 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
+from holdfast.runtime.own_file import ForeignFile, create_durably, open_to_write, read_at_most
 
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
+
+LARGEST_RECORD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ class RunDirectory:
             UsageError: the lease file cannot be written.
         """
         try:
-            descriptor = os.open(self.lease_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_to_write(self.lease_path)
         except OSError as error:
             raise self._unusable(error) from error
         try:
@@ -187,9 +190,10 @@ class RunDirectory:
         Raises:
             UsageError: there is one already, or it cannot be written.
         """
-        draft = self.path / f".RUN.json.{os.getpid()}"
+        # Nobody can have put anything under a name that nobody knows.
+        draft = self.path / f".RUN.json.{secrets.token_hex(8)}"
         try:
-            _write_durably(draft, record.encode())
+            create_durably(draft, record.encode())
             # Like O_EXCL, but the name appears only when the content is complete.
             os.link(draft, self.record_path)
             _sync_directory(self.path)
@@ -210,7 +214,7 @@ class RunDirectory:
             UsageError: there is one but it cannot be read or understood.
         """
         try:
-            return RunRecord.decode(self.record_path.read_bytes())
+            return RunRecord.decode(read_at_most(self.record_path, LARGEST_RECORD_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -232,7 +236,7 @@ class RunDirectory:
             UsageError: the file system refuses.
         """
         mine = [self.checkpoints_path, self.journal_path, self.record_path]
-        present = [path for path in mine if path.exists()]
+        present = [path for path in mine if os.path.lexists(path)]
         if not present:
             return None
         try:
@@ -254,6 +258,8 @@ class RunDirectory:
             number += 1
 
     def _unusable(self, error: OSError) -> UsageError:
+        if isinstance(error, ForeignFile):
+            return UsageError(str(error))
         reason = error.strerror or str(error)
         return UsageError(
             f"run directory {self.path} cannot be used: {reason}; "
@@ -281,13 +287,6 @@ def _read_owner(descriptor: int) -> str:
         return f"pid {owner['pid']} on host {owner['host']}"
     except (ValueError, KeyError, TypeError):
         return "its owner is just starting"
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_directory(path: Path) -> None:

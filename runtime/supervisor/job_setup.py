@@ -14,11 +14,12 @@ from pathlib import Path
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.config import RunConfig
+from holdfast.runtime.own_file import ForeignFile
 from holdfast.runtime.run.journal import Journal, last_generation
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import FORMAT, Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key, refuse_other_key
+from holdfast.runtime.supervisor.job_setup import useful_preload
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec, identify
 from holdfast.runtime.supervisor.ulfm_trial import assess, require_ulfm
 
@@ -98,7 +99,7 @@ def prepare_job(config: RunConfig) -> JobSetup:
         config=config,
         record=record,
         mpiexec=mpiexec,
-        journal=Journal(directory.journal_path, run_id=record.run_id, source="supervisor"),
+        journal=open_journal(directory, record.run_id),
         lease=lease,
         first_generation=last_generation(directory.journal_path) + 1,
         preload=useful_preload(config.preload, config.script),
@@ -107,6 +108,24 @@ def prepare_job(config: RunConfig) -> JobSetup:
         warning=library.warning if config.shrink else None,
         key_file=key_file,
     )
+
+
+def open_journal(directory: RunDirectory, run_id: str) -> Journal:
+    """Open the supervisor's journal.
+
+    Raises:
+        UsageError: it cannot be written, or is not the run's own file.
+    """
+    path = directory.journal_path
+    try:
+        return Journal(path, run_id=run_id, source="supervisor")
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(
+            f"journal {path} cannot be written: {error.strerror or error}; "
+            "make it writable or choose another --run-dir"
+        ) from error
 
 
 def _record(config: RunConfig, directory: RunDirectory, key_file: KeyFile | None) -> RunRecord:

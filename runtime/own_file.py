@@ -1,0 +1,139 @@
+"""The files of a run directory, opened so that nobody makes holdfast use another file.
+
+Others may be allowed to write into the directory that a run lies in.  They could put a
+link to a file of the user's in the place of the lease, and holdfast would write into
+that file.  So each file is opened through its directory, no link is followed, and what
+was opened is looked at before it is used.
+
+A file must be a regular one.  It must belong to this process's user, to root, or to the
+owner of the directory.  The last is as safe as the directory itself, whose owner may
+exchange all that is in it.  It is what root finds in a user's run, a user in a
+colleague's, and everybody on a file system that gives all files one owner.
+
+A file that is *written* must have one name only: a hard link would change the file that
+it was made of.  Reading allows more names, since backups are made of hard links
+(``cp -al``, ``rsync --link-dest``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_ROOT = 0
+_MODE = 0o644
+# Opening a pipe would wait for somebody at its other end.
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+
+
+class ForeignFile(OSError):
+    """A name in a run directory that holdfast has not made, and neither reads nor writes.
+
+    ``strerror`` says what it is; the text says also where it is and what to do.
+    """
+
+    def __init__(self, path: Path, found: str) -> None:
+        super().__init__(errno.EPERM, f"it {found}", str(path))
+        self._text = (
+            f"{path} {found}, so it is not used; find out who made it and remove it, "
+            "or choose another run directory"
+        )
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def open_to_write(path: Path, flags: int = 0) -> int:
+    """Open a file for reading and writing, created if need be; return its descriptor.
+
+    Raises:
+        ForeignFile: it is not this run's own.
+        OSError: it cannot be opened.
+    """
+    return _open(path, os.O_RDWR | os.O_CREAT | flags, most_names=1)
+
+
+def create_durably(path: Path, content: bytes) -> None:
+    """Make a file that holds ``content``, and sync it; anything of that name is an error."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def open_to_read(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, and close it at the end.
+
+    Raises:
+        ForeignFile: it is not this run's own.
+        OSError: it cannot be opened.
+    """
+    with os.fdopen(_open(path, os.O_RDONLY, most_names=None), "rb") as file:
+        yield file
+
+
+def read_at_most(path: Path, limit_bytes: int) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        ForeignFile: it is not this run's own.
+        OSError: it cannot be read.
+        ValueError: it has more than ``limit_bytes``.
+    """
+    with open_to_read(path) as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise ValueError(f"it has more than {limit_bytes} bytes")
+    return content
+
+
+def _open(path: Path, flags: int, *, most_names: int | None) -> int:
+    # The directory itself may be a link: its path is the user's.
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = _open_name(folder, path, flags)
+        try:
+            fault = _fault_of(os.fstat(descriptor), os.fstat(folder).st_uid, most_names)
+            if fault is not None:
+                raise ForeignFile(path, fault)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    finally:
+        os.close(folder)
+    return descriptor
+
+
+def _open_name(folder: int, path: Path, flags: int) -> int:
+    try:
+        return os.open(path.name, flags | _SAFELY, _MODE, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignFile(path, "is a symbolic link") from error
+        raise
+
+
+def _fault_of(found: os.stat_result, directory_owner: int, most_names: int | None) -> str | None:
+    """Return why a file is not used, None if it is."""
+    if not stat.S_ISREG(found.st_mode):
+        return f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}"
+    owners = {os.geteuid(), _ROOT, directory_owner}
+    if found.st_uid not in owners:
+        known = " or ".join(map(str, sorted(owners)))
+        return f"belongs to user {found.st_uid}, not to {known}"
+    if most_names is not None and found.st_nlink > most_names:
+        return f"has {found.st_nlink} names (hard links), and writing would change all of them"
+    return None

@@ -1,0 +1,292 @@
+"""What somebody else has put where a run keeps its files is refused, and never touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from holdfast.recovery.schedule import Auto
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.commands.lease_holder import LeaseHolder
+from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.own_file import ForeignFile, open_to_write, read_at_most
+from holdfast.runtime.run.failure_history import FailureHistory, history_of
+from holdfast.runtime.run.journal import Journal, last_generation, read_journal
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.supervisor.job_setup import open_journal
+
+RECORD = RunRecord(
+    run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2
+)
+PRECIOUS = b"nobody may touch this\n"
+STRANGER = 54321
+
+Plant: TypeAlias = "Callable[[Path, Path], object]"
+
+
+def _own_by_stranger(path: Path, target: Path) -> None:
+    path.write_bytes(PRECIOUS)
+    os.chown(path, STRANGER, STRANGER)
+
+
+def _link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+def _dangle(path: Path, target: Path) -> None:
+    path.symlink_to(target.with_name("missing"))
+
+
+def _pipe(path: Path, target: Path) -> None:
+    os.mkfifo(path)
+
+
+def _name_again(path: Path, target: Path) -> None:
+    os.link(target, path)
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+SYMLINK = pytest.param(_link, "is a symbolic link", id="symlink")
+DANGLING = pytest.param(_dangle, "is a symbolic link", id="dangling symlink")
+FIFO = pytest.param(_pipe, "is a named pipe", id="fifo")
+HARD_LINK = pytest.param(_name_again, "has 2 names", id="hard link")
+FOREIGN = pytest.param(
+    _own_by_stranger, f"belongs to user {STRANGER}", id="stranger's", marks=as_root
+)
+TO_WRITE = pytest.mark.parametrize(
+    ("plant", "complaint"), [SYMLINK, DANGLING, FIFO, HARD_LINK, FOREIGN]
+)
+TO_READ = pytest.mark.parametrize(("plant", "complaint"), [SYMLINK, DANGLING, FIFO, FOREIGN])
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "run")
+    directory.prepare()
+    return directory
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Another file of the user's, which nothing may change."""
+    target = tmp_path / "precious"
+    target.write_bytes(PRECIOUS)
+    return target
+
+
+def is_untouched(path: Path, target: Path) -> bool:
+    contents = [path.read_bytes()] if path.is_file() else []
+    is_alone = not target.with_name("missing").exists()
+    return is_alone and {target.read_bytes(), *contents} == {PRECIOUS}
+
+
+@TO_WRITE
+def test_planted_lease_is_refused(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+) -> None:
+    plant(directory.lease_path, target)
+
+    with pytest.raises(UsageError, match=rf"/run/lease {complaint}.*; .*remove it") as caught:
+        directory.acquire_lease()
+
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert is_untouched(directory.lease_path, target)
+
+
+@TO_WRITE
+def test_planted_journal_is_refused(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+) -> None:
+    plant(directory.journal_path, target)
+
+    with pytest.raises(UsageError, match=rf"/run/journal\.jsonl {complaint}.*; .*remove it"):
+        open_journal(directory, RECORD.run_id)
+
+    assert is_untouched(directory.journal_path, target)
+
+
+@TO_WRITE
+def test_journal_that_is_exchanged_while_a_job_runs_loses_lines_and_raises_nothing(
+    directory: RunDirectory,
+    target: Path,
+    plant: Plant,
+    complaint: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = directory.journal_path
+    journal = Journal(path, run_id="r1", source="worker 0")
+    path.unlink()
+    plant(path, target)
+
+    journal.record("step", step=1)
+    journal.record("step", step=2)
+
+    assert is_untouched(path, target)
+    assert [complaint in record.getMessage() for record in caplog.records] == [True]
+    path.unlink()
+    journal.record("step", step=3)
+    journal.close()
+    events = [record["event"] for record in read_journal(path)]
+    assert events == ["journal_removed", "journal_gap", "step"]
+
+
+@TO_READ
+def test_planted_journal_is_not_read(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+) -> None:
+    plant(directory.journal_path, target)
+
+    for read in (read_journal, last_generation):
+        with pytest.raises(ForeignFile, match=complaint):
+            read(directory.journal_path)
+    assert history_of(Auto(), directory.path) == FailureHistory()
+
+
+@TO_READ
+def test_planted_record_is_refused(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+) -> None:
+    plant(directory.record_path, target)
+
+    with pytest.raises(UsageError, match=rf"/run/RUN\.json {complaint}.*; .*remove it"):
+        directory.load_record()
+
+    assert is_untouched(directory.record_path, target)
+
+
+def test_record_with_a_second_name_is_read(directory: RunDirectory, tmp_path: Path) -> None:
+    """Backups are made so: ``cp -al``, ``rsync --link-dest``."""
+    directory.create_record(RECORD)
+    os.link(directory.record_path, tmp_path / "RUN.json")
+
+    assert directory.load_record() == RECORD
+
+
+def test_record_that_is_too_large_is_refused_unread(directory: RunDirectory) -> None:
+    with directory.record_path.open("wb") as file:
+        file.truncate(1 << 40)
+
+    with pytest.raises(UsageError, match=r"RUN\.json is .*: it has more than 1048576 bytes"):
+        directory.load_record()
+
+
+@TO_WRITE
+def test_planted_draft_of_a_record_is_not_written(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+) -> None:
+    draft = directory.path / f".RUN.json.{os.getpid()}"
+    plant(draft, target)
+
+    directory.create_record(RECORD)
+
+    assert directory.load_record() == RECORD
+    assert not directory.record_path.is_symlink()
+    assert is_untouched(draft, target)
+
+
+@TO_WRITE
+def test_record_is_not_created_in_the_place_of_what_is_planted(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+) -> None:
+    plant(directory.record_path, target)
+
+    with pytest.raises(UsageError):
+        directory.create_record(RECORD)
+
+    assert is_untouched(directory.record_path, target)
+
+
+@TO_READ
+def test_planted_lease_names_no_supervisor(
+    directory: RunDirectory, target: Path, plant: Plant, complaint: str
+) -> None:
+    plant(directory.lease_path, target)
+
+    with pytest.raises(UsageError, match=rf"/run/lease {complaint}"):
+        LeaseHolder.find(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("journal.jsonl", ["report", "{}"]),
+        ("RUN.json", ["inspect", "{}"]),
+        ("RUN.json", ["verify", "{}"]),
+        ("RUN.json", ["repair", "{}", "--from", "/"]),
+        ("lease", ["save", "{}"]),
+    ],
+)
+def test_commands_say_in_one_line_what_is_planted(
+    directory: RunDirectory,
+    target: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    argv: list[str],
+) -> None:
+    planted = directory.path / name
+    planted.symlink_to(target)
+
+    with pytest.raises(SystemExit) as caught:
+        main([word.format(directory.path) for word in argv])
+
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out, err.count("\n")) == (ExitCode.USAGE, "", 1)
+    assert f"{planted} is a symbolic link" in err
+    assert target.read_bytes() == PRECIOUS
+
+
+def test_planted_files_are_set_aside_with_the_run(directory: RunDirectory, target: Path) -> None:
+    directory.create_record(RECORD)
+    directory.journal_path.symlink_to(target.with_name("missing"))
+
+    folder = directory.set_aside()
+
+    assert folder is not None
+    assert sorted(os.listdir(folder)) == ["RUN.json", "journal.jsonl"]
+    assert os.listdir(directory.path) == ["previous-1"]
+
+
+@as_root
+def test_owner_of_the_directory_may_own_what_is_in_it(directory: RunDirectory) -> None:
+    """As where root goes on with a user's run, or a file system gives all files one owner."""
+    directory.create_record(RECORD)
+    directory.acquire_lease().release()
+    for path in (directory.path, directory.record_path, directory.lease_path):
+        os.chown(path, STRANGER, STRANGER)
+
+    assert directory.load_record() == RECORD
+    directory.acquire_lease().release()
+
+
+def test_run_directory_itself_may_be_a_link(directory: RunDirectory, tmp_path: Path) -> None:
+    link = RunDirectory(tmp_path / "link")
+    link.path.symlink_to(directory.path)
+
+    link.acquire_lease().release()
+    link.create_record(RECORD)
+
+    assert directory.load_record() == RECORD
+
+
+def test_directory_in_the_place_of_a_file_is_named(directory: RunDirectory) -> None:
+    directory.record_path.mkdir()
+
+    with pytest.raises(UsageError, match=r"RUN\.json is a directory"):
+        directory.load_record()
+
+
+def test_refusal_leaves_no_descriptor_open(directory: RunDirectory, target: Path) -> None:
+    os.link(target, directory.lease_path)
+    before = os.listdir("/proc/self/fd")
+
+    with pytest.raises(ForeignFile):
+        open_to_write(directory.lease_path)
+    with pytest.raises(FileNotFoundError):
+        read_at_most(directory.record_path, 10)
+
+    assert os.listdir("/proc/self/fd") == before
