@@ -47,9 +47,17 @@ class EpochMetrics:
         number, step = found.get("number"), found.get("step")
         if not isinstance(number, int) or not isinstance(step, int):
             return None
-        values = {
-            str(name): float(value)
-            for name, value in found["metrics"].items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
+        measured = {str(name): _finite(value) for name, value in found["metrics"].items()}
+        values = {name: value for name, value in measured.items() if value is not None}
         return EpochMetrics(number, step, values)
+
+
+def _finite(value: object) -> float | None:
+    """Return a number as a finite float, None for anything else."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has integers of any length
+        return None
+    return number if math.isfinite(number) else None

@@ -168,6 +168,15 @@ def test_step_of_an_unreadable_manifest_stays(store: CheckpointStore) -> None:
     assert store.steps() == (40, 30, 20, 10)
 
 
+def test_crafted_metric_does_not_keep_a_prune_from_its_work(store: CheckpointStore) -> None:
+    epoch = {"number": 1, "step": 10, "metrics": {"loss": -(10**400)}}
+    save(store, {"a": np.zeros(3)}, header=Header("run", 1, 10), cursor={"epoch": epoch})
+    fill_measured(store, {20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
+
+    assert prune(store, Retention(2, best=Best("loss"))) == ()
+    assert store.steps() == (40, 30, 20)
+
+
 def test_nothing_goes_for_a_step_that_does_not_verify(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
     damage(store, 40)
