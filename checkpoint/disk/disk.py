@@ -123,14 +123,18 @@ class Disk:
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory of files and directories, if it is there; does not follow links."""
-        with _tolerated(errno.ENOENT):
-            for name in self.names(path):
-                child = path / name
-                if self.is_directory(child):
-                    self.remove_tree(child)
-                else:
-                    self.remove_file(child)
-            self.remove_empty(path)
+        found = [path]  # each directory after the one that it lies in; it may be of any depth
+        for directory in found:
+            with _tolerated(errno.ENOENT):
+                for name in self.names(directory):
+                    child = directory / name
+                    if self.is_directory(child):
+                        found.append(child)
+                    else:
+                        self.remove_file(child)
+        for directory in reversed(found):
+            with _tolerated(errno.ENOENT):
+                self.remove_empty(directory)
 
     def remove_empty(self, path: Path) -> None:
         """Remove a directory that holds nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -264,3 +265,16 @@ def test_reading_past_the_end_fails() -> None:
 
 def test_removing_what_is_gone_is_no_failure() -> None:
     Disk(FakeFileSystem()).remove_tree(ROOT / "missing")
+
+
+def test_tree_that_is_deeper_than_calls_may_be_is_removed(tmp_path: Path) -> None:
+    top = path = tmp_path / "top"
+    depth = sys.getrecursionlimit() + 100
+    for _ in range(depth):
+        path.mkdir()
+        path /= "d"
+    path.write_bytes(b"at the bottom")
+
+    Disk().remove_tree(top)
+
+    assert list(tmp_path.iterdir()) == []
