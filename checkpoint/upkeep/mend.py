@@ -172,8 +172,13 @@ def _directory(store: CheckpointStore, step: int) -> Path:
     if store.disk.is_directory(directory):
         return directory
     parsed = ((name, StagingName.parse_bad(name)) for name in store.names())
-    aside = [name for name, bad in parsed if bad is not None and bad.step == step]
-    return store.directory / aside[-1] if aside else directory
+    aside = [
+        # As numbers: as text, generation 9 comes after 13.
+        (bad.generation, bad.attempt, name)
+        for name, bad in parsed
+        if bad is not None and bad.step == step
+    ]
+    return store.directory / max(aside)[-1] if aside else directory
 
 
 def _staging_name(store: CheckpointStore, manifest: Manifest) -> StagingName:

@@ -187,6 +187,22 @@ def test_parts_of_a_step_that_was_moved_aside_are_kept(
     assert copies.here.names() == (aside, step_name(STEP))
 
 
+@pytest.mark.parametrize(("older", "newer"), [("g9-a1", "g13-a1"), ("g2-a9", "g2-a10")])
+def test_newest_of_what_was_moved_aside_counts_as_ours(
+    copies: Copies, older: str, newer: str
+) -> None:
+    """Generations grow by the number of workers with each launch, and names sort as text."""
+    directory = copies.here.directory
+    (directory / f".bad-{STEP:012d}-{older}").mkdir()
+    (directory / step_name(STEP)).rename(directory / f".bad-{STEP:012d}-{newer}")
+    shutil.rmtree(copies.there.directory)
+
+    found = repair(copies)
+
+    assert (found.taken, any(newer in fault for fault in found.faults)) == (0, True)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
 def test_second_repair_keeps_both_damaged_steps(copies: Copies) -> None:
     names = []
     for damage in (cut_short, remove_a_shard):
