@@ -8,7 +8,7 @@ from __future__ import annotations
 import zipfile
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -123,11 +123,28 @@ def load_into(model: Any, restored: Restored) -> None:
 
 
 def _write_npz(draft: Path, state: dict[str, Tensor]) -> None:
-    """Write what ``numpy.load`` reads; unlike ``numpy.savez`` it takes any name."""
+    """Write what ``numpy.load`` reads; unlike ``numpy.savez`` it takes most names."""
+    for name in state:
+        _refuse_way_out(name)
     with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
         for name, tensor in state.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+            with archive.open(_member(name), "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, _plain(tensor), allow_pickle=False)
+
+
+def _member(name: str) -> str:
+    return f"{name}.npy"
+
+
+def _refuse_way_out(name: str) -> None:
+    """Refuse a name by which a file would be unpacked elsewhere than in the folder meant for it."""
+    # Windows knows both slashes, and it is not known here where the archive is unpacked.
+    path = PureWindowsPath(_member(name))
+    if path.root or ".." in path.parts:
+        raise UsageError(
+            f"tensor {name!r} cannot be the name of a file in an archive: it leads out of the "
+            "folder that the archive is unpacked in; export another format"
+        )
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.runtime.errors import ExitCode
 
 Holdfast = Callable[..., tuple[int, str, str]]
 
@@ -52,6 +53,27 @@ def test_npz_takes_any_name_and_widens_what_numpy_does_not_know(
     assert found["half"].tolist() == [1.5, -2.0]
     assert found["none"].shape == (0, 3)
     assert found["file"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "a\\..\\x", "C:/x"])
+def test_name_that_would_leave_the_folder_it_is_unpacked_in_is_refused(
+    holdfast: Holdfast, tmp_path: Path, name: str
+) -> None:
+    save(CheckpointStore(tmp_path / "run"), {name: np.zeros(2)}, header=Header("r", 1, 1))
+
+    code, _, err = holdfast("export", tmp_path / "run", "--to", tmp_path / "x.npz")
+
+    assert code == ExitCode.USAGE
+    assert f"tensor {name!r} cannot be the name of a file" in err
+    assert not (tmp_path / "x.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["a..b", "..", "...", ".hidden", "a/.../b", "c:d"])
+def test_name_with_dots_is_exported(holdfast: Holdfast, tmp_path: Path, name: str) -> None:
+    save(CheckpointStore(tmp_path / "run"), {name: np.zeros(2)}, header=Header("r", 1, 1))
+
+    assert holdfast("export", tmp_path / "run", "--to", tmp_path / "x.npz")[0] == 0
+    assert list(load(tmp_path / "x.npz")) == [name]
 
 
 def test_same_step_makes_the_same_file(holdfast: Holdfast, run_dir: Path, tmp_path: Path) -> None:
