@@ -15,6 +15,7 @@ from holdfast.checkpoint.errors import KeyUnusable
 from holdfast.checkpoint.format.signature import FEWEST_KEY_BYTES, SigningKey
 
 LARGEST_KEY_BYTES = 4096
+_ROOT = 0
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -42,7 +43,10 @@ class KeyFile:
 
 
 def read_key(path: Path) -> SigningKey:
-    """Return the key in a file that nobody but its owner can read; raises ``KeyUnusable``."""
+    """Return the key in a file that only its owner, this user or root, can read.
+
+    Raises ``KeyUnusable`` if it is not such a file.
+    """
     try:
         # Opening a pipe would wait for somebody to write into it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -60,6 +64,13 @@ def read_key(path: Path) -> SigningKey:
 def _refuse_unsafe(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise KeyUnusable(f"key file {path} is not a regular file; {_how_to_make(path)}")
+    owners = {os.geteuid(), _ROOT}
+    if found.st_uid not in owners:
+        known = " or ".join(map(str, sorted(owners)))
+        raise KeyUnusable(
+            f"key file {path} belongs to user {found.st_uid}, not to {known}, so another user "
+            "knows the key; copy it to a file of your own"
+        )
     if found.st_mode & _OTHERS:
         mode = stat.S_IMODE(found.st_mode)
         raise KeyUnusable(

@@ -46,6 +46,21 @@ def test_key_that_others_may_use_is_refused(path: Path, mode: int, shown: str) -
         read_key(path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_key_of_another_user_is_refused(path: Path) -> None:
+    os.chown(path, 54321, 54321)
+
+    with pytest.raises(KeyUnusable, match=rf"{path} belongs to user 54321, .*; copy it"):
+        read_key(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_key_of_root_is_good_for_every_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.key_file.os.geteuid", lambda: 54321)
+
+    assert read_key(path).secret == SECRET
+
+
 def _replace(make: Callable[[Path], None]) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         path.unlink()
