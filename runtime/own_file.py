@@ -29,6 +29,7 @@ _ROOT = 0
 _MODE = 0o644
 # Opening a pipe would wait for somebody at its other end.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_REMOVE = "find out who made it and remove it, or choose another run directory"
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFDIR: "a directory",
@@ -44,12 +45,9 @@ class ForeignFile(OSError):
     ``strerror`` says what it is; the text says also where it is and what to do.
     """
 
-    def __init__(self, path: Path, found: str) -> None:
+    def __init__(self, path: Path, found: str, advice: str = _REMOVE) -> None:
         super().__init__(errno.EPERM, f"it {found}", str(path))
-        self._text = (
-            f"{path} {found}, so it is not used; find out who made it and remove it, "
-            "or choose another run directory"
-        )
+        self._text = f"{path} {found}; {advice}"
 
     def __str__(self) -> str:
         return self._text
@@ -62,7 +60,7 @@ def open_to_write(path: Path, flags: int = 0) -> int:
         ForeignFile: it is not this run's own.
         OSError: it cannot be opened.
     """
-    return _open(path, os.O_RDWR | os.O_CREAT | flags, most_names=1)
+    return _open(path, os.O_RDWR | os.O_CREAT | flags, is_written=True)
 
 
 def create_durably(path: Path, content: bytes) -> None:
@@ -81,7 +79,7 @@ def open_to_read(path: Path) -> Iterator[BinaryIO]:
         ForeignFile: it is not this run's own.
         OSError: it cannot be opened.
     """
-    with os.fdopen(_open(path, os.O_RDONLY, most_names=None), "rb") as file:
+    with os.fdopen(_open(path, os.O_RDONLY, is_written=False), "rb") as file:
         yield file
 
 
@@ -100,15 +98,16 @@ def read_at_most(path: Path, limit_bytes: int) -> bytes:
     return content
 
 
-def _open(path: Path, flags: int, *, most_names: int | None) -> int:
+def _open(path: Path, flags: int, *, is_written: bool) -> int:
     # The directory itself may be a link: its path is the user's.
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         descriptor = _open_name(folder, path, flags)
         try:
-            fault = _fault_of(os.fstat(descriptor), os.fstat(folder).st_uid, most_names)
-            if fault is not None:
-                raise ForeignFile(path, fault)
+            found = os.fstat(descriptor)
+            _refuse_foreign(path, found, os.fstat(folder).st_uid)
+            if is_written:
+                _refuse_shared(path, found)
         except BaseException:
             os.close(descriptor)
             raise
@@ -126,14 +125,21 @@ def _open_name(folder: int, path: Path, flags: int) -> int:
         raise
 
 
-def _fault_of(found: os.stat_result, directory_owner: int, most_names: int | None) -> str | None:
-    """Return why a file is not used, None if it is."""
+def _refuse_foreign(path: Path, found: os.stat_result, directory_owner: int) -> None:
     if not stat.S_ISREG(found.st_mode):
-        return f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}"
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise ForeignFile(path, f"is {kind}, not a regular file")
     owners = {os.geteuid(), _ROOT, directory_owner}
     if found.st_uid not in owners:
         known = " or ".join(map(str, sorted(owners)))
-        return f"belongs to user {found.st_uid}, not to {known}"
-    if most_names is not None and found.st_nlink > most_names:
-        return f"has {found.st_nlink} names (hard links), and writing would change all of them"
-    return None
+        raise ForeignFile(path, f"belongs to user {found.st_uid}, not to {known}")
+
+
+def _refuse_shared(path: Path, found: os.stat_result) -> None:
+    if found.st_nlink > 1:
+        raise ForeignFile(
+            path,
+            f"has {found.st_nlink} names (hard links), so writing would change another file",
+            "remove it; or, if it is this run's, make it a file of its own: "
+            f"cp -p {path} {path}.new && mv {path}.new {path}",
+        )

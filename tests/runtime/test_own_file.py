@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -238,6 +239,19 @@ def test_commands_say_in_one_line_what_is_planted(
     assert (caught.value.code, out, err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert f"{planted} is a symbolic link" in err
     assert target.read_bytes() == PRECIOUS
+
+
+def test_file_that_a_backup_shares_can_be_made_one_of_its_own(directory: RunDirectory) -> None:
+    directory.acquire_lease().release()
+    path = directory.lease_path
+    os.link(path, directory.path / "copy")
+
+    with pytest.raises(UsageError) as caught:
+        directory.acquire_lease()
+
+    advice = str(caught.value).rpartition("own: ")[2]
+    subprocess.run(["sh", "-c", advice], check=True)
+    directory.acquire_lease().release()
 
 
 def test_planted_files_are_set_aside_with_the_run(directory: RunDirectory, target: Path) -> None:
