@@ -21,8 +21,8 @@ from holdfast.runtime.commands.report import (
 )
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.own_file import ForeignFile
 from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.runtime.errors import NotSaved, UsageError
-from holdfast.runtime.own_file import ForeignFile, read_at_most
+from holdfast.runtime.run.own_file import ForeignFile, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LARGEST_LEASE_BYTES = 4096

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.own_file import open_to_read
 from holdfast.runtime.run.journal import Record, parse_line
+from holdfast.runtime.run.own_file import open_to_read
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05

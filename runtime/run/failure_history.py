@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.recovery.schedule import Auto, FailureHistory, Schedule
-from holdfast.runtime.own_file import open_to_read
+from holdfast.runtime.run.own_file import open_to_read
 from holdfast.runtime.run.run_directory import RunDirectory
 
 # Nearly all lines are steps, of which there may be millions.

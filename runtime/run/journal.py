@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.runtime.own_file import open_to_read, open_to_write
+from holdfast.runtime.run.own_file import open_to_read, open_to_write
 
 Record: TypeAlias = dict[str, Any]
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
-from holdfast.runtime.own_file import ForeignFile, create_durably, open_to_write, read_at_most
+from holdfast.runtime.run.own_file import ForeignFile, create_durably, open_to_write, read_at_most
 
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.own_file import ForeignFile
+from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.journal import Journal, last_generation
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import FORMAT, Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key, refuse_other_key
-from holdfast.runtime.supervisor.job_setup import useful_preload
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec, identify
 from holdfast.runtime.supervisor.ulfm_trial import assess, require_ulfm
 

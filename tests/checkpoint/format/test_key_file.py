@@ -56,7 +56,7 @@ def test_key_of_another_user_is_refused(path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 def test_key_of_root_is_good_for_every_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.checkpoint.key_file.os.geteuid", lambda: 54321)
+    monkeypatch.setattr("holdfast.checkpoint.format.key_file.os.geteuid", lambda: 54321)
 
     assert read_key(path).secret == SECRET
 

@@ -15,6 +15,8 @@ from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.format.names import MANIFEST_NAME, removed_name, step_name
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import (
     Best,

@@ -23,7 +23,7 @@ from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.saving.shard_writers import Shards
 from holdfast.runtime.saving.snapshot import State
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.training_job import Request, describe_job
+from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 from holdfast.runtime.worker.records import LoopRecords
@@ -81,7 +81,7 @@ def saver(tmp_path: Path) -> Iterator[Saver]:
     context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
     membership = Membership(ME, World(1, (ME,), 1), communicator, clock=lambda: 0.0)
     samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
-    request = Request(samples, None, global_batch=2, epochs=1)
+    request = TrainingRequest(samples, None, global_batch=2, epochs=1)
     job = describe_job(request, config, Numerics.here(threads=1))
     yield Saver(context, membership, job, LoopRecords(context, membership))
     journal.close()

@@ -14,9 +14,9 @@ from holdfast.recovery.schedule import Auto
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.own_file import ForeignFile, open_to_write, read_at_most
 from holdfast.runtime.run.failure_history import FailureHistory, history_of
 from holdfast.runtime.run.journal import Journal, last_generation, read_journal
+from holdfast.runtime.run.own_file import ForeignFile, open_to_write, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor.job_setup import open_journal
 
