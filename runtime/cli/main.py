@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,10 @@ for command in (run, import_weights, save, report, doctor):
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit; an error becomes one line and its exit code."""
-    sys.exit(_exit_code_of(argv))
+    try:
+        sys.exit(_exit_code_of(argv))
+    finally:
+        _forget_unwritable_stderr()
 
 
 def _exit_code_of(argv: list[str] | None) -> int:
@@ -102,5 +107,18 @@ def _terms_of_run(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _fail(sentence: str, exit_code: int) -> int:
     one_line = " ".join(sentence.split())
-    click.echo(f"holdfast: error: {one_line}", err=True)
+    with contextlib.suppress(OSError):  # the exit code tells where stderr takes nothing
+        click.echo(f"holdfast: error: {one_line}", err=True)
     return exit_code
+
+
+def _forget_unwritable_stderr() -> None:
+    """Drop what stderr does not take: Python would write it again at its end, and exit with 120."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)

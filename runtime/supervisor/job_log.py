@@ -1,10 +1,13 @@
 """What a job tells its user, and its journal, about launches, deaths and the end.
 
-One line on stderr for each change; the journal has the details.
+One line on stderr for each change; the journal has the details.  A stderr that takes
+nothing (its disk is full, its terminal or pager is gone) never ends a job: what could not
+be said there stands in the journal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -110,10 +113,19 @@ class Narration:
         if not is_everyones:
             self._say_unsaid()
         if end.traceback:
-            sys.stderr.write(end.traceback)
+            _write(end.traceback)
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         self._say(("error: " if is_bad else "") + end.reason)
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
+
+    def failed(self, error: Exception) -> None:
+        """Say that the supervisor itself made a mistake, and what that means for the job."""
+        self._say(
+            f"error: the supervisor failed ({type(error).__name__}: {error}); the workers go on "
+            "without it, and nobody relaunches them; `holdfast report` tells how far they are"
+        )
+        reason = f"{type(error).__name__}: {error}"
+        self._journal.record("supervisor_failed", reason=reason)
 
     def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:
         if report.get("kind") == "error":
@@ -153,5 +165,11 @@ class Narration:
 
     def _say(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
-        sys.stderr.write(f"holdfast: {one_line}\n")
+        _write(f"holdfast: {one_line}\n")
+
+
+def _write(text: str) -> None:
+    """Write to stderr, if that takes it and there is one."""
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stderr.write(text)
         sys.stderr.flush()

@@ -29,8 +29,8 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.agent import guard as guard_file
-from holdfast.runtime.errors import ExitCode
+from holdfast.runtime import guard as guard_file
+from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
@@ -62,14 +62,17 @@ def run_job(config: RunConfig) -> ExitCode:
     prefix = f"holdfast-{os.getpid()}-"
     base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory()))
     handlers = {number: signal.getsignal(number) for number in _WATCHED}
+    is_left = False
     try:
         supervisor = Supervisor(setup, base)
         try:
             return supervisor.run()
         finally:
+            is_left = supervisor.is_left
             supervisor.close()
     finally:
-        shutil.rmtree(base, ignore_errors=True)
+        if not is_left:
+            shutil.rmtree(base, ignore_errors=True)
         # Last: until nothing is left behind no signal may end this process.
         signal.set_wakeup_fd(-1)
         for number, handler in handlers.items():
@@ -111,10 +114,27 @@ class Supervisor:
         self._alive: set[WorkerId] = set()
         self._deadline: float | None = None
         self._end: End | None = None
+        self.is_left = False
+        """Whether agent and mpiexec go on without this supervisor."""
         self._watch_signals()
 
     def run(self) -> ExitCode:
-        """Launch, watch and relaunch until the job is over; return its exit code."""
+        """Launch, watch and relaunch until the job is over; return its exit code.
+
+        After a mistake of ours the launch goes on by itself, as it does when we are killed.
+        """
+        try:
+            return self._run()
+        except JobError:
+            raise
+        except Exception as error:
+            is_training = self._agent is not None and self._launch is not None
+            self.is_left = is_training and self._end is None
+            if self.is_left:
+                self._narration.failed(error)
+            raise
+
+    def _run(self) -> ExitCode:
         self._narration.began(self._setup)
         self._obey(self._machine.start())
         while self._end is None:
@@ -125,7 +145,10 @@ class Supervisor:
         return self._end.exit_code
 
     def close(self) -> None:
-        """End every process that was started, and wait for them."""
+        """End every process that was started, unless they go on without us."""
+        if self.is_left:
+            self._leave()
+            return
         if self._agent is not None:
             self._reactor.forget(self._agent.channel)
             self._agent.end()
@@ -133,6 +156,12 @@ class Supervisor:
             self._launch.kill()
             self._launch.clear()
         self._reactor.close()
+
+    def _leave(self) -> None:
+        """Close the channel alone: the agent removes the job's directory at the end."""
+        self._reactor.close()
+        if self._agent is not None:
+            self._agent.channel.close()
 
     def _watch_signals(self) -> None:
         """Turn SIGINT, SIGTERM and SIGUSR2 into events of the loop."""

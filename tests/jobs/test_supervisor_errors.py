@@ -1,0 +1,141 @@
+"""The supervisor cannot speak, or makes a mistake: its workers train on to the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+
+from holdfast.testing import JobRequest, JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+MISTAKES = Path(__file__).parent / "scripts" / "mistakes.py"
+
+CLOSED_PIPE = """
+import os
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+os.dup2(writer, 2)
+"""
+FULL_DISK = """
+import os
+full = os.open("/dev/full", os.O_WRONLY)
+os.dup2(full, 1)
+os.dup2(full, 2)
+"""
+FAILS_AT_A_DEATH = """
+from holdfast.runtime.supervisor.job_log import Narration
+def fail(self, message):
+    if message["kind"] == "worker_exited":
+        raise ZeroDivisionError("a mistake")
+Narration.heard = fail
+"""
+FAILS_BEFORE_THE_FIRST_LAUNCH = """
+from holdfast.runtime import supervisor
+def fail(*_):
+    raise ZeroDivisionError("a mistake")
+supervisor.MpiLaunch = fail
+"""
+
+speechless = pytest.mark.parametrize(
+    "preparation", [CLOSED_PIPE, FULL_DISK], ids=["closed pipe", "full disk"]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedJob(JobRequest):
+    """A job whose supervisor executes ``preparation`` first."""
+
+    preparation: str
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        command = JobRequest.command(self)
+        command[2] = self.preparation + command[2]
+        return command
+
+
+def _prepared(request: JobRequest, preparation: str) -> PreparedJob:
+    return PreparedJob(**asdict(request), preparation=preparation)
+
+
+def _run(request: JobRequest, preparation: str) -> JobRun:
+    with start_job(_prepared(request, preparation)) as running:
+        return running.wait()
+
+
+@speechless
+def test_death_in_a_job_whose_stderr_takes_nothing_is_survived(
+    tmp_path: Path, undisturbed: Undisturbed, preparation: str
+) -> None:
+    request = request_of(EVEN, tmp_path, workers=3, faults=["kill worker=1 step=3"])
+
+    job = _run(request, preparation)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert [failure.worker for failure in job.report.failures] == [1]
+    assert job.report.relaunches == ()
+
+
+@speechless
+def test_job_that_fails_has_its_exit_code_although_stderr_takes_nothing(
+    tmp_path: Path, preparation: str
+) -> None:
+    faults = [f"kill worker={worker} step=3" for worker in range(2)]
+    request = request_of(EVEN, tmp_path, workers=2, faults=faults, options=["--max-restarts", "0"])
+
+    job = _run(request, preparation)
+
+    assert job.exit_code == 70
+    assert job.leftovers == ()
+
+
+@speechless
+def test_job_whose_script_fails_has_its_exit_code_although_nobody_sees_the_traceback(
+    tmp_path: Path, preparation: str
+) -> None:
+    request = JobRequest(script=MISTAKES, run_dir=tmp_path, workers=2, argv=["bad sample"])
+
+    job = _run(request, preparation)
+
+    assert job.exit_code == 1
+    assert job.events("job_ended")[0]["exit_code"] == 1
+    assert "this sample is bad" in job.events("job_ended")[0]["reason"]
+
+
+@speechless
+def test_request_that_is_refused_has_its_exit_code_although_stderr_takes_nothing(
+    tmp_path: Path, preparation: str
+) -> None:
+    request = JobRequest(script=tmp_path / "missing.py", run_dir=tmp_path, workers=1)
+
+    assert _run(request, preparation).exit_code == 2
+
+
+def test_mistake_of_the_supervisor_leaves_its_workers_training(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Nobody hears of the first death; the survivors come to the end by themselves."""
+    request = request_of(LONG, tmp_path, workers=3, faults=["kill worker=1 step=3"])
+
+    with start_job(_prepared(request, FAILS_AT_A_DEATH)) as running:
+        running.wait_for("completed")
+        job = running.wait()
+
+    assert job.exit_code == 1
+    assert "ZeroDivisionError: a mistake" in job.stderr
+    assert "workers go on without it" in job.stderr
+    assert job.sha256 == undisturbed(LONG)
+    assert job.leftovers == ()
+
+
+def test_mistake_of_the_supervisor_before_a_launch_leaves_nothing_behind(tmp_path: Path) -> None:
+    job = _run(request_of(EVEN, tmp_path, workers=2), FAILS_BEFORE_THE_FIRST_LAUNCH)
+
+    assert job.exit_code == 1
+    assert "ZeroDivisionError: a mistake" in job.stderr
+    assert job.leftovers == ()
