@@ -8,13 +8,11 @@ things can still go wrong, and each has one answer:
 * a process dies, or the machine loses power, within a line: the line is *torn*.
   A journal that is opened begins a new line after a torn one, and readers skip
   what does not parse;
-* the file system is full or gone: training must not end because its diary did.
+* the file system is full, fails or is gone: training must not end because its diary did.
   Lines are counted as lost, one warning is logged, and the first line that can
   be written again is a ``journal_gap`` that says how many are missing;
 * somebody removes the file, or the run directory: it is made again, and begins with a
-  ``journal_removed``;
-* somebody puts a link or a file of their own in its place: that is refused, like a
-  file that cannot be opened (`own_file`);
+  ``journal_removed``.  A network file system may show that as a descriptor that fails;
 * two threads of a process write at once: a lock keeps the count of lost lines.
 
 Nothing is fsynced: the journal tells what happened, it is not what a job is
@@ -23,6 +21,7 @@ restored from.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -31,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.runtime.run.own_file import open_to_read, open_to_write
+from holdfast.runtime.run.own_file import open_to_read
 
 Record: TypeAlias = dict[str, Any]
 
@@ -84,16 +83,23 @@ class Journal:
     def close(self) -> None:
         """Close the file; a closed journal takes no more events."""
         if self._fd != _CLOSED:
-            os.close(self._fd)
+            _close(self._fd)
 
     def _open(self) -> None:
-        self._fd = open_to_write(self._path, os.O_APPEND)
-        self._starts_line = _ends_with_newline(self._fd)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(self._path, flags, 0o644)
+        try:
+            self._is_empty = os.fstat(fd).st_size == 0
+            self._starts_line = self._is_empty or _ends_with_newline(fd)
+        except OSError:
+            _close(fd)
+            raise
+        self._fd = fd
 
     def _is_there(self) -> bool:
         """Return whether there is a file to write to; begin it again if it was removed."""
         before = self._fd
-        if before != _CLOSED and os.fstat(before).st_nlink:
+        if before != _CLOSED and _has_name(before):
             return True
         try:
             self._path.parent.mkdir(exist_ok=True)
@@ -102,8 +108,9 @@ class Journal:
             self._warn_once(str(error))
             return False
         if before != _CLOSED:
-            os.close(before)
-            self._append(self._line("journal_removed", {}))
+            _close(before)
+            if self._is_empty:
+                self._append(self._line("journal_removed", {}))
         return True
 
     def _line(self, event: str, fields: Record) -> bytes:
@@ -172,9 +179,23 @@ def parse_line(line: bytes) -> Record | None:
     return record if isinstance(record, dict) and "event" in record else None
 
 
+def _has_name(fd: int) -> bool:
+    """Return whether an open file still is in a directory; one that fails (NFS) counts as gone."""
+    try:
+        return os.fstat(fd).st_nlink > 0
+    except OSError:
+        return False
+
+
 def _ends_with_newline(fd: int) -> bool:
     size = os.fstat(fd).st_size
-    return size == 0 or os.pread(fd, 1, size - 1) == b"\n"
+    return os.pread(fd, 1, size - 1) == b"\n"
+
+
+def _close(fd: int) -> None:
+    """Close a file; an error of writes that the kernel had put off comes too late to matter."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def _plain(value: object) -> object:

@@ -34,15 +34,21 @@ class RunKeeper:
         try:
             is_renewed = self._renew()
         except JobError as error:
-            if str(error) != self._failure:
-                self._failure = str(error)
-                self._tell(f"the run cannot be resumed as it is: {error}")
+            self._tell_once(f"the run cannot be resumed as it is: {error}")
+            return
+        except OSError as error:
+            self._tell_once(f"{self._directory.path} does not answer ({error}): training goes on")
             return
         if is_renewed:
             self._tell(
                 f"{self._directory.path} was removed and is made again: the journal and the "
                 "checkpoints that were in it are lost, training goes on"
             )
+
+    def _tell_once(self, failure: str) -> None:
+        if failure != self._failure:
+            self._failure = failure
+            self._tell(failure)
 
     def _renew(self) -> bool:
         if self._directory.record_path.exists():

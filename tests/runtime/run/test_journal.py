@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -109,6 +111,61 @@ def test_journal_that_is_not_required_loses_lines_until_it_can_be_opened(path: P
 
     gap, step = read_journal(folder / path.name)
     assert (gap["event"], gap["lines"], step["step"]) == ("journal_gap", 1, 2)
+
+
+def _fail(number: int) -> NoReturn:
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
+def test_journal_whose_descriptor_fails_is_opened_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A server has restarted, say: the file is still there."""
+    journal = _journal(path)
+    journal.record("step", step=1)
+    broken, fstat, close = journal._fd, os.fstat, os.close
+    monkeypatch.setattr(os, "fstat", lambda fd: _fail(number) if fd == broken else fstat(fd))
+    monkeypatch.setattr(os, "close", lambda fd: (close(fd), _fail(number)))
+
+    journal.record("step", step=2)
+    journal.record("step", step=3)
+    journal.close()
+
+    assert [record["step"] for record in read_journal(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
+def test_journal_whose_file_system_fails_loses_lines_and_raises_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    journal = _journal(path)
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fstat", lambda _: _fail(number))
+        journal.record("step", step=1)
+        journal.record("step", step=2)
+
+    journal.record("step", step=3)
+    journal.close()
+
+    gap, step = read_journal(path)
+    assert (gap["event"], gap["lines"], step["step"]) == ("journal_gap", 2, 3)
+
+
+def test_journal_that_is_removed_on_another_machine_is_begun_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS tells this host only that its descriptor is stale."""
+    journal = _journal(path)
+    journal.record("step", step=1)
+    stale, fstat = journal._fd, os.fstat
+    monkeypatch.setattr(os, "fstat", lambda fd: _fail(errno.ESTALE) if fd == stale else fstat(fd))
+    path.unlink()
+
+    journal.record("step", step=2)
+    journal.close()
+
+    assert [record["event"] for record in read_journal(path)] == ["journal_removed", "step"]
 
 
 def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:

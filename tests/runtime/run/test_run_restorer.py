@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -84,3 +87,28 @@ def test_nothing_is_made_where_a_file_system_was(run: Run) -> None:
     (text,) = run.told
     assert "and what it lay in, too" in text
     assert not run.directory.path.parent.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.EACCES])
+@pytest.mark.parametrize("is_removed", [False, True], ids=["whole", "removed"])
+def test_file_system_that_fails_is_told_of_once_and_ends_nothing(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    is_removed: bool,  # noqa: FBT001
+) -> None:
+    if is_removed:
+        shutil.rmtree(run.directory.path)
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "stat", fail)
+        run.keeper.look()
+        run.keeper.look()
+
+    (text,) = run.told
+    assert os.strerror(number) in text
+    run.keeper.look()
+    assert run.directory.load_record() == RECORD
