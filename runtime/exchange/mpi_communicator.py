@@ -18,6 +18,9 @@ occur), on some survivors and not on others.  So this file knows one failure,
    algorithms "linear" and "sparbit") returns success with data missing.  What
    ``allgather_unchecked`` told counts after a vote only.
 
+A collective that MPI refuses because of its arguments is no death but a mistake of
+ours: it passes through as the exception that it is, and nobody is relaunched for it.
+
 All MPI calls come from one thread at a time (``serialized``): with ``multiple``
 the TCP transport can deadlock in revoke.
 """
@@ -39,6 +42,11 @@ mpi4py.rc.finalize = False
 mpi4py.rc.thread_level = "serialized"
 
 from mpi4py import MPI  # noqa: E402  (rc must be set first)
+
+LARGEST_BROADCAST = 1 << 30
+"""Bytes of one message; Open MPI 5.0 counts in 32 bits and refuses 2 GiB."""
+
+_MISTAKES = frozenset({MPI.ERR_ARG, MPI.ERR_BUFFER, MPI.ERR_COUNT, MPI.ERR_TYPE})
 
 
 class MpiFlight:
@@ -143,11 +151,7 @@ class MpiCommunicator:
 
     def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Fill ``everyones``; without the look for deaths that makes its success count."""
-        try:
-            self._comm.Allgather(mine, everyones)
-        except MPI.Exception as error:
-            self.revoke()
-            raise WorldBroken(str(error)) from error
+        self._call(self._comm.Allgather, mine, everyones)
 
     def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
         """Complete ``vector`` in place from the slices that the ranks hold."""
@@ -168,7 +172,9 @@ class MpiCommunicator:
     def broadcast(self, array: Array, source: int) -> None:
         """Make ``array`` on every rank what it is on rank ``source``."""
         flat = array.reshape(-1).view(np.uint8)
-        self._collective(self._comm.Bcast, flat, source)
+        for start in range(0, flat.size, LARGEST_BROADCAST):
+            piece = flat[start : start + LARGEST_BROADCAST]
+            self._collective(self._comm.Bcast, piece, source)
 
     def agree(self, flags: int) -> int:
         """Return the bitwise and of all ranks' flags, the same on every survivor.
@@ -214,12 +220,17 @@ class MpiCommunicator:
             else:
                 return
 
-    def _collective(self, call: Callable[..., object], *arguments: object) -> None:
+    def _call(self, call: Callable[..., object], *arguments: object) -> None:
         try:
             call(*arguments)
         except MPI.Exception as error:
+            if error.Get_error_class() in _MISTAKES:
+                raise
             self.revoke()
             raise WorldBroken(str(error)) from error
+
+    def _collective(self, call: Callable[..., object], *arguments: object) -> None:
+        self._call(call, *arguments)
         if self._shrinkable and self._is_broken():
             self.revoke()
             raise WorldBroken("a member died, or revoked the world, during the exchange")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -178,6 +179,73 @@ def exchanges_follow_each_other(world: Communicator) -> Communicator:
         assert vector[0] == number
     return world
 
+
+def long_arrays_are_broadcast_in_pieces(world: Communicator) -> Communicator:
+    """MPI refuses more than 7 bytes at once, as it refuses 2 GiB; arrays have 0 to 40."""
+    from holdfast.runtime import mpi_communicator
+
+    mpi_communicator.LARGEST_BROADCAST = 7
+    world._comm = SmallMessages(world._comm, 7)  # type: ignore[attr-defined]
+    for length in range(41):
+        for source in range(world.size):
+            array = np.arange(length, dtype=np.uint8) * (world.rank == source)
+
+            world.broadcast(array, source)
+
+            assert array.tolist() == list(range(length))
+    return broadcast_carries_any_type_and_shape_from_any_rank(world)
+
+
+class SmallMessages:
+    """A communicator of mpi4py that refuses broadcasts of more than so many bytes."""
+
+    def __init__(self, comm: Any, most: int) -> None:
+        self._comm = comm
+        self._most = most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def Bcast(self, array: Array, root: int) -> None:
+        from mpi4py import MPI
+
+        if array.nbytes > self._most:
+            raise MPI.Exception(MPI.ERR_ARG)
+        self._comm.Bcast(array, root)
+
+
+def message_that_mpi_refuses_is_no_death(world: Communicator) -> Communicator:
+    """Nobody is blamed for what the caller did; the world is whole afterwards."""
+    from mpi4py import MPI
+
+    from holdfast.runtime import mpi_communicator
+
+    mpi_communicator.LARGEST_BROADCAST = 1 << 31
+    untouched = np.empty(1 << 31, np.uint8)
+    everyones = np.empty(world.size, np.int64)
+    calls = [
+        lambda: world.broadcast(untouched, 0),
+        lambda: world.tell_all(untouched, everyones),
+        lambda: world.allgather(untouched, untouched, [1 << 31] * world.size),
+    ]
+    for call in calls:
+        assert _error_class(call) == MPI.ERR_ARG
+    _assert_whole(world)
+    return world
+
+
+def _error_class(call: Callable[[], object]) -> int | None:
+    from mpi4py import MPI
+
+    try:
+        call()
+    except MPI.Exception as error:
+        return error.Get_error_class()
+    return None
+
+
+LARGE = [long_arrays_are_broadcast_in_pieces, message_that_mpi_refuses_is_no_death]
+"""Scenarios of messages that are too large for MPI; for real MPI alone."""
 
 PLAIN = [
     ranks_are_those_of_the_world,

@@ -225,6 +225,14 @@ def test_mpi_communicator(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("scenario", scenarios.LARGE, ids=named)
+def test_mpi_communicator_whose_messages_are_limited(tmp_path: Path, scenario: Scenario) -> None:
+    told = play_on_mpi(tmp_path, 2, named(scenario))
+
+    assert told == [[f"{named(scenario)} ok", "left"]] * 2
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("scenario", scenarios.MORTAL, ids=named)
 def test_mpi_communicator_of_which_one_dies(
