@@ -22,7 +22,7 @@ A collective that MPI refuses because of its arguments is no death but a mistake
 ours: it passes through as the exception that it is, and nobody is relaunched for it.
 
 All MPI calls come from one thread at a time (``serialized``): with ``multiple``
-the TCP transport can deadlock in revoke.
+the TCP transport of several hosts can deadlock in revoke.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ Each option answers something that was measured on Open MPI 5.0 with PRRTE 3.0:
   of ending the job;
 * ``--bind-to none``: with one or two ranks PRRTE would bind each to one core,
   and all threads of a worker with it;
-* ``pml ob1`` and ``btl self,sm,tcp``: the only point-to-point layers that
-  survive failures; leaving out ``ofi`` also saves a second at every start;
+* ``pml ob1`` and ``btl self,sm``: point-to-point layers that survive failures;
+  leaving out ``ofi`` also saves a second at every start.  ``tcp`` survives them too,
+  but listens on all interfaces, whatever ``btl_tcp_if_include`` says, and takes what
+  anybody sends it.  One host does without;
 * ``coll ^han,adapt``: ``han`` has returned success with wrong sums after a
   failure;
 * ``mpi_add_procs_cutoff``: knowing every peer from the start avoids a hang when
@@ -41,7 +43,7 @@ _FAULT_TOLERANCE = (
 )
 _TRANSPORT = (
     *("--mca", "pml", "ob1"),
-    *("--mca", "btl", "self,sm,tcp"),
+    *("--mca", "btl", "self,sm"),
     *("--mca", "coll", "^han,adapt"),
     *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
 )
