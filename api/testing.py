@@ -41,7 +41,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -51,6 +50,7 @@ from types import TracebackType
 
 from holdfast.runtime.commands.report import Report
 from holdfast.runtime.commands.summary import summarize
+from holdfast.runtime.helper_process import program_command
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.processes import wait_all_ended
@@ -84,7 +84,7 @@ class JobRequest:
 
     def command(self) -> list[str]:
         """Return the command line."""
-        line = [sys.executable, "-c", _MAIN, "run"]
+        line = [*program_command(_MAIN, "run")]
         line += ["-n", str(self.workers), "--run-dir", str(self.run_dir)]
         if self.microbatches is not None:
             line += ["--microbatches", str(self.microbatches)]

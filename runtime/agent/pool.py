@@ -52,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _parse(argv)
     die_with_parent(options.agent)
     name_process("holdfast-pool")
-    _forget_working_directory()
     agent = Channel.adopt(options.control_fd)
     for module in options.preload:
         if not _preload(module, agent):
@@ -112,12 +111,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
-
-
-def _forget_working_directory() -> None:
-    """Undo what ``python -m`` does, lest a file there shadows a module of ours."""
-    if sys.path and sys.path[0] == os.getcwd():
-        del sys.path[0]
 
 
 def _preload(module: str, agent: Channel) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.runtime.helper_process import module_command
 from holdfast.runtime.system.channel import Message, pair
 from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
@@ -103,7 +103,7 @@ class WarmPool:
 
     def _start(self) -> None:
         self._channel, theirs = pair()
-        command = [sys.executable, "-m", "holdfast.runtime.agent.pool"]
+        command = [*module_command("holdfast.runtime.agent.pool")]
         command += ["--agent", str(os.getpid()), "--control-fd", str(theirs.fileno())]
         command += ["--entry", self._entry, "--preload", ",".join(self._preload)]
         self._process = subprocess.Popen(

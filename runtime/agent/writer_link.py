@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+from holdfast.runtime.helper_process import module_command
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.reactor import Reactor
 
@@ -152,7 +152,7 @@ class WriterLink:
         """
         if self._channel is None:
             ours, theirs = pair()
-            command = [sys.executable, "-m", "holdfast.runtime.saving.snapshot_writer"]
+            command = [*module_command("holdfast.runtime.saving.snapshot_writer")]
             command += ["--control-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
             try:
                 self._process = subprocess.Popen(

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.errors import ExitCode, JobError
+from holdfast.runtime.helper_process import program_command
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.supervisor.ulfm_trial import require_ulfm, try_out
@@ -78,7 +79,7 @@ def _find_tensorflow() -> Diagnosis:
     program = "import tensorflow; print(tensorflow.__version__)"
     try:
         answer = subprocess.run(
-            [sys.executable, "-c", program],
+            program_command(program),
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

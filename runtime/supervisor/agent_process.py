@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from holdfast.runtime.agent.agent import SOCKET_NAME
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.system.channel import Channel, Message, connect
+from holdfast.runtime.helper_process import module_command
 
 _CONNECT_WITHIN_S = 20.0
 _RETRY_S = 0.005
@@ -36,8 +35,7 @@ class AgentTerms:
     def command(self) -> list[str]:
         """Return the agent's command line."""
         return [
-            sys.executable,
-            *("-m", "holdfast.runtime.agent"),
+            *module_command("holdfast.runtime.agent"),
             *("--directory", str(self.directory), "--private"),
             # The agent may come to life after we have died: it cannot ask whose child it was.
             *("--parent", str(os.getpid())),

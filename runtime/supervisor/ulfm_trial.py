@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.helper_process import module_command
 from holdfast.runtime.supervisor.launch import LaunchLine
 from holdfast.runtime.supervisor.mpi_library import INSTALL_HINT, MpiLibrary
 
@@ -76,7 +77,7 @@ def try_out(
             mpiexec=library.mpiexec,
             ranks=2,
             directory=directory,
-            guard=(sys.executable, "-m", "holdfast.runtime.supervisor.ulfm_probe", str(verdict)),
+            guard=module_command("holdfast.runtime.supervisor.ulfm_probe", str(verdict)),
             as_root=os.geteuid() == 0,
         )
         ending = _run(line, environment, timeout_s)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from workload import LONG, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
-from holdfast.runtime.testing import start_job
+from holdfast.testing import JobRequest, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
@@ -35,3 +35,46 @@ def test_nobody_but_mpiexec_listens_beyond_the_loopback_interface(
     assert names >= {"holdfast-agent", "holdfast-w0", "holdfast-w1", "holdfast-w2", LAUNCHER}
     reachable = {(name, ip) for name, ip in listening if not ipaddress.ip_address(ip).is_loopback}
     assert {name for name, _ in reachable} <= {LAUNCHER}
+
+
+def test_modules_in_the_working_directory_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed
+) -> None:
+    """Nor by the trial of the MPI, which nobody remembers here."""
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    for name in ("h5py", "mpi4py", "numpy", "psutil", "queue", "select", "selectors", "xxhash"):
+        (planted / f"{name}.py").write_text("raise SystemExit('a file of somebody else ran')\n")
+    monkeypatch.chdir(planted)
+    request = request_of(
+        EVEN,
+        tmp_path / "run",
+        workers=2,
+        faults=["kill worker=1 step=3"],
+        environment={"XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )
+
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert [*planted.iterdir()] == [*planted.glob("*.py")]
+    assert [*(tmp_path / "cache").rglob("fit-*.json")] != []
+
+
+def test_script_imports_from_its_own_directory_and_from_pythonpath(tmp_path: Path) -> None:
+    for folder, name in (("scripts", "beside"), ("elsewhere", "named")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text(f"WORD = {name!r}\n")
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text("import beside, named\nprint(beside.WORD, named.WORD)\n")
+    request = JobRequest(
+        script=script,
+        run_dir=tmp_path / "run",
+        environment={"PYTHONPATH": str(tmp_path / "elsewhere")},
+    )
+
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert "beside named" in job.stdout, job.stderr
