@@ -75,7 +75,7 @@ def _hello() -> bytes:
     forwarded = ",".join(
         f"{_quoted(name)}:{_quoted(value)}"
         for name, value in environment.items()
-        if name.startswith(_FORWARDED) or name == "TMPDIR"
+        if name.startswith(_FORWARDED)
     )
     hello = (
         f'{{"kind":"guard","rank":{rank},"generation":{generation},"pid":{os.getpid()},'

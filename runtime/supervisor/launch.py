@@ -17,6 +17,8 @@ Each option answers something that was measured on Open MPI 5.0 with PRRTE 3.0:
   a revoke must reach one that was never talked to;
 * ``btl_sm_backing_directory`` and ``TMPDIR``: everything that a killed mpiexec
   would leave behind lies in one private directory, which its owner removes.
+  Guards keep ``TMPDIR`` to themselves: MPI finds all without it in a worker, whose
+  script would else put its temporary files into memory.
 
 mpiexec's exit code means nothing under ``--with-ft ulfm``: it is 0 even when
 all ranks were killed.  What became of a launch is known from its workers.

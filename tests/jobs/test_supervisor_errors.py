@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.testing import JobRequest, JobRun, start_job
 
@@ -44,19 +44,6 @@ supervisor.MpiLaunch = fail
 speechless = pytest.mark.parametrize(
     "preparation", [CLOSED_PIPE, FULL_DISK], ids=["closed pipe", "full disk"]
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedJob(JobRequest):
-    """A job whose supervisor executes ``preparation`` first."""
-
-    preparation: str
-
-    def command(self) -> list[str]:
-        """Return the command line."""
-        command = JobRequest.command(self)
-        command[2] = self.preparation + command[2]
-        return command
 
 
 def _prepared(request: JobRequest, preparation: str) -> PreparedJob:

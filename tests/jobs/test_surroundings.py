@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
-from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.testing import JobRequest, start_job
 
@@ -78,3 +79,29 @@ def test_script_imports_from_its_own_directory_and_from_pythonpath(tmp_path: Pat
         job = running.wait()
 
     assert "beside named" in job.stdout, job.stderr
+
+
+@pytest.mark.parametrize("is_set", [True, False], ids=["set", "not set"])
+def test_script_has_the_temporary_directory_of_its_user(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_set: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, tempfile\nprint('has', os.environ.get('TMPDIR'), tempfile.gettempdir())\n"
+    )
+    preparation = "import os; print('user', os.environ['TMPDIR'], flush=True)\n"
+    if not is_set:
+        preparation = "import os; del os.environ['TMPDIR']\n"
+    request = PreparedJob(script=script, run_dir=tmp_path / "run", preparation=preparation)
+
+    with start_job(request) as running:
+        job = running.wait()
+
+    said = [line.partition("] ")[2] or line for line in job.stdout.splitlines()]
+    place = said[0].removeprefix("user ") if is_set else None
+    assert said[-1] == f"has {place} {place or tempfile.gettempdir()}", job.stderr
+    assert job.leftovers == ()

@@ -70,6 +70,19 @@ def request_of(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreparedJob(JobRequest):
+    """A job whose supervisor executes ``preparation`` first."""
+
+    preparation: str
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        command = JobRequest.command(self)
+        command[2] = self.preparation + command[2]
+        return command
+
+
 def assert_whole(job: JobRun, workload: Workload, sha256: str) -> None:
     """The run is complete, with these bytes and every sample once, and nothing is left."""
     assert job.exit_code == 0, job.stderr
