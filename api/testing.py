@@ -50,9 +50,9 @@ from types import TracebackType
 
 from holdfast.runtime.commands.report import Report
 from holdfast.runtime.commands.summary import summarize
-from holdfast.runtime.helper_process import program_command
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.helper_process import program_command
 from holdfast.runtime.system.processes import wait_all_ended
 
 DEFAULT_TIMEOUT_S = 60.0

@@ -13,8 +13,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.runtime.helper_process import module_command
 from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
 

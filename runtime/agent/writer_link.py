@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from holdfast.runtime.helper_process import module_command
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.reactor import Reactor
 
 ANSWERED_WITHIN_S = 60.0

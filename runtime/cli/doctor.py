@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.helper_process import program_command
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.supervisor.ulfm_trial import require_ulfm, try_out
+from holdfast.runtime.system.helper_process import program_command
 from holdfast.runtime.system.processes import usable_cores
 
 IMPORT_TIMEOUT_S = 120.0

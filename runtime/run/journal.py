@@ -13,6 +13,8 @@ things can still go wrong, and each has one answer:
   be written again is a ``journal_gap`` that says how many are missing;
 * somebody removes the file, or the run directory: it is made again, and begins with a
   ``journal_removed``.  A network file system may show that as a descriptor that fails;
+* somebody puts a link or a file of their own in its place: that is refused, like a
+  file that cannot be opened (`own_file`);
 * two threads of a process write at once: a lock keeps the count of lost lines.
 
 Nothing is fsynced: the journal tells what happened, it is not what a job is
@@ -21,7 +23,6 @@ restored from.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.runtime.run.own_file import open_to_read
+from holdfast.runtime.run.own_file import close, open_to_read, open_to_write
 
 Record: TypeAlias = dict[str, Any]
 
@@ -83,16 +84,15 @@ class Journal:
     def close(self) -> None:
         """Close the file; a closed journal takes no more events."""
         if self._fd != _CLOSED:
-            _close(self._fd)
+            close(self._fd)
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(self._path, flags, 0o644)
+        fd = open_to_write(self._path, os.O_APPEND)
         try:
             self._is_empty = os.fstat(fd).st_size == 0
             self._starts_line = self._is_empty or _ends_with_newline(fd)
         except OSError:
-            _close(fd)
+            close(fd)
             raise
         self._fd = fd
 
@@ -108,7 +108,7 @@ class Journal:
             self._warn_once(str(error))
             return False
         if before != _CLOSED:
-            _close(before)
+            close(before)
             if self._is_empty:
                 self._append(self._line("journal_removed", {}))
         return True
@@ -190,12 +190,6 @@ def _has_name(fd: int) -> bool:
 def _ends_with_newline(fd: int) -> bool:
     size = os.fstat(fd).st_size
     return os.pread(fd, 1, size - 1) == b"\n"
-
-
-def _close(fd: int) -> None:
-    """Close a file; an error of writes that the kernel had put off comes too late to matter."""
-    with contextlib.suppress(OSError):
-        os.close(fd)
 
 
 def _plain(value: object) -> object:

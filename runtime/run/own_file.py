@@ -63,6 +63,12 @@ def open_to_write(path: Path, flags: int = 0) -> int:
     return _open(path, os.O_RDWR | os.O_CREAT | flags, is_written=True)
 
 
+def close(descriptor: int) -> None:
+    """Close a file; an error of writes that the kernel had put off comes too late to matter."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
 def create_durably(path: Path, content: bytes) -> None:
     """Make a file that holds ``content``, and sync it; anything of that name is an error."""
     with path.open("xb") as file:
@@ -109,10 +115,10 @@ def _open(path: Path, flags: int, *, is_written: bool) -> int:
             if is_written:
                 _refuse_shared(path, found)
         except BaseException:
-            os.close(descriptor)
+            close(descriptor)
             raise
     finally:
-        os.close(folder)
+        close(folder)
     return descriptor
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from holdfast.runtime.agent.agent import SOCKET_NAME
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.helper_process import module_command
+from holdfast.runtime.system.channel import Channel, Message, connect
+from holdfast.runtime.system.helper_process import module_command
 
 _CONNECT_WITHIN_S = 20.0
 _RETRY_S = 0.005

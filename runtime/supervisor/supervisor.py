@@ -29,7 +29,7 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime import guard as guard_file
+from holdfast.runtime.agent import guard as guard_file
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.options.config import RunConfig
 from holdfast.runtime.run.run_directory import RunDirectory

@@ -24,9 +24,9 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.helper_process import module_command
 from holdfast.runtime.supervisor.launch import LaunchLine
 from holdfast.runtime.supervisor.mpi_library import INSTALL_HINT, MpiLibrary
+from holdfast.runtime.system.helper_process import module_command
 
 TRIAL_TIMEOUT_S = 20.0
 _TERMINATE_TIMEOUT_S = 3.0
