@@ -32,6 +32,7 @@ from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_world
 from holdfast.runtime.model.data import Array
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Pulse, pulse_interval_s
 from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
@@ -175,14 +176,11 @@ class Guard:
             worker=workers[communicator.rank],
             generation=1,
             workers=workers,
-            capacity=len(workers),
             run_id="bench",
-            run_dir=str(run_dir),
             microbatches=len(workers),
             seed=0,
             threads=1,
-            heartbeat_timeout_s=10.0,
-            script="",
+            options=JobOptions(Path("bench"), run_dir, workers=len(workers)),
         )
         journal = journal_of(config)
         self._page = HeartbeatPage.create()

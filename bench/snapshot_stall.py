@@ -26,6 +26,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.shard_writers import Shards
@@ -115,14 +116,11 @@ def _context(run_dir: Path, workers: int, page: HeartbeatPage) -> WorkerContext:
         worker=WorkerId(0),
         generation=1,
         workers=tuple(map(WorkerId, range(workers))),
-        capacity=workers,
         run_id="bench",
-        run_dir=str(run_dir),
         microbatches=workers,
         seed=0,
         threads=1,
-        heartbeat_timeout_s=10.0,
-        script="",
+        options=JobOptions(Path("bench"), run_dir, workers=workers),
     )
     return WorkerContext(
         config,

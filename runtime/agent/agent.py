@@ -24,7 +24,7 @@ from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
-from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.system.channel import Channel, Message, listen
 from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.reactor import Reactor
@@ -189,7 +189,7 @@ class Agent:
     def _begin(self, message: Message) -> None:
         try:
             launch = HostedLaunch.of(message)
-        except (KeyError, TypeError, ValueError) as error:
+        except (JobError, KeyError, TypeError, ValueError) as error:
             self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
         self._host.begin(launch)

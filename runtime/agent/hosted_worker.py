@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 
@@ -39,10 +38,8 @@ class GuardHello:
 
 @dataclass(frozen=True, slots=True)
 class HostedLaunch:
-    """One MPI job: worker ids in rank order, and what every worker is told."""
+    """One MPI job: what every worker is told, and what its environment has on top."""
 
-    generation: int
-    workers: tuple[WorkerId, ...]
     config: WorkerConfig
     environment: dict[str, str]
 
@@ -52,13 +49,17 @@ class HostedLaunch:
 
         Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is not complete.
         """
-        generation = int(message["generation"])
-        workers = tuple(WorkerId(int(worker)) for worker in message["workers"])
-        fields = {"worker": workers[0] if workers else 0, "generation": generation}
-        config = WorkerConfig.decode(
-            json.dumps({**message["config"], **fields, "workers": workers})
-        )
-        return HostedLaunch(generation, workers, config, dict(message.get("env", {})))
+        return HostedLaunch(WorkerConfig.from_json(message["config"]), dict(message.get("env", {})))
+
+    @property
+    def generation(self) -> int:
+        """The generation of the launch's first world."""
+        return self.config.generation
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """Worker ids in rank order."""
+        return self.config.workers
 
     def config_of(self, worker: WorkerId) -> WorkerConfig:
         """Return what ``worker`` is told."""

@@ -8,7 +8,7 @@ import click
 
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.store.reader import restore
-from holdfast.runtime.cli.job_options import key_option
+from holdfast.runtime.cli.option_flags import key_option
 from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, export_state, format_of
 from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.commands.publishing import refuse_existing

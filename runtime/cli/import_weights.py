@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -9,34 +10,24 @@ from typing import Any
 
 import click
 
-from holdfast.runtime.cli import job_options
+from holdfast.runtime.cli.option_flags import EPILOG, PATH, SETTINGS, flags_of, given_flags
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.options.config import RunConfig, default_run_dir
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.sources import Sources, build_options, default_run_dir
+
+_WORKERS = "Workers that the run is meant for: what --microbatches and --threads follow from."
 
 
-@click.command("import", context_settings=job_options.SETTINGS)
-@click.option(
-    "-n",
-    "-np",
-    "--workers",
-    type=int,
-    default=1,
-    help="Workers that the run is meant for: what --microbatches and --threads follow from.",
-)
-@job_options.run_dir
-@click.option("--step", type=int, help="The step of another run.  [default: its newest]")
-@job_options.microbatches
-@job_options.threads
-@job_options.seed
-@job_options.key_file
-@job_options.fresh
-@job_options.preload
-@job_options.mpiexec
-@job_options.verbose
-@click.argument("weights", type=job_options.PATH)
-@click.argument("script", type=job_options.PATH)
+@click.command("import", context_settings=SETTINGS, epilog=EPILOG)
+@flags_of(IMPORT, workers=_WORKERS)
+@click.argument("weights", type=PATH)
+@click.argument("script", type=PATH)
 @click.argument("argv", metavar="[ARGS]...", nargs=-1)
-def import_weights(weights: Path, script: Path, argv: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def import_weights(
+    context: click.Context, /, weights: Path, script: Path, argv: tuple[str, ...], **_: Any
+) -> None:
     """Make WEIGHTS step 0 of a run of SCRIPT, as a checkpoint that `holdfast run` resumes.
 
     WEIGHTS is a .weights.h5, .keras or .npz file, the prefix or directory of a
@@ -45,43 +36,35 @@ def import_weights(weights: Path, script: Path, argv: tuple[str, ...], **options
     """
     from holdfast.runtime.commands.importing import imported_state, run_import
 
-    config = _config(weights, script, argv, options)
-    code = run_import(config)
+    if script.name.startswith("-"):
+        raise UsageError(f"{script} stands behind {weights}; options come before both")
+    tables = context.find_object(dict) or {}
+    # The run is made on the terms on which it will be resumed.
+    table = tables.get(RUN, {}) | tables.get(IMPORT, {})
+    flags = given_flags(context) | {"initial": weights}
+    options = build_options(script, argv, Sources(flags, os.environ, table, Path.cwd(), IMPORT))
+    code = run_import(options.options)
     if code is ExitCode.DONE:
-        state = imported_state(config.run_dir, config.key_file)
-        click.echo(f"step 0 of {config.run_dir} has the weights of {weights}, verified")
-        click.echo(f"{state.tensors} tensors, {state.weights} of them weights, {state.nbytes} B")
-        click.echo(f"sha256 {state.sha256}")
-        click.echo(f"go on with: {_next_command(config)}")
+        _tell(options.options, weights, imported_state)
     sys.exit(code)
 
 
-def _config(
-    weights: Path, script: Path, argv: tuple[str, ...], options: dict[str, Any]
-) -> RunConfig:
-    """Build the configuration of the run that is to be made."""
-    if script.name.startswith("-"):
-        raise UsageError(f"{script} stands behind {weights}; options come before both")
-    run_dir: Path = options.pop("run_dir") or default_run_dir(script)
-    key_file: Path | None = options.pop("key_file")
-    return RunConfig(
-        script=script.absolute(),
-        run_dir=run_dir.absolute(),
-        argv=argv,
-        initial=weights.absolute(),
-        initial_step=options.pop("step"),
-        key_file=None if key_file is None else key_file.absolute(),
-        **options,
-    )
+def _tell(options: JobOptions, weights: Path, imported_state: Any) -> None:
+    """Say what the run begins with, as it was read back, and how to go on."""
+    state = imported_state(options.run_dir, options.key_file)
+    click.echo(f"step 0 of {options.run_dir} has the weights of {weights}, verified")
+    click.echo(f"{state.tensors} tensors, {state.weights} of them weights, {state.nbytes} B")
+    click.echo(f"sha256 {state.sha256}")
+    click.echo(f"go on with: {_next_command(options)}")
 
 
-def _next_command(config: RunConfig) -> str:
+def _next_command(options: JobOptions) -> str:
     """Return the command line that resumes the run; what is fixed by now is left out."""
-    workers = ("-n", str(config.workers)) if config.workers > 1 else ()
-    is_default = config.run_dir == default_run_dir(config.script)
-    run_dir = () if is_default else ("--run-dir", _short(config.run_dir))
-    key = () if config.key_file is None else ("--key-file", _short(config.key_file))
-    words = ("holdfast", "run", *workers, *run_dir, *key, _short(config.script), *config.argv)
+    workers = ("-n", str(options.workers)) if options.workers > 1 else ()
+    is_default = options.run_dir == default_run_dir(options.script, Path.cwd())
+    run_dir = () if is_default else ("--run-dir", _short(options.run_dir))
+    key = () if options.key_file is None else ("--key-file", _short(options.key_file))
+    words = ("holdfast", "run", *workers, *run_dir, *key, _short(options.script), *options.argv)
     return shlex.join(words)
 
 

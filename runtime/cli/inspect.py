@@ -18,7 +18,7 @@ from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.upkeep.comparison import Comparison, Difference, Opened, compare_steps
-from holdfast.runtime.cli.job_options import key_option
+from holdfast.runtime.cli.option_flags import key_option
 from holdfast.runtime.commands.inspection import (
     Inspection,
     StepSummary,

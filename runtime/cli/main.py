@@ -18,7 +18,9 @@ from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.save import save
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
-from holdfast.runtime.options.config import CONFIG_FILE, read_config_file
+from holdfast.runtime.options.job_options import OPTIONS
+from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.sources import CONFIG_FILE, read_config_file
 
 # They load NumPy, which takes longer than all else that starts a job.
 _OVER_CHECKPOINTS = ("export", "inspect", "repair", "verify")
@@ -53,7 +55,11 @@ def holdfast(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         context.exit(ExitCode.USAGE)
-    context.default_map = _options_from_file(context, Path(CONFIG_FILE))
+    # Options of a job are taken from the tables by `sources`, those of other commands by click.
+    context.obj = _options_from_file(context, Path(CONFIG_FILE))
+    context.default_map = {
+        name: table for name, table in context.obj.items() if name not in (RUN, IMPORT)
+    }
 
 
 for command in (run, import_weights, save, report, doctor):
@@ -89,20 +95,22 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
         command = holdfast.get_command(context, name)
         if command is None:
             raise UsageError(f"{path} has a heading [{name}], but there is no such command")
-        known = sorted(option.name for option in command.params if option.name)
+        known = _known_keys(name, command)
         unknown = sorted(set(table) - set(known))
         if unknown:
             raise UsageError(
                 f"{path} sets unknown options under [{name}]: {', '.join(unknown)}; "
                 f"known are {', '.join(known)}"
             )
-    return tables | {"import": _terms_of_run(tables) | tables.get("import", {})}
+    return tables
 
 
-def _terms_of_run(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the options of ``run`` that ``import`` has too, so that both make the same run."""
-    known = {option.name for option in import_weights.params}
-    return {name: value for name, value in tables.get("run", {}).items() if name in known}
+def _known_keys(name: str, command: click.Command) -> list[str]:
+    """Return the names that the table of a command may hold."""
+    if name in (RUN, IMPORT):
+        options = (option for option in OPTIONS.values() if option.flags)
+        return sorted(option.key for option in options if name in option.commands)
+    return sorted(option.name for option in command.params if option.name)
 
 
 def _fail(sentence: str, exit_code: int) -> int:

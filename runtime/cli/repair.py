@@ -11,7 +11,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.upkeep.inventory import CountBytes
 from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
 from holdfast.runtime.cli.byte_progress import ByteProgress
-from holdfast.runtime.cli.job_options import key_option
+from holdfast.runtime.cli.option_flags import key_option
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun

@@ -18,9 +18,10 @@ from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode, ProgramError, UsageError
 from holdfast.runtime.model.weights_source import WeightsSource, is_weight
-from holdfast.runtime.options.config import RunConfig
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
+from holdfast.runtime.supervisor.job_setup import check_files
 
 _FIRST_STEP = 0
 
@@ -35,10 +36,10 @@ class ImportedState:
     sha256: str
 
 
-def run_import(config: RunConfig) -> ExitCode:
-    """Make the run that ``config`` describes, with its ``initial`` weights at step 0.
+def run_import(options: JobOptions) -> ExitCode:
+    """Make the run that ``options`` describes, with its ``initial`` weights at step 0.
 
-    ``config.workers`` are those that the run is meant for.  Returns ``DONE`` if the
+    ``options.workers`` are those that the run is meant for.  Returns ``DONE`` if the
     checkpoint is there; any other code was explained on stderr.
 
     Raises:
@@ -48,14 +49,15 @@ def run_import(config: RunConfig) -> ExitCode:
     """
     from holdfast.runtime.supervisor.supervisor import run_job
 
-    _check(config)
-    code = run_job(_importing_job(config))
-    if CheckpointStore(config.run_dir).steps():
+    check_files(options)
+    _check(options)
+    code = run_job(_importing_job(options))
+    if CheckpointStore(options.run_dir).steps():
         return ExitCode.DONE if code is ExitCode.STOPPED_EARLY else code
-    _withdraw(RunDirectory(config.run_dir))
+    _withdraw(RunDirectory(options.run_dir))
     if code is ExitCode.DONE:
         raise ProgramError(
-            f"{config.script} has ended without a Trainer's run(), which takes the weights; "
+            f"{options.script} has ended without a Trainer's run(), which takes the weights; "
             "give the script that trains them, with its arguments"
         )
     return code
@@ -75,16 +77,16 @@ def imported_state(run_dir: Path, key_file: Path | None = None) -> ImportedState
     return ImportedState(len(state), weights, nbytes, state_sha256(state))
 
 
-def _check(config: RunConfig) -> None:
+def _check(options: JobOptions) -> None:
     """Refuse what can be seen to be wrong before anything is made."""
-    assert config.initial is not None
-    if config.initial.resolve() == config.run_dir.resolve():
-        raise UsageError(f"{config.initial} is the run itself; choose another --run-dir")
-    WeightsSource(config.initial, config.initial_step).check()
-    steps = () if config.fresh else _steps_in(config.run_dir)
+    assert options.initial is not None
+    if options.initial.resolve() == options.run_dir.resolve():
+        raise UsageError(f"{options.initial} is the run itself; choose another --run-dir")
+    WeightsSource(options.initial, options.initial_step).check()
+    steps = () if options.fresh else _steps_in(options.run_dir)
     if steps:
         raise UsageError(
-            f"the run in {config.run_dir} has a checkpoint of step {steps[0]} already; resume it "
+            f"the run in {options.run_dir} has a checkpoint of step {steps[0]} already; resume it "
             "with `holdfast run`, choose another --run-dir, or set it aside with --fresh"
         )
 
@@ -96,13 +98,13 @@ def _steps_in(run_dir: Path) -> tuple[int, ...]:
         raise UsageError(f"run directory {run_dir} cannot be used: {error}") from error
 
 
-def _importing_job(config: RunConfig) -> RunConfig:
+def _importing_job(options: JobOptions) -> JobOptions:
     """Return the job that makes the run: one worker, on the terms of as many as are meant."""
     return dataclasses.replace(
-        config,
+        options,
         workers=1,
-        microbatches=config.new_microbatches,
-        threads=config.new_threads,
+        microbatches=options.new_microbatches,
+        threads=options.new_threads,
         # A run without checkpoints, whose terms may be other ones, holds nothing to resume.
         fresh=True,
         # One worker has nobody to go on without it.

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from holdfast.runtime.errors import UsageError
+
 _LIBRARIES = {
     "numpy": ("numpy",),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly"),
@@ -109,6 +111,14 @@ def differences(began: Numerics, now: Numerics) -> tuple[str, ...]:
         for name, old, new in triples
         if old != new
     )
+
+
+def refuse_differences(subject: str, found: tuple[str, ...]) -> None:
+    """Raise ``UsageError`` if there are differences: the job is strict about them."""
+    if found:
+        raise UsageError(
+            f"{subject}: {'; '.join(found)}; make them the same, or run without --strict"
+        )
 
 
 def instruction_set(environment: Mapping[str, str], flags: Collection[str]) -> str:

@@ -47,7 +47,7 @@ class Upkeep:
         config = context.config
         mender = Mender(context, mirrors(context))
         self._scrubber = Scrubber(
-            store, self._marks, config.generation, config.scrub_every_s, mender.mend
+            store, self._marks, config.generation, config.options.scrub_every_s, mender.mend
         )
         self._reader: threading.Thread | None = None
 

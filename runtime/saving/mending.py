@@ -48,9 +48,9 @@ def mirrors(context: WorkerContext) -> tuple[SecondHolder, ...]:
     A mend by another one could go on when this one is dead and somebody else commits.
     """
     config = context.config
-    if config.repair_from is None:
+    if config.options.repair_from is None:
         return ()
-    return (Mirror(context.open_store(), Path(config.repair_from), config.run_id),)
+    return (Mirror(context.open_store(), Path(config.options.repair_from), config.run_id),)
 
 
 class Mender:

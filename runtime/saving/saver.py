@@ -38,6 +38,7 @@ MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
 
 _NOTHING_SAVED = -1
+_WITH_COPIES = 2
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class Saver:
         self._attempts = 0
         self._failures: Counter[int] = Counter()
         # What a run begins with needs no checkpoint, unless that is all that is wanted.
-        self.saved_step = 0 if context.config.trains else _NOTHING_SAVED
+        self.saved_step = 0 if context.config.options.trains else _NOTHING_SAVED
 
     @property
     def is_busy(self) -> bool:
@@ -234,7 +235,9 @@ class Saver:
         """Return the slices of which this worker takes snapshots, its own first."""
         rank = self._membership.communicator.rank
         workers = self._membership.world.workers
-        domains = [self._context.config.lost_with(worker) for worker in workers]
+        # On one host a second copy, made only if asked for, is lost with its worker alone.
+        has_copies = self._context.config.options.snapshot_copies == _WITH_COPIES
+        domains = [str(worker) if has_copies else "" for worker in workers]
         return (rank, *second_slices(domains)[rank])
 
     def _launch(self, cursor: Cursor, state: State, measured: EpochMetrics | None) -> _SaveInFlight:

@@ -32,25 +32,25 @@ class Narration:
 
     def began(self, setup: JobSetup) -> None:
         """Say what is about to run."""
-        config, record = setup.config, setup.record
+        options, record = setup.options, setup.record
         if setup.warning:
             self._say(f"warning: {setup.warning}")
         verb = "resuming" if setup.is_resumed else "starting"
         self._say(
-            f"{verb} {config.script.name} on {config.workers} workers"
-            + (f" and {config.spares} spares" if config.spares else "")
+            f"{verb} {options.script.name} on {options.workers} workers"
+            + (f" and {options.spares} spares" if options.spares else "")
             + f" ({record.microbatches} microbatches, seed {record.seed}, "
-            f"{record.threads} threads each) in {config.run_dir}"
+            f"{record.threads} threads each) in {options.run_dir}"
         )
         self._journal.record(
             "job_started",
-            workers=config.workers,
-            spares=config.spares,
+            workers=options.workers,
+            spares=options.spares,
             microbatches=record.microbatches,
             seed=record.seed,
             threads=record.threads,
-            script=str(config.script),
-            argv=list(config.argv),
+            script=str(options.script),
+            argv=list(options.argv),
         )
 
     def launching(self, command: Launch) -> None:

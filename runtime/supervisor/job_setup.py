@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +12,13 @@ from pathlib import Path
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.config import RunConfig
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.run_terms import open_or_create_record
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal, last_generation
-from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.own_file import ForeignFile
-from holdfast.runtime.run.run_directory import FORMAT, Lease, RunDirectory, RunRecord
-from holdfast.runtime.run.run_key import find_key, refuse_other_key
+from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
+from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec, identify
 from holdfast.runtime.supervisor.ulfm_trial import assess, require_ulfm
 
@@ -30,7 +29,7 @@ _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 class JobSetup:
     """A job that may begin."""
 
-    config: RunConfig
+    options: JobOptions
     record: RunRecord
     mpiexec: Path
     journal: Journal
@@ -42,72 +41,71 @@ class JobSetup:
     warning: str | None
     key_file: KeyFile | None
 
-    def worker_config(self, command: Launch) -> dict[str, object]:
-        """Return what every worker of a launch is told, but for its own id."""
-        config = self.config
-        return {
-            "generation": command.generation,
-            "workers": list(command.workers),
-            "capacity": config.workers,
-            "run_id": self.record.run_id,
-            "run_dir": str(config.run_dir),
-            "microbatches": self.record.microbatches,
-            "seed": self.record.seed,
-            "threads": self.record.threads,
-            "heartbeat_timeout_s": config.heartbeat_timeout_s,
-            "script": str(config.script),
-            "argv": list(config.argv),
-            "faults": list(config.faults),
-            "strict": config.strict,
-            "shrink": config.shrink,
-            "save_every": config.save_every,
-            "verify_every": config.verify_every,
-            "snapshot_copies": config.snapshot_copies,
-            "scrub_every_s": config.scrub_every_s,
-            "repair_from": None if config.repair_from is None else str(config.repair_from),
-            "initial": None if config.initial is None else str(config.initial),
-            "initial_step": config.initial_step,
-            "trains": config.trains,
-            "key_file": self.key_file and dataclasses.asdict(self.key_file),
-        }
+    def worker_config(self, command: Launch) -> WorkerConfig:
+        """Return what the workers of a launch are told; all but the worker is the same for all."""
+        return WorkerConfig(
+            options=self.options,
+            worker=command.workers[0],
+            generation=command.generation,
+            workers=command.workers,
+            run_id=self.record.run_id,
+            microbatches=self.record.microbatches,
+            seed=self.record.seed,
+            threads=self.record.threads,
+            key_file=self.key_file,
+        )
 
 
-def prepare_job(config: RunConfig) -> JobSetup:
+def prepare_job(options: JobOptions) -> JobSetup:
     """Check everything that can be checked before a process is started.
 
     Raises:
         UsageError: the request cannot be carried out as it stands.
         RunDirectoryBusy: another job owns the run directory.
     """
-    key_file = find_key(config.key_file, config.run_dir)
-    mpiexec = find_mpiexec(config.mpiexec)
+    check_files(options)
+    key_file = find_key(options.key_file, options.run_dir)
+    mpiexec = find_mpiexec(options.mpiexec)
     library = identify(mpiexec)
-    if config.shrink:
+    if options.shrink:
         require_ulfm(assess(library, os.environ))
-    directory = RunDirectory(config.run_dir)
+    directory = RunDirectory(options.run_dir)
     directory.prepare()
     lease = directory.acquire_lease()
-    if config.fresh:
+    if options.fresh:
         directory.set_aside()
-    before = directory.load_record()
-    if before is None:
-        record = _record(config, directory, key_file)
-    else:
-        refuse_other_key(key_file, before.key_id, config.run_dir)
-        record = _resumed(config, before)
+    record, is_resumed = open_or_create_record(directory, options, key_file)
     return JobSetup(
-        config=config,
+        options=options,
         record=record,
         mpiexec=mpiexec,
         journal=open_journal(directory, record.run_id),
         lease=lease,
         first_generation=last_generation(directory.journal_path) + 1,
-        preload=useful_preload(config.preload, config.script),
+        preload=useful_preload(options.preload, options.script),
         environment=_environment(record.threads),
-        is_resumed=before is not None,
-        warning=library.warning if config.shrink else None,
+        is_resumed=is_resumed,
+        warning=library.warning if options.shrink else None,
         key_file=key_file,
     )
+
+
+def check_files(options: JobOptions) -> None:
+    """Refuse a script that cannot be read, and a mirror that is the run itself.
+
+    Whether there is a mirror at all matters only once one is needed.
+
+    Raises:
+        UsageError: one sentence says which.
+    """
+    script, mirror, run_dir = options.script, options.repair_from, options.run_dir
+    if not script.exists():
+        raise UsageError(f"script {script} does not exist; give the path of a Python file")
+    if not script.is_file() or not os.access(script, os.R_OK):
+        raise UsageError(f"script {script} is not a readable file; give the path of a Python file")
+    # Not resolve(): that raises RuntimeError for a link to itself.
+    if mirror is not None and os.path.realpath(mirror) == os.path.realpath(run_dir):
+        raise UsageError(f"--repair-from {mirror} is the run itself; give another copy of it")
 
 
 def open_journal(directory: RunDirectory, run_id: str) -> Journal:
@@ -126,45 +124,6 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
             f"journal {path} cannot be written: {error.strerror or error}; "
             "make it writable or choose another --run-dir"
         ) from error
-
-
-def _record(config: RunConfig, directory: RunDirectory, key_file: KeyFile | None) -> RunRecord:
-    """Create the record of a new run."""
-    record = RunRecord(
-        run_id=RunRecord.new_id(),
-        format=FORMAT,
-        created=time.time(),
-        microbatches=config.new_microbatches,
-        seed=config.new_seed,
-        threads=config.new_threads,
-        numerics=Numerics.here(threads=config.new_threads).to_json(),
-        key_id=key_file.key_id if key_file else None,
-    )
-    directory.create_record(record)
-    return record
-
-
-def _resumed(config: RunConfig, record: RunRecord) -> RunRecord:
-    """Return the terms of an old run under new wishes; what fixes the bytes may not change."""
-    for option, wanted, fixed in (
-        ("--microbatches", config.microbatches, record.microbatches),
-        ("--seed", config.seed, record.seed),
-    ):
-        if wanted is not None and wanted != fixed:
-            raise UsageError(
-                f"the run in {config.run_dir} was begun with {option} {fixed}, not {wanted}; "
-                f"leave {option} out, or choose another --run-dir"
-            )
-    threads = record.threads if config.threads is None else config.threads
-    now = Numerics.here(threads=threads).to_json()
-    if config.strict and record.numerics != now:
-        changed = [name for name in now if record.numerics.get(name) != now[name]]
-        found = ", ".join(f"{n} was {record.numerics.get(n)}, is {now[n]}" for n in changed)
-        raise UsageError(
-            f"the numerics of the run in {config.run_dir} have changed: {found}; "
-            "make them the same, or run without --strict"
-        )
-    return dataclasses.replace(record, threads=threads)
 
 
 def _environment(threads: int) -> dict[str, str]:

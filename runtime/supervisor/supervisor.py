@@ -31,7 +31,7 @@ from holdfast.recovery.job import JobMachine, JobTerms
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent import guard as guard_file
 from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.options.config import RunConfig
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.supervisor.agent_events import event_of
@@ -52,13 +52,13 @@ _SIGNALS = {
 _WATCHED = (*_SIGNALS, signal.SIGUSR2)
 
 
-def run_job(config: RunConfig) -> ExitCode:
-    """Run the job that ``config`` asks for to its end; return the exit code.
+def run_job(options: JobOptions) -> ExitCode:
+    """Run the job that ``options`` asks for to its end; return the exit code.
 
     Raises:
         JobError: the job cannot begin; nothing was started.
     """
-    setup = prepare_job(config)
+    setup = prepare_job(options)
     prefix = f"holdfast-{os.getpid()}-"
     base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory()))
     handlers = {number: signal.getsignal(number) for number in _WATCHED}
@@ -91,19 +91,19 @@ class Supervisor:
     def __init__(self, setup: JobSetup, base: Path) -> None:
         self._setup = setup
         self._base = base
-        self._narration = Narration(setup.journal, is_verbose=setup.config.verbose)
-        workers = setup.config.workers + setup.config.spares
+        self._narration = Narration(setup.journal, is_verbose=setup.options.verbose)
+        workers = setup.options.workers + setup.options.spares
         self._machine = JobMachine(
             JobTerms(
                 workers=workers,
-                max_restarts=setup.config.max_restarts,
+                max_restarts=setup.options.max_restarts,
                 # One worker leaves nobody behind who would have to be ended.
-                can_shrink=setup.config.shrink or workers == 1,
+                can_shrink=setup.options.shrink or workers == 1,
                 first_generation=setup.first_generation,
             )
         )
         self._keeper = RunKeeper(
-            RunDirectory(setup.config.run_dir),
+            RunDirectory(setup.options.run_dir),
             setup.record,
             setup.lease,
             self._narration.warned,
@@ -208,9 +208,7 @@ class Supervisor:
         self._tell(
             {
                 "kind": "launch",
-                "generation": command.generation,
-                "workers": list(command.workers),
-                "config": self._setup.worker_config(command),
+                "config": self._setup.worker_config(command).to_json(),
             }
         )
         directory = self._base / f"launch-{command.generation}"
@@ -220,7 +218,7 @@ class Supervisor:
             ranks=len(command.workers),
             directory=directory,
             guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
-            ulfm=self._setup.config.shrink,
+            ulfm=self._setup.options.shrink,
             as_root=os.geteuid() == 0,
         )
         environment = line.environment(
@@ -232,13 +230,13 @@ class Supervisor:
         self._reactor.watch(self._launch.end_fd, self._on_mpiexec_end)
 
     def _start_agent(self) -> AgentProcess:
-        config = self._setup.config
+        options = self._setup.options
         terms = AgentTerms(
             directory=self._base,
-            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            heartbeat_timeout_s=options.heartbeat_timeout_s,
             preload=self._setup.preload,
             lease=self._setup.lease.fileno(),
-            verbose=config.verbose,
+            verbose=options.verbose,
         )
         agent = AgentProcess(terms, self._setup.environment)
         self._reactor.watch_channel(agent.channel, self._on_message, self._on_agent_end)

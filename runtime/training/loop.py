@@ -197,7 +197,7 @@ class TrainingLoop:
 
     def _repair(self) -> StepEvent:
         self._repairs += 1
-        if self._repairs > MAX_REPAIR_ATTEMPTS or not self._context.config.shrink:
+        if self._repairs > MAX_REPAIR_ATTEMPTS or not self._context.config.options.shrink:
             return StepEvent.HOPELESS
         self._context.page.phase = Phase.REPAIRING
         before = self._membership.world
@@ -285,7 +285,7 @@ class TrainingLoop:
     def _has_ended(self) -> bool:
         """Return whether no update is left, or wanted, or the job was asked to stop here."""
         cursor, work_plan = self._progress.cursor, self._job.work_plan
-        if not self._context.config.trains:
+        if not self._context.config.options.trains:
             return True
         if self._ending is not None or work_plan.next_work(cursor) is None:
             return True

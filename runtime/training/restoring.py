@@ -196,7 +196,7 @@ class JobRestore:
         _check_model(self._context, self._replica, fresh, restored)
         _check_identity(self._context, self._job, restored)
         before = _numerics_of(restored)
-        if is_first or self._context.config.strict:
+        if is_first or self._context.config.options.strict:
             check_resumed(self._context, before, self._job.numerics)
 
 

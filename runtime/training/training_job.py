@@ -114,7 +114,11 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
-        verify_every=(request.verify_every if config.verify_every is None else config.verify_every),
+        verify_every=(
+            request.verify_every
+            if config.options.verify_every is None
+            else config.options.verify_every
+        ),
         # What is best is known of an epoch's end only, so there has to be a checkpoint of it.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
         keep_every=retention.every,
@@ -134,16 +138,16 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
 
 def _initial_of(request: TrainingRequest, config: WorkerConfig) -> WeightsSource | None:
     """Return what the command line begins a new run with, else the script."""
-    if config.initial is not None:
-        return WeightsSource(Path(config.initial), config.initial_step)
+    if config.options.initial is not None:
+        return WeightsSource(Path(config.options.initial), config.options.initial_step)
     return None if request.initial is None else WeightsSource(request.initial)
 
 
 def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
     """Return the schedule that the command line asks for, else the script's."""
-    if config.save_every is not None:
+    if config.options.save_every is not None:
         try:
-            return parse_schedule(config.save_every)
+            return parse_schedule(config.options.save_every)
         except ScheduleSyntaxError as error:
             raise UsageError(f"--save-every: {error}") from error
     try:

@@ -40,7 +40,7 @@ class WorkerContext:
     @property
     def run_dir(self) -> Path:
         """Where checkpoints and the journal are."""
-        return Path(self.config.run_dir)
+        return self.config.run_dir
 
     def notify(self, text: str) -> None:
         """Have one line shown to people, once for all workers that say the same."""
@@ -95,7 +95,7 @@ def journal_of(config: WorkerConfig) -> Journal:
 
 def injector_of(config: WorkerConfig, journal: Journal) -> FaultInjector:
     """Return the worker's fault injector; it signs the journal before it strikes."""
-    faults: tuple[Fault, ...] = tuple(parse_fault(text) for text in config.faults)
+    faults: tuple[Fault, ...] = tuple(parse_fault(text) for text in config.options.faults)
 
     def announce(visit: Visit, kind: FaultKind) -> None:
         journal.record(

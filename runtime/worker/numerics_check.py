@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.run.numerics import Numerics, differences
+from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.worker.context import WorkerContext
 
 
@@ -35,10 +34,8 @@ def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> No
 
 
 def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None:
-    if not found:
-        return
-    sentence = f"{subject}: {'; '.join(found)}"
-    if context.config.strict:
-        raise UsageError(f"{sentence}; make them the same, or run without --strict")
-    context.journal.record("numerics_differ", differences=list(found))
-    context.notify(f"{sentence}: its bytes may differ")
+    if context.config.options.strict:
+        refuse_differences(subject, found)
+    if found:
+        context.journal.record("numerics_differ", differences=list(found))
+        context.notify(f"{subject}: {'; '.join(found)}: its bytes may differ")

@@ -31,7 +31,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     """Be the worker that ``config`` describes; called in a fresh process of the pool."""
     agent = Channel.adopt(control_fd)
     page = HeartbeatPage.attach(heartbeat_fd)
-    Pulse(page, pulse_interval_s(config.heartbeat_timeout_s)).start()
+    Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     context = _join(config, agent, page)
     install(context)
     page.phase = Phase.STARTING
@@ -51,7 +51,7 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
 
     page.phase = Phase.JOINING
     page.generation = config.generation
-    communicator = join_world(shrinkable=config.shrink)
+    communicator = join_world(shrinkable=config.options.shrink)
     agent.send({"kind": "joined"})
     journal = journal_of(config)
     injector = injector_of(config, journal)
@@ -77,8 +77,8 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
 
 def _run_script(config: WorkerConfig) -> dict[str, object] | None:
     """Run the user's script as ``__main__``; return a report of what went wrong, if anything."""
-    script = str(Path(config.script).resolve())
-    sys.argv = [script, *config.argv]
+    script = str(Path(config.options.script).resolve())
+    sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
     try:
         runpy.run_path(script, run_name="__main__")

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from configs import worker_config
+
 from holdfast.runtime.agent import guard as guard_module
 from holdfast.runtime.supervisor.launch import LaunchLine
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec
@@ -74,19 +76,18 @@ class AgentHarness:
         self, workers: Sequence[int], *argv: str, generation: int = 1, **fields: Any
     ) -> None:
         """Tell the agent of a launch whose tiny workers behave as ``argv`` says."""
-        config = {
-            "capacity": len(workers),
-            "run_id": "test",
-            "run_dir": str(self.directory),
-            "microbatches": len(workers),
-            "seed": 1,
-            "threads": 1,
-            "heartbeat_timeout_s": self.heartbeat_timeout_s,
-            "script": "",
-            "argv": argv,
-            "faults": (),
-        }
-        self.send("launch", generation=generation, workers=list(workers), config=config, **fields)
+        config = worker_config(
+            workers[0],
+            workers,
+            run_dir=self.directory,
+            run_id="test",
+            generation=generation,
+            microbatches=len(workers),
+            seed=1,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            argv=argv,
+        )
+        self.send("launch", config=config.to_json(), **fields)
 
     def guard(
         self,

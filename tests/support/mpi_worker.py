@@ -23,7 +23,7 @@ FATAL_STEP = 5
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     control = Channel.adopt(control_fd)
     page = HeartbeatPage.attach(heartbeat_fd)
-    Pulse(page, pulse_interval_s(config.heartbeat_timeout_s)).start()
+    Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     site, fatal = _fault_of(config)
     if site == "starting":
         DEATHS[fatal](None)
@@ -34,7 +34,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     control.send({"kind": "joined"})
     page.phase = Phase.TRAINING
     survivors, noticed_at = world, 0.0
-    for step in range(1, 1 + (3 if len(config.argv) == 0 else 1_000_000)):
+    for step in range(1, 1 + (3 if len(config.options.argv) == 0 else 1_000_000)):
         page.step = step
         if site == "training" and step == FATAL_STEP:
             control.send({"kind": "dying", "at": time.monotonic()})
@@ -48,7 +48,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 
 
 def _fault_of(config: WorkerConfig) -> tuple[str, str]:
-    for fault in config.argv:
+    for fault in config.options.argv:
         worker, site, fatal = fault.split(":")
         if int(worker) == config.worker:
             return site, fatal

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import worker_config
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.key_file import KeyFile
@@ -158,19 +159,14 @@ class Run:
         return describe_job(request, self._config(WorkerId(0), 1), self.numerics)
 
     def _config(self, worker: WorkerId, ranks: int) -> WorkerConfig:
-        return WorkerConfig(
-            worker=worker,
-            generation=2,
-            workers=tuple(map(WorkerId, range(ranks))),
-            capacity=ranks,
+        return worker_config(
+            worker,
+            range(ranks),
+            run_dir=self.directory,
             run_id="run",
-            run_dir=str(self.directory),
+            generation=2,
             microbatches=2,
-            seed=0,
-            threads=1,
-            heartbeat_timeout_s=1.0,
-            script="",
-            repair_from=None if self.second_holder is None else str(self.second_holder),
+            repair_from=self.second_holder,
             key_file=self.key_file,
         )
 

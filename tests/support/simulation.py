@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from configs import worker_config
 
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
@@ -192,19 +193,16 @@ class SimulatedJob:
         self._generation += terms.workers
 
         def program(communicator: FakeCommunicator) -> Ending:
-            config = WorkerConfig(
-                worker=workers[communicator.rank],
-                generation=generation,
-                workers=workers,
-                capacity=terms.capacity,
+            config = worker_config(
+                workers[communicator.rank],
+                workers,
+                run_dir=self._run_dir,
                 run_id="simulated",
-                run_dir=str(self._run_dir),
+                generation=generation,
                 microbatches=terms.microbatches,
                 seed=7,
-                threads=1,
-                heartbeat_timeout_s=1.0,
-                script="",
                 trains=terms.trains,
+                capacity=terms.capacity,
             )
             return self._work(terms, config, communicator)
 

@@ -31,17 +31,16 @@ class Tiny:
         self.control.send({"kind": kind, **fields})
 
     def behaviour(self) -> str:
-        own = [
-            a.partition(":")[2] for a in self.config.argv if a.startswith(f"{self.config.worker}:")
-        ]
-        common = [a for a in self.config.argv if ":" not in a]
+        argv, me = self.config.options.argv, f"{self.config.worker}:"
+        own = [a.partition(":")[2] for a in argv if a.startswith(me)]
+        common = [a for a in argv if ":" not in a]
         return (own + common + ["leave"])[0]
 
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
     tiny = Tiny(config, control_fd, heartbeat_fd)
     tiny.report("hello", pid=os.getpid())
-    Pulse(tiny.page, pulse_interval_s(config.heartbeat_timeout_s)).start()
+    Pulse(tiny.page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     tiny.page.phase = Phase.TRAINING
     tiny.page.step = 40 + config.worker
     tiny.report("joined", pid=os.getpid())
@@ -108,14 +107,14 @@ def hold_gil(tiny: Tiny) -> None:
 
 
 def compute_in_python(tiny: Tiny) -> None:
-    end = time.monotonic() + 3 * tiny.config.heartbeat_timeout_s
+    end = time.monotonic() + 3 * tiny.config.options.heartbeat_timeout_s
     while time.monotonic() < end:
         pass
     leave(tiny)
 
 
 def compute_in_c(tiny: Tiny) -> None:
-    ctypes.CDLL(None).usleep(int(3e6 * tiny.config.heartbeat_timeout_s))
+    ctypes.CDLL(None).usleep(int(3e6 * tiny.config.options.heartbeat_timeout_s))
     leave(tiny)
 
 

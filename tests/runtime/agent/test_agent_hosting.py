@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from agent_harness import AgentHarness, assert_ended, launcher_of
+from configs import worker_config
 
 from holdfast.runtime.system.channel import connect
 
@@ -258,8 +259,9 @@ def test_stranger_is_turned_away(harness: AgentHarness, message: dict[str, objec
 @pytest.mark.parametrize(
     "order",
     [
-        {"kind": "launch", "generation": 1, "workers": [0]},
-        {"kind": "launch", "generation": 1, "workers": [0], "config": {"nonsense": 1}},
+        {"kind": "launch"},
+        {"kind": "launch", "config": {"nonsense": 1}},
+        {"kind": "launch", "config": worker_config(seed=1).to_json() | {"options": {"seed": -1}}},
         {"kind": "request", "what": "dance"},
         {"kind": "unknown"},
     ],

@@ -5,32 +5,28 @@ import json
 from typing import Any
 
 import pytest
+from configs import worker_config
 
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.options.worker_config import WorkerConfig
 
-CONFIG = WorkerConfig(
-    worker=WorkerId(0),
-    generation=0,
-    workers=(WorkerId(0),),
-    capacity=1,
+CONFIG = worker_config(
+    0,
+    (0,),
     run_id="run",
-    run_dir="/run",
+    generation=0,
     microbatches=4,
     seed=1,
-    threads=1,
-    heartbeat_timeout_s=1.0,
-    script="train.py",
     argv=("--fast",),
     key_file=KeyFile("/keys/of the run", "00112233aabbccdd"),
 )
 
 
 def _launch_message(**changes: Any) -> dict[str, Any]:
-    config = json.loads(CONFIG.encode())
-    message = {"kind": "launch", "generation": 3, "workers": [4, 7], "config": config}
+    config = {**CONFIG.to_json(), "generation": 3, "workers": [4, 7]}
+    message = {"kind": "launch", "config": json.loads(json.dumps(config))}
     return {**message, **changes}
 
 
@@ -48,7 +44,7 @@ def test_launch_tells_each_worker_who_it_is() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"generation": None}, {"workers": ["x"]}, {"config": {}}, {"config": {"threads": 1}}],
+    [{"config": []}, {"config": {}}, {"config": {"threads": 1}}, {"env": 3}],
 )
 def test_incomplete_launch_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
@@ -59,7 +55,7 @@ def test_configuration_without_its_workers_is_refused() -> None:
     fields = json.loads(CONFIG.encode())
     del fields["workers"]
 
-    with pytest.raises(TypeError, match="workers"):
+    with pytest.raises(KeyError, match="workers"):
         WorkerConfig.decode(json.dumps(fields))
 
 

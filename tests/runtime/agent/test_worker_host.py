@@ -8,31 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from configs import worker_config
 
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.reactor import Reactor
 
-CONFIG = WorkerConfig(
-    worker=WorkerId(0),
-    generation=1,
-    workers=(WorkerId(0), WorkerId(1)),
-    capacity=2,
-    run_id="run",
-    run_dir="/run",
-    microbatches=2,
-    seed=1,
-    threads=1,
-    heartbeat_timeout_s=1.0,
-    script="",
-)
-LAUNCH = HostedLaunch(1, CONFIG.workers, CONFIG, {})
+CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)
+LAUNCH = HostedLaunch(CONFIG, {})
 
 
 class FakePool:

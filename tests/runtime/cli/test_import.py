@@ -16,7 +16,7 @@ from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.options.config import RunConfig
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.processes import usable_cores
 
@@ -33,11 +33,11 @@ class Job:
     """Stands in for the supervisor: creates the run, and saves step 0 if it is to end well."""
 
     def __init__(self) -> None:
-        self.asked: list[RunConfig] = []
+        self.asked: list[JobOptions] = []
         self.code = ExitCode.STOPPED_EARLY
         self.saves = True
 
-    def __call__(self, config: RunConfig) -> ExitCode:
+    def __call__(self, config: JobOptions) -> ExitCode:
         self.asked.append(config)
         directory = RunDirectory(config.run_dir)
         directory.prepare()
@@ -91,7 +91,7 @@ def test_is_a_job_of_one_worker_on_the_terms_of_the_run(
     assert holdfast("import", *options, "w.npz", "train.py", "-n", "9")[0] == ExitCode.DONE
 
     assert job.asked == [
-        RunConfig(
+        JobOptions(
             script=tmp_path / "train.py",
             run_dir=tmp_path / "holdfast-train",
             argv=("-n", "9"),

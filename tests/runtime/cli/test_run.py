@@ -8,15 +8,15 @@ import pytest
 
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.options.config import RunConfig
+from holdfast.runtime.options.job_options import JobOptions
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunConfig]:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobOptions]:
     """Stand in for the supervisor: keep what it was asked for, and stop early."""
-    asked: list[RunConfig] = []
+    asked: list[JobOptions] = []
 
-    def run_job(config: RunConfig) -> ExitCode:
+    def run_job(config: JobOptions) -> ExitCode:
         asked.append(config)
         return ExitCode.STOPPED_EARLY
 
@@ -36,13 +36,13 @@ def _run(*argv: str) -> int:
     return code
 
 
-def test_job_ends_with_the_supervisors_exit_code(asked: list[RunConfig]) -> None:
+def test_job_ends_with_the_supervisors_exit_code(asked: list[JobOptions]) -> None:
     assert _run("train.py") == ExitCode.STOPPED_EARLY
     assert len(asked) == 1
 
 
 def test_paths_are_absolute_and_the_run_is_named_after_the_script(
-    asked: list[RunConfig], tmp_path: Path
+    asked: list[JobOptions], tmp_path: Path
 ) -> None:
     _run("train.py")
 
@@ -50,13 +50,13 @@ def test_paths_are_absolute_and_the_run_is_named_after_the_script(
     assert asked[0].run_dir == tmp_path / "holdfast-train"
 
 
-def test_without_options_the_defaults_hold(asked: list[RunConfig], tmp_path: Path) -> None:
+def test_without_options_the_defaults_hold(asked: list[JobOptions], tmp_path: Path) -> None:
     _run("train.py")
 
-    assert asked[0] == RunConfig(script=tmp_path / "train.py", run_dir=tmp_path / "holdfast-train")
+    assert asked[0] == JobOptions(script=tmp_path / "train.py", run_dir=tmp_path / "holdfast-train")
 
 
-def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) -> None:
+def test_every_option_reaches_the_job(asked: list[JobOptions], tmp_path: Path) -> None:
     numbers = "-n 4 --spares 1 --microbatches 12 --threads 2 --seed 7 --max-restarts 5"
     others = "--run-dir out --heartbeat-timeout 1.5 --preload numpy,h5py --mpiexec /opt/mpiexec"
     others += " --save-every 10min --initial w.npz --scrub-every 60 --repair-from mirror"
@@ -65,7 +65,7 @@ def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) ->
 
     _run(*f"{numbers} {others} {switches}".split(), *faults, "train.py")
 
-    assert asked[0] == RunConfig(
+    assert asked[0] == JobOptions(
         script=tmp_path / "train.py",
         run_dir=tmp_path / "out",
         workers=4,
@@ -93,7 +93,7 @@ def test_every_option_reaches_the_job(asked: list[RunConfig], tmp_path: Path) ->
     ("text", "seconds"), [("never", 0.0), ("0", 0.0), ("1.5", 1.5), ("3600", 3600.0)]
 )
 def test_scrubs_come_after_seconds_or_never(
-    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
+    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
 ) -> None:
     _run("--scrub-every", text, "train.py")
     monkeypatch.setenv("HOLDFAST_SCRUB_EVERY", text)
@@ -103,7 +103,7 @@ def test_scrubs_come_after_seconds_or_never(
 
 
 def test_second_holder_may_stand_in_the_environment_or_the_file(
-    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "holdfast.toml").write_text('[run]\nrepair-from = "one"\nscrub-every = "never"\n')
     _run("train.py")
@@ -115,7 +115,7 @@ def test_second_holder_may_stand_in_the_environment_or_the_file(
 
 
 def test_key_file_comes_from_flag_environment_or_file(
-    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("by-file", "by-variable", "by-flag"):
         (tmp_path / name).write_bytes(bytes(32))
@@ -133,13 +133,13 @@ def test_key_file_comes_from_flag_environment_or_file(
 
 
 @pytest.mark.parametrize("option", ["-n 3", "-n3", "-np 3", "--workers 3"])
-def test_workers_are_counted_as_with_mpiexec(asked: list[RunConfig], option: str) -> None:
+def test_workers_are_counted_as_with_mpiexec(asked: list[JobOptions], option: str) -> None:
     _run(*option.split(), "train.py")
 
     assert asked[0].workers == 3
 
 
-def test_what_follows_the_script_is_the_scripts(asked: list[RunConfig]) -> None:
+def test_what_follows_the_script_is_the_scripts(asked: list[JobOptions]) -> None:
     _run("-n", "2", "train.py", "-n", "9", "--fresh", "--", "x", "--help")
 
     assert asked[0].argv == ("-n", "9", "--fresh", "--", "x", "--help")
@@ -147,14 +147,14 @@ def test_what_follows_the_script_is_the_scripts(asked: list[RunConfig]) -> None:
     assert not asked[0].fresh
 
 
-def test_empty_preload_imports_nothing(asked: list[RunConfig]) -> None:
+def test_empty_preload_imports_nothing(asked: list[JobOptions]) -> None:
     _run("--preload", "", "train.py")
 
     assert asked[0].preload == ()
 
 
 def test_flag_beats_environment_beats_file_beats_default(
-    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "holdfast.toml").write_text(
         "[run]\nworkers = 2\nspares = 2\nmax-restarts = 2\nshrink = false\n"
@@ -173,7 +173,7 @@ def test_flag_beats_environment_beats_file_beats_default(
 
 
 def test_weights_to_begin_with_come_from_flag_environment_or_file(
-    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "holdfast.toml").write_text('[run]\ninitial = "c.npz"\n')
     _run("train.py")
@@ -189,7 +189,7 @@ def test_weights_to_begin_with_come_from_flag_environment_or_file(
 
 
 def test_faults_in_the_environment_stand_between_semicolons(
-    asked: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+    asked: list[JobOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_INJECT", "kill worker=2 step=30;stop worker=1 step=9")
 
@@ -198,6 +198,6 @@ def test_faults_in_the_environment_stand_between_semicolons(
     assert asked[0].faults == ("kill worker=2 step=30", "stop worker=1 step=9")
 
 
-def test_bad_request_never_reaches_the_supervisor(asked: list[RunConfig]) -> None:
+def test_bad_request_never_reaches_the_supervisor(asked: list[JobOptions]) -> None:
     assert _run("-n", "0", "train.py") == ExitCode.USAGE
     assert asked == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import worker_config
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
@@ -14,7 +15,6 @@ from holdfast.recovery.ledger import Ledger
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
@@ -37,19 +37,7 @@ class Story:
 
     def __init__(self, run_dir: Path, rank: int = 0) -> None:
         self._path = run_dir / "journal.jsonl"
-        config = WorkerConfig(
-            worker=WORKERS[rank],
-            generation=1,
-            workers=WORKERS,
-            capacity=2,
-            run_id="r",
-            run_dir=str(run_dir),
-            microbatches=1,
-            seed=0,
-            threads=1,
-            heartbeat_timeout_s=1.0,
-            script="",
-        )
+        config = worker_config(WORKERS[rank], WORKERS, run_dir=run_dir, capacity=2)
         self.told: list[dict[str, object]] = []
         self._page, self._journal = HeartbeatPage.create(), journal_of(config)
         injector = FaultInjector(

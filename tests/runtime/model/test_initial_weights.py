@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,32 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import worker_config
 
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.initial_weights import load_initial_weights
 from holdfast.runtime.model.weights_source import WeightsSource
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 
-CONFIG = WorkerConfig(
-    worker=WorkerId(0),
-    generation=1,
-    workers=(WorkerId(0),),
-    capacity=1,
-    run_id="r",
-    run_dir="",
-    microbatches=1,
-    seed=0,
-    threads=1,
-    heartbeat_timeout_s=1.0,
-    script="",
-)
+CONFIG = worker_config()
 
 
 class Replica:
@@ -206,7 +192,7 @@ def test_command_line_comes_before_the_script(
 ) -> None:
     path = None if script is None else Path(script)
     request = TrainingRequest(ArrayData(np.zeros((4, 1)), np.zeros(4)), None, 2, 1, initial=path)
-    config = dataclasses.replace(CONFIG, initial=line, initial_step=7)
+    config = worker_config(initial=line and Path(line), initial_step=7)
 
     job = describe_job(request, config, Numerics.here(threads=1))
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import worker_config
 
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
@@ -15,9 +15,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import read_back
 from holdfast.checkpoint.upkeep.retention import Retention
 from holdfast.recovery.fault import FaultPlan
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.saving.checkpoint_care import Upkeep
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -61,20 +59,7 @@ class Committer:
         return [record for record in records if record["event"] == event]
 
     def _context(self) -> WorkerContext:
-        config = WorkerConfig(
-            worker=WorkerId(0),
-            generation=7,
-            workers=(WorkerId(0),),
-            capacity=1,
-            run_id="r",
-            run_dir=str(self._run_dir),
-            microbatches=1,
-            seed=0,
-            threads=1,
-            heartbeat_timeout_s=1.0,
-            script="",
-        )
-        config = dataclasses.replace(config, **self._changed)
+        config = worker_config(run_dir=self._run_dir, generation=7, **self._changed)
         return WorkerContext(
             config,
             LocalCommunicator(),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from configs import worker_config
 
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.recovery.cursor import Cursor
@@ -17,7 +18,6 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.saving.shard_writers import Shards
@@ -62,19 +62,7 @@ class FailingShard:
 
 @pytest.fixture
 def saver(tmp_path: Path) -> Iterator[Saver]:
-    config = WorkerConfig(
-        worker=ME,
-        generation=1,
-        workers=(ME,),
-        capacity=1,
-        run_id="r",
-        run_dir=str(tmp_path),
-        microbatches=1,
-        seed=0,
-        threads=1,
-        heartbeat_timeout_s=1.0,
-        script="",
-    )
+    config = worker_config(run_dir=tmp_path)
     communicator: Communicator = LocalCommunicator()
     journal, page = journal_of(config), HeartbeatPage.create()
     injector = FaultInjector(ME, FaultPlan(()), announce=lambda visit, kind: None)
@@ -83,7 +71,7 @@ def saver(tmp_path: Path) -> Iterator[Saver]:
     samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
     request = TrainingRequest(samples, None, global_batch=2, epochs=1)
     job = describe_job(request, config, Numerics.here(threads=1))
-    yield Saver(context, membership, job, LoopRecords(context, membership))
+    yield Saver(context, membership, job.save_terms, LoopRecords(context, membership))
     journal.close()
     page.close()
 

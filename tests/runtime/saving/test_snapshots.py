@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import worker_config
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.key_file import KeyFile
@@ -27,9 +28,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep import mend as repair
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.recovery.fault import FaultPlan
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.saving import snapshot_place
 from holdfast.runtime.saving.shard_writers import PendingShard, Shards
@@ -54,18 +53,13 @@ class Worker:
     """One worker's end: what it would hand to its agent, and the page with the answers."""
 
     def __init__(self, run_dir: Path, rank: int = 0, key_file: KeyFile | None = None) -> None:
-        config = WorkerConfig(
-            worker=WorkerId(rank),
-            generation=7,
-            workers=(WorkerId(0), WorkerId(1)),
-            capacity=2,
+        config = worker_config(
+            rank,
+            (0, 1),
+            run_dir=run_dir,
             run_id="run",
-            run_dir=str(run_dir),
+            generation=7,
             microbatches=2,
-            seed=0,
-            threads=1,
-            heartbeat_timeout_s=1.0,
-            script="",
             key_file=key_file,
         )
         self.rank = rank

@@ -3,14 +3,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from configs import worker_config
 from simulation import TinyReplica, data
 
 from holdfast.checkpoint.upkeep.retention import Best, Retention
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import (
     TrainingJob,
@@ -20,19 +19,7 @@ from holdfast.runtime.training.training_job import (
     retention_of,
 )
 
-CONFIG = WorkerConfig(
-    worker=WorkerId(0),
-    generation=1,
-    workers=(WorkerId(0),),
-    capacity=1,
-    run_id="r",
-    run_dir="",
-    microbatches=2,
-    seed=0,
-    threads=1,
-    heartbeat_timeout_s=1.0,
-    script="",
-)
+CONFIG = worker_config(microbatches=2)
 REQUEST = TrainingRequest(data(), None, global_batch=9, epochs=2)
 
 
@@ -87,7 +74,7 @@ def test_metric_that_no_epoch_has_is_refused(
 
 def describe(save_every: int | str, override: str | None = None) -> TrainingJob:
     request = dataclasses.replace(REQUEST, save_every=save_every)
-    config = dataclasses.replace(CONFIG, save_every=override)
+    config = worker_config(microbatches=2, save_every=override)
     return describe_job(request, config, Numerics.here(threads=1))
 
 

@@ -1,0 +1,84 @@
+"""The flags of the options of a job, made from the options themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.options.option import Option
+
+PATH = click.Path(path_type=Path)
+
+SETTINGS = {"allow_interspersed_args": False}
+"""Everything after the script's name is the script's own."""
+
+EPILOG = (
+    "Each option may also stand in the environment (HOLDFAST_SAVE_EVERY for --save-every) or in "
+    "holdfast.toml under [run].  A flag comes first, then the variable, then the file."
+)
+
+key_option = click.option(
+    "--key-file",
+    type=PATH,
+    envvar="HOLDFAST_KEY_FILE",
+    help="The key of the run: what is not signed with it is not valid.",
+)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def flags_of(command: str, **helps: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command its flags; ``helps`` says some otherwise."""
+
+    def decorate(function: _Command) -> _Command:
+        for name, option in reversed(list(OPTIONS.items())):
+            if option.flags and command in option.commands:
+                function = _flag(name, option, helps.get(name, option.help))(function)
+        return function
+
+    return decorate
+
+
+def given_flags(context: click.Context) -> dict[str, Any]:
+    """Return the values that stand on the command line, by field of the options."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if name in OPTIONS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _flag(name: str, option: Option, text: str) -> Callable[[_Command], _Command]:
+    flag = option.flags[-1]
+    names = (*option.flags[:-1], f"{flag}/{option.off_flag}" if option.off_flag else flag, name)
+    if option.is_switch:
+        return click.option(*names, is_flag=True, default=None, help=_help(name, option, text))
+    return click.option(
+        *names,
+        type=click.UNPROCESSED,
+        multiple=option.is_repeated,
+        metavar=option.metavar,
+        help=_help(name, option, text),
+    )
+
+
+def _help(name: str, option: Option, text: str) -> str:
+    """Return the help of an option with its default, unless that says nothing."""
+    default = option.default_text or _shown(_DEFAULTS[name], option)
+    return f"{text}  [default: {default}]" if default else text
+
+
+def _shown(value: object, option: Option) -> str:
+    if option.off_flag is not None:
+        return option.flags[-1].lstrip("-")
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "" if value is None or isinstance(value, bool) else str(value)
+
+
+_DEFAULTS = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}

@@ -1,0 +1,286 @@
+"""What a user asks of a job: every option with its flag, its default and its bounds.
+
+One field is one option, so a new option is a field here and a line where it is used.  The
+value is built once (`sources`), checked here without touching a file, and travels as it
+is to the supervisor, into the launch message and to each worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.recovery.errors import RecoveryError
+from holdfast.recovery.fault import FaultPlan, parse_fault
+from holdfast.recovery.schedule import parse_schedule
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.option import (
+    IMPORT,
+    RUN,
+    Option,
+    at_least,
+    option,
+    read_path,
+    read_seconds,
+    read_switch,
+    read_whole_number,
+    read_words,
+    without_flag,
+)
+from holdfast.runtime.system.processes import usable_cores
+
+_BOTH = (RUN, IMPORT)
+_THE_SCRIPTS = "what the script says"
+_DEFAULT_SEED = 0
+
+
+def _check_timeout(seconds: float) -> None:
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a positive number of seconds, got {seconds}")
+
+
+def _check_scrubs(seconds: float) -> None:
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a number of seconds, or 0 or never for none, got {seconds}")
+
+
+def _check_copies(copies: int) -> None:
+    if copies not in (1, 2):
+        raise ValueError(f"must be 1 or 2, got {copies}")
+
+
+def _check_schedule(text: str) -> None:
+    try:
+        parse_schedule(text)
+    except RecoveryError as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_faults(texts: tuple[str, ...]) -> None:
+    try:
+        FaultPlan(tuple(parse_fault(text) for text in texts))
+    except RecoveryError as error:
+        raise ValueError(str(error)) from error
+
+
+def _number(flag: str, help: str, default: int | None, least: int, **terms: Any) -> Any:  # noqa: A002
+    terms = {"read": read_whole_number, "metavar": "INTEGER", "check": at_least(least)} | terms
+    return option(flag, help, default, **terms)
+
+
+def _switch(flag: str, help: str, **terms: Any) -> Any:  # noqa: A002
+    return option(flag, help, default=terms.pop("default", False), read=read_switch, **terms)
+
+
+def _path(flag: str, help: str, **terms: Any) -> Any:  # noqa: A002
+    return option(flag, help, None, **({"read": read_path, "metavar": "PATH"} | terms))
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """One job as its user asks for it.
+
+    ``microbatches``, ``threads`` and ``seed`` belong to the run and not to the job: None
+    means *not given*, so a resumed run keeps what its ``RUN.json`` holds.  Paths are
+    absolute.
+
+    Raises:
+        UsageError: a value is out of range, or a schedule or a fault address does not parse.
+    """
+
+    script: Path = without_flag("It is the command's argument.", read=read_path)
+    run_dir: Path = option(
+        "--run-dir",
+        "Where the run lives.",
+        dataclasses.MISSING,
+        read=read_path,
+        metavar="PATH",
+        default_text="./holdfast-<script's name>",
+        commands=_BOTH,
+    )
+    argv: tuple[str, ...] = without_flag(
+        "They are the script's own arguments: what follows its name.", (), read=tuple
+    )
+
+    workers: int = _number("-n -np --workers", "Workers to start with.", 1, 1, commands=_BOTH)
+    spares: int = _number("--spares", "Started workers that wait to replace the dead.", 0, 0)
+    microbatches: int | None = _number(
+        "--microbatches",
+        "Equal parts of the global batch, fixed for the life of the run.",
+        None,
+        1,
+        default_text="N of -n",
+        commands=_BOTH,
+    )
+    threads: int | None = _number(
+        "--threads",
+        "Threads of each worker, fixed for the life of the run.",
+        None,
+        1,
+        default_text="cores / N",
+        commands=_BOTH,
+    )
+    seed: int | None = _number(
+        "--seed",
+        "Seed of everything random in the run.",
+        None,
+        0,
+        default_text=str(_DEFAULT_SEED),
+        commands=_BOTH,
+    )
+    initial: Path | None = _path(
+        "--initial",
+        "What a new run begins with: a file, or another run.",
+        metavar="WEIGHTS",
+        default_text=_THE_SCRIPTS,
+    )
+    initial_step: int | None = _number(
+        "--step", "The step of another run.", None, 0, default_text="its newest", commands=(IMPORT,)
+    )
+    save_every: str | None = option(
+        "--save-every",
+        'Steps (100), a time ("10min"), "epoch" or "auto".',
+        None,
+        metavar="WHEN",
+        default_text=_THE_SCRIPTS,
+        check=_check_schedule,
+    )
+    verify_every: int | None = _number(
+        "--verify-every",
+        "Steps between comparisons of the workers' states.",
+        None,
+        0,
+        metavar="STEPS",
+        default_text=_THE_SCRIPTS,
+    )
+    snapshot_copies: int | None = _number(
+        "--snapshot-copies",
+        "Workers that hold a snapshot of each slice.",
+        None,
+        1,
+        metavar="1|2",
+        default_text="2, on different nodes, where there are several; else 1",
+        check=_check_copies,
+    )
+    scrub_every_s: float = option(
+        "--scrub-every",
+        'Time between readings of an old checkpoint, to find damage; 0 or "never" for none.',
+        3600.0,
+        read=read_seconds,
+        metavar="SECONDS",
+        check=_check_scrubs,
+    )
+    repair_from: Path | None = _path(
+        "--repair-from",
+        "Another copy of the run directory, from which damaged checkpoints are mended.",
+        metavar="DIR",
+    )
+    key_file: Path | None = _path(
+        "--key-file",
+        "A secret that checkpoints are signed with; nothing else is resumed from.",
+        commands=_BOTH,
+    )
+    heartbeat_timeout_s: float = option(
+        "--heartbeat-timeout",
+        "Kill a worker that stands still for longer than this.",
+        10.0,
+        read=read_seconds,
+        metavar="SECONDS",
+        check=_check_timeout,
+    )
+    max_restarts: int = _number(
+        "--max-restarts",
+        "Relaunches of a job that died whole; one without progress counts double.",
+        3,
+        0,
+    )
+    fresh: bool = _switch(
+        "--fresh", "Set an existing run aside and begin a new one.", commands=_BOTH
+    )
+    strict: bool = _switch("--strict", "Refuse to resume with other numerics.")
+    shrink: bool = _switch(
+        "--shrink", "Whether survivors go on in place.", default=True, off_flag="--no-shrink"
+    )
+    preload: tuple[str, ...] = option(
+        "--preload",
+        "Modules that warm processes import ahead of becoming workers.",
+        ("tensorflow", "keras"),
+        read=read_words(","),
+        metavar="MODULES",
+        separator=",",
+        commands=_BOTH,
+    )
+    mpiexec: Path | None = _path(
+        "--mpiexec", "The mpiexec to use.", default_text="Python's, then PATH's", commands=_BOTH
+    )
+    verbose: bool = _switch("-v --verbose", "Show Open MPI's own messages too.", commands=_BOTH)
+    faults: tuple[str, ...] = option(
+        "--inject",
+        'A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',
+        (),
+        read=read_words(";"),
+        metavar="FAULT",
+        separator=";",
+        check=_check_faults,
+    )
+    trains: bool = without_flag(
+        "`holdfast import` is the job that does not train.", default=True, read=read_switch
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse requests that make no sense, with one sentence each."""
+        for name, found in OPTIONS.items():
+            try:
+                found.refuse(getattr(self, name))
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+
+    @property
+    def new_microbatches(self) -> int:
+        """Microbatches of a run that is created now: one per worker unless given."""
+        return self.workers if self.microbatches is None else self.microbatches
+
+    @property
+    def new_threads(self) -> int:
+        """Threads per worker of a run that is created now: the cores divided among workers."""
+        return max(1, usable_cores() // self.workers) if self.threads is None else self.threads
+
+    @property
+    def new_seed(self) -> int:
+        """Seed of a run that is created now."""
+        return _DEFAULT_SEED if self.seed is None else self.seed
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as a JSON object."""
+        return {name: _plain(getattr(self, name)) for name in OPTIONS}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> JobOptions:
+        """Return the options that ``to_json`` wrote.
+
+        Raises:
+            UsageError: a value makes no sense.
+            TypeError: a field is missing or unknown.
+            ValueError: a value is of another type.
+        """
+        values: dict[str, Any] = {
+            name: None if value is None else OPTIONS[name].read(value) if name in OPTIONS else value
+            for name, value in fields.items()
+        }
+        return JobOptions(**values)
+
+
+OPTIONS: Mapping[str, Option] = {
+    field.name: field.metadata["option"] for field in dataclasses.fields(JobOptions)
+}
+"""The option behind each field."""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

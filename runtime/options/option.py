@@ -1,0 +1,169 @@
+"""One option of a job: how it is written, how its value is read, and what it may be.
+
+An option is one field of `job_options.JobOptions`.  Its flag names it everywhere: the
+option ``--save-every`` is ``HOLDFAST_SAVE_EVERY`` in the environment and ``save-every``
+in ``holdfast.toml``.  A value may come as text or as what TOML and JSON make of it, so
+each reader takes both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Reader: TypeAlias = Callable[[Any], Any]
+"""Makes a value of a text or of a value of TOML; raises ``ValueError`` with what is wrong."""
+
+_TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
+_FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
+
+RUN, IMPORT = "run", "import"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How one field of the job's options is written and read.
+
+    Attributes:
+        flags: names on the command line, the long one last; none for a field that no
+            person sets, whose ``absent`` says why.
+        help: what it is for, in one sentence.
+        read: makes the field's value of a text or of a value of TOML.
+        metavar: what stands for the value in the help; none for a switch.
+        default_text: the default in words, where the field's own says nothing.
+        check: raises ``ValueError`` for a value that makes no sense.
+        commands: the commands that have the flag.
+        off_flag: the flag that switches it off.
+        separator: what stands between several values in one variable.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    read: Reader
+    metavar: str | None = None
+    default_text: str | None = None
+    check: Callable[[Any], None] | None = None
+    commands: tuple[str, ...] = (RUN,)
+    off_flag: str | None = None
+    separator: str | None = None
+    absent: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The name in ``holdfast.toml``, which may also be written with dashes."""
+        return self.flags[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return f"HOLDFAST_{self.key.upper()}"
+
+    @property
+    def label(self) -> str:
+        """The option as messages name it."""
+        short = len(self.flags) > 1
+        return f"{self.flags[0]} ({self.key})" if short else self.flags[-1]
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag takes no value."""
+        return self.metavar is None
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the flag may be given several times."""
+        return self.separator == ";"
+
+    def refuse(self, value: object) -> None:
+        """Raise ``ValueError`` with a whole sentence for a value that makes no sense."""
+        try:
+            if self.check is not None and value is not None:
+                self.check(value)
+        except ValueError as error:
+            reason = str(error)
+            link = " " if reason.startswith("must") else ": "
+            raise ValueError(f"{self.label}{link}{reason}") from error
+
+
+def option(flag: str, help: str, default: Any, **terms: Any) -> Any:  # noqa: A002
+    """Return a field of ``JobOptions`` with its default and its ``Option``."""
+    flags = tuple(flag.split())
+    found = Option(flags, help, terms.pop("read", read_text), **terms)
+    return dataclasses.field(default=default, metadata={"option": found})
+
+
+def without_flag(reason: str, default: Any = dataclasses.MISSING, *, read: Reader) -> Any:
+    """Return a field of ``JobOptions`` that has no flag, and why."""
+    found = Option((), reason, read, absent=reason)
+    return dataclasses.field(default=default, metadata={"option": found})
+
+
+def read_text(value: Any) -> str:
+    """Return a value as text, since TOML may make a number of it."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"{value!r} is not a text")
+    return str(value)
+
+
+def read_whole_number(value: Any) -> int:
+    """Return a whole number."""
+    try:
+        if isinstance(value, bool) or int(value) != float(value):
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{value!r} is not a valid integer") from error
+
+
+def read_seconds(value: Any) -> float:
+    """Return a number of seconds; ``never`` is 0."""
+    if value == "never":
+        return 0.0
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{value!r} is not a number of seconds") from error
+
+
+def read_switch(value: Any) -> bool:
+    """Return whether a switch is on."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(f"{value!r} is neither yes nor no")
+    return word in _TRUE
+
+
+def read_path(value: Any) -> Path:
+    """Return a path, as it is written."""
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError(f"{value!r} is not a path")
+    return Path(value)
+
+
+def read_words(separator: str) -> Reader:
+    """Return a reader of several words: a list, or one text with ``separator`` between them."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        words = value.split(separator) if isinstance(value, str) else value
+        if not isinstance(words, Iterable) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"{value!r} is not a list of words")
+        return tuple(word.strip() for word in words if word.strip())
+
+    return read
+
+
+def at_least(least: int) -> Callable[[int], None]:
+    """Return a check that refuses smaller numbers."""
+
+    def check(value: int) -> None:
+        if value < least:
+            raise ValueError(f"must be at least {least}, got {value}")
+
+    return check

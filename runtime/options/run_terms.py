@@ -1,0 +1,75 @@
+"""The terms of a run: what its record fixes, and what a job of it may still wish.
+
+The supervisor and a script that is started by itself take the run's record here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.run_key import refuse_other_key
+
+
+def open_or_create_record(
+    directory: RunDirectory, options: JobOptions, key_file: KeyFile | None
+) -> tuple[RunRecord, bool]:
+    """Return the record of the run in ``directory``, and whether there was one before.
+
+    The threads are those of this job: they may change from job to job.
+
+    Raises:
+        UsageError: the options or the key are not those that the run was begun with.
+    """
+    before = directory.load_record()
+    if before is not None:
+        refuse_other_key(key_file, before.key_id, directory.path)
+        return _resumed(options, before), True
+    record = _new_record(options, key_file)
+    directory.create_record(record)
+    return record, False
+
+
+def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:
+    threads = options.new_threads
+    return RunRecord(
+        run_id=RunRecord.new_id(),
+        format=FORMAT,
+        created=time.time(),
+        microbatches=options.new_microbatches,
+        seed=options.new_seed,
+        threads=threads,
+        numerics=Numerics.here(threads=threads).to_json(),
+        key_id=key_file.key_id if key_file else None,
+    )
+
+
+def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
+    """Return the terms of an old run under new wishes; what fixes the bytes may not change."""
+    for flag, wanted, fixed in (
+        ("--microbatches", options.microbatches, record.microbatches),
+        ("--seed", options.seed, record.seed),
+    ):
+        if wanted is not None and wanted != fixed:
+            raise UsageError(
+                f"the run in {options.run_dir} was begun with {flag} {fixed}, not {wanted}; "
+                f"leave {flag} out, or choose another --run-dir"
+            )
+    threads = record.threads if options.threads is None else options.threads
+    if options.strict:
+        _refuse_other_numerics(options, record, threads)
+    return dataclasses.replace(record, threads=threads)
+
+
+def _refuse_other_numerics(options: JobOptions, record: RunRecord, threads: int) -> None:
+    subject = f"the numerics of the run in {options.run_dir} have changed"
+    try:
+        began = Numerics.from_json(record.numerics)
+    except ValueError as error:
+        raise UsageError(f"{subject}: {error}") from error
+    refuse_differences(subject, differences(began, Numerics.here(threads=threads)))

@@ -1,0 +1,156 @@
+"""Where options come from: flags, else ``HOLDFAST_*``, else ``holdfast.toml``, else defaults.
+
+``holdfast run``, ``holdfast import`` and a script that is started by itself build their
+options here.  No other file reads an option from the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.options.option import RUN, Option
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONFIG_FILE = "holdfast.toml"
+
+_RELATIVE = ("script", "run_dir", "initial", "repair_from", "key_file")
+"""Paths that are meant from the working directory; that of mpiexec may be a plain name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Everything that options may stand in.
+
+    Attributes:
+        flags: values given on the command line, by field; those not given are absent.
+        environ: the environment.
+        table: the part of ``holdfast.toml`` that counts, by key.
+        directory: the working directory, from which paths are meant.
+        command: the command whose options are taken from environment and file.
+    """
+
+    flags: Mapping[str, Any]
+    environ: Mapping[str, str]
+    table: Mapping[str, Any]
+    directory: Path
+    command: str = RUN
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltOptions:
+    """The options of a job, and where each that is no default came from, by field."""
+
+    options: JobOptions
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the options as a ``holdfast.toml``, with the origin of each as a comment."""
+        yield f"# script: {self.options.script} {' '.join(self.options.argv)}".rstrip()
+        yield f"[{RUN}]"
+        for name, found in OPTIONS.items():
+            if RUN in found.commands and found.flags:
+                yield self._line(name, found)
+
+    def _line(self, name: str, found: Option) -> str:
+        value, key = getattr(self.options, name), found.key.replace("_", "-")
+        origin = self.origins.get(name, "default")
+        if value is None:
+            return f"# {key} is not set: {found.default_text or 'none'}  ({origin})"
+        return f"{key} = {_toml(value)}  # {origin}"
+
+
+def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> BuiltOptions:
+    """Return the options of a job of ``script``, each from the first source that has it.
+
+    Raises:
+        UsageError: a value cannot be read or makes no sense; the message names its source.
+    """
+    values: dict[str, Any] = {"script": script, "argv": argv}
+    origins: dict[str, str] = {}
+    for name, found in OPTIONS.items():
+        given = _given(name, found, sources)
+        if given is not None:
+            origins[name], value = given
+            values[name] = _read(found, origins[name], value)
+    values.setdefault("run_dir", default_run_dir(script, sources.directory))
+    for name in _RELATIVE:
+        if values.get(name) is not None:
+            values[name] = sources.directory / values[name]
+    return BuiltOptions(JobOptions(**values), origins)
+
+
+def default_run_dir(script: Path, directory: Path) -> Path:
+    """Return the run directory of a script for which none is named."""
+    return directory / f"holdfast-{script.stem}"
+
+
+def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables of a ``holdfast.toml``, one per command; none without a file.
+
+    Option names may be written with dashes, as on the command line.
+
+    Raises:
+        UsageError: the file cannot be read or is no such file.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}; correct it or move it away") from error
+    for name, table in content.items():
+        if not isinstance(table, dict):
+            raise UsageError(
+                f"{path} sets {name!r} outside a table; "
+                "options of `holdfast run` stand under the heading [run]"
+            )
+    return {
+        command: {key.replace("-", "_"): value for key, value in table.items()}
+        for command, table in content.items()
+    }
+
+
+def _given(name: str, found: Option, sources: Sources) -> tuple[str, Any] | None:
+    """Return where an option stands first, and its value there; None if nowhere."""
+    if name in sources.flags:
+        return _flag_of(found, sources.flags[name]), sources.flags[name]
+    if not found.flags or sources.command not in found.commands:
+        return None
+    text = sources.environ.get(found.variable)
+    if text:
+        return found.variable, text
+    if found.key in sources.table:
+        return CONFIG_FILE, sources.table[found.key]
+    return None
+
+
+def _flag_of(found: Option, value: object) -> str:
+    if found.off_flag is not None and value is False:
+        return found.off_flag
+    return found.flags[-1] if found.flags else "the command"
+
+
+def _read(found: Option, origin: str, value: Any) -> Any:
+    try:
+        return found.read(value)
+    except ValueError as error:
+        key = f" {found.key}" if origin == CONFIG_FILE else ""
+        raise UsageError(f"{origin}{key}: {error}") from error
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML writes it; its strings are those of JSON."""
+    if isinstance(value, Path):
+        value = str(value)
+    return json.dumps(value)

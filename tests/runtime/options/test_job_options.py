@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.cli.import_weights import import_weights
+from holdfast.runtime.cli.run import run
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options import job_options
+from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.options.option import IMPORT, RUN
+
+OPTIONS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> JobOptions:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    return JobOptions(script=script, run_dir=tmp_path / "run", workers=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"workers": 0}, r"-n \(workers\) must be at least 1, got 0"),
+        ({"microbatches": 0}, "--microbatches must be at least 1, got 0"),
+        ({"verify_every": -1}, "--verify-every must be at least 0, got -1"),
+        ({"scrub_every_s": -1.0}, "--scrub-every must be a number of seconds, .* got -1.0"),
+        ({"scrub_every_s": float("inf")}, "--scrub-every must be .* or never for none, got inf"),
+        ({"spares": -1}, "--spares must be at least 0, got -1"),
+        ({"max_restarts": -2}, "--max-restarts must be at least 0, got -2"),
+        ({"threads": 0}, "--threads must be at least 1, got 0"),
+        ({"save_every": "0"}, "--save-every: .* at least 1, got 0"),
+        ({"save_every": "often"}, "--save-every: 'often' is no schedule .*: give a number"),
+        ({"seed": -1}, "--seed must be at least 0, got -1"),
+        ({"heartbeat_timeout_s": 0.0}, "--heartbeat-timeout must be a positive .* got 0.0"),
+        (
+            {"heartbeat_timeout_s": float("nan")},
+            "--heartbeat-timeout must be a positive .* got nan",
+        ),
+        (
+            {"heartbeat_timeout_s": float("inf")},
+            "--heartbeat-timeout must be a positive .* got inf",
+        ),
+        ({"faults": ("kill worker=1",)}, "--inject: .*step must be given"),
+        ({"faults": ("kill worker=1 step=2",) * 2}, "--inject: .*strike at one address"),
+    ],
+)
+def test_request_that_makes_no_sense_is_refused_with_its_value(
+    options: JobOptions, change: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        dataclasses.replace(options, **change)
+
+
+def test_what_is_not_given_stays_open_for_the_run_to_decide(options: JobOptions) -> None:
+    assert (options.microbatches, options.threads, options.seed) == (None, None, None)
+
+
+def test_new_run_has_a_microbatch_for_each_worker_and_seed_zero(options: JobOptions) -> None:
+    assert options.new_microbatches == 4
+    assert options.new_seed == 0
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 1), (9, 2), (64, 16)])
+def test_new_run_divides_the_cores_among_the_workers(
+    options: JobOptions, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr(job_options, "usable_cores", lambda: cores)
+
+    assert options.new_threads == threads
+
+
+def test_new_run_takes_what_was_given(options: JobOptions) -> None:
+    given = dataclasses.replace(options, microbatches=12, threads=3, seed=7)
+
+    assert (given.new_microbatches, given.new_threads, given.new_seed) == (12, 3, 7)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(JobOptions), ids=lambda field: field.name)
+def test_every_field_has_a_flag_a_variable_and_a_line_in_the_docs(field: Any) -> None:
+    """Or it says why people do not set it."""
+    option = OPTIONS[field.name]
+    page = OPTIONS_PAGE.read_text(encoding="utf-8")
+
+    if option.flags:
+        assert option.flags[-1].startswith("--")
+        assert option.variable == "HOLDFAST_" + option.flags[-1][2:].replace("-", "_").upper()
+        assert f"`{option.flags[-1]}" in page
+        assert option.help in page
+        assert option.commands
+    else:
+        assert option.absent
+        assert f"| `{field.name}` | {option.absent} |" in page
+
+
+def test_flags_are_there_once() -> None:
+    flags = [flag for option in OPTIONS.values() for flag in option.flags]
+
+    assert len(flags) == len(set(flags))
+
+
+def test_command_line_has_the_flags_of_the_options() -> None:
+    for command, name in ((run, RUN), (import_weights, IMPORT)):
+        found = {flag for param in command.params for flag in param.opts if flag.startswith("-")}
+        options = (option for option in OPTIONS.values() if name in option.commands)
+        wanted = {flag for option in options for flag in option.flags}
+        assert found - wanted <= {"--show-config"}
+        assert wanted <= found
+
+
+def test_options_come_back_from_json_as_they_were(options: JobOptions) -> None:
+    full = dataclasses.replace(
+        options,
+        argv=("-n", "9"),
+        microbatches=12,
+        save_every="10min",
+        scrub_every_s=0.0,
+        repair_from=Path("/mirror"),
+        key_file=Path("/key"),
+        faults=("kill worker=2 step=30 site=reduce", "stop worker=1 step=9"),
+        shrink=False,
+        trains=False,
+    )
+
+    assert JobOptions.from_json(json.loads(json.dumps(full.to_json()))) == full
+    assert JobOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"script": "t.py"}, {"script": "t.py", "run_dir": "r", "walks": True}]
+)
+def test_json_of_another_version_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        JobOptions.from_json(fields)

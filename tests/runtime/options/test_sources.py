@@ -1,0 +1,164 @@
+"""Where options come from, and in which order."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.option import IMPORT
+from holdfast.runtime.options.sources import (
+    Sources,
+    build_options,
+    default_run_dir,
+    read_config_file,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def _built(*flags: tuple[str, Any], environ: dict[str, str] | None = None, **table: Any) -> Any:
+    sources = Sources(dict(flags), environ or {}, table, Path("/here"))
+    return build_options(Path("train.py"), ("-x",), sources)
+
+
+def test_run_dir_is_named_after_the_script() -> None:
+    assert default_run_dir(Path("somewhere/train.py"), Path("/here")) == Path(
+        "/here/holdfast-train"
+    )
+    assert _built().options.run_dir == Path("/here/holdfast-train")
+
+
+def test_without_sources_the_defaults_hold_and_nothing_has_an_origin() -> None:
+    built = _built()
+
+    assert built.options == JobOptions(
+        Path("/here/train.py"), Path("/here/holdfast-train"), argv=("-x",)
+    )
+    assert built.origins == {}
+
+
+def test_flag_comes_before_variable_before_file() -> None:
+    built = _built(
+        ("workers", "2"),
+        environ={"HOLDFAST_WORKERS": "3", "HOLDFAST_SPARES": "3"},
+        workers=4,
+        spares=4,
+        seed=4,
+    )
+
+    options = built.options
+    assert (options.workers, options.spares, options.seed) == (2, 3, 4)
+    assert built.origins == {
+        "workers": "--workers",
+        "spares": "HOLDFAST_SPARES",
+        "seed": "holdfast.toml",
+    }
+
+
+def test_empty_variable_is_none() -> None:
+    assert _built(environ={"HOLDFAST_SEED": ""}).options.seed is None
+
+
+def test_paths_are_meant_from_the_working_directory() -> None:
+    built = _built(("key_file", "k"), environ={"HOLDFAST_RUN_DIR": "/abs"}, mpiexec="mpiexec5")
+
+    assert built.options.key_file == Path("/here/k")
+    assert built.options.run_dir == Path("/abs")
+    assert built.options.mpiexec == Path("mpiexec5")
+
+
+def test_command_takes_only_its_own_options_from_environment_and_file() -> None:
+    """Otherwise `holdfast import` would be made on terms that only `run` knows."""
+    sources = Sources({}, {"HOLDFAST_SAVE_EVERY": "7"}, {"spares": 3, "seed": 5}, Path("/"), IMPORT)
+
+    options = build_options(Path("train.py"), (), sources).options
+
+    assert (options.save_every, options.spares, options.seed) == (None, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "table", "complaint"),
+    [
+        ({"workers": "many"}, {}, {}, "^--workers: 'many' is not a valid integer$"),
+        ({}, {"HOLDFAST_SEED": "1.5"}, {}, "^HOLDFAST_SEED: '1.5' is not a valid integer$"),
+        ({}, {}, {"spares": "x"}, "^holdfast.toml spares: 'x' is not a valid integer$"),
+        ({}, {}, {"workers": True}, "^holdfast.toml workers: True is not a valid integer$"),
+        ({}, {"HOLDFAST_FRESH": "perhaps"}, {}, "'perhaps' is neither yes nor no"),
+        ({}, {}, {"scrub_every": [1]}, r"\[1\] is not a number of seconds"),
+        ({}, {}, {"run_dir": 7}, "7 is not a path"),
+        ({}, {}, {"inject": [7]}, r"\[7\] is not a list of words"),
+        ({}, {}, {"save_every": ["x"]}, r"\['x'\] is not a text"),
+        ({"workers": "0"}, {}, {}, r"-n \(workers\) must be at least 1, got 0"),
+        ({}, {"HOLDFAST_SAVE_EVERY": "often"}, {}, "--save-every: 'often' is no schedule"),
+    ],
+)
+def test_value_that_cannot_be_read_is_refused_with_its_source(
+    flags: dict[str, Any], environ: dict[str, str], table: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        build_options(Path("t.py"), (), Sources(flags, environ, table, Path("/")))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on"), [("1", True), ("yes", True), ("ON", True), ("0", False), ("no", False)]
+)
+def test_switches_in_the_environment(text: str, *, is_on: bool) -> None:
+    assert _built(environ={"HOLDFAST_SHRINK": text}).options.shrink is is_on
+
+
+def test_shown_options_are_a_file_that_says_the_same() -> None:
+    built = _built(
+        ("workers", "3"),
+        ("shrink", False),
+        ("faults", ("kill worker=1 step=2",)),
+        environ={"HOLDFAST_SAVE_EVERY": "10min", "HOLDFAST_PRELOAD": "numpy,h5py"},
+        key_file="k",
+    )
+
+    text = "\n".join(built.lines())
+    table = {key.replace("-", "_"): value for key, value in tomllib.loads(text)["run"].items()}
+    again = build_options(Path("train.py"), ("-x",), Sources({}, {}, table, Path("/here")))
+
+    assert again.options == built.options
+    assert 'save-every = "10min"  # HOLDFAST_SAVE_EVERY' in text
+    assert "shrink = false  # --no-shrink" in text
+    assert 'key-file = "/here/k"  # holdfast.toml' in text
+    assert "max-restarts = 3  # default" in text
+    assert "# threads is not set: cores / N  (default)" in text
+
+
+def test_missing_config_file_sets_nothing(tmp_path: Path) -> None:
+    assert read_config_file(tmp_path / "holdfast.toml") == {}
+
+
+def test_options_in_a_config_file_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text('[run]\nworkers = 4\nheartbeat-timeout = 2.5\ninject = ["a", "b"]\n')
+
+    options = read_config_file(path)
+
+    assert options == {"run": {"workers": 4, "heartbeat_timeout": 2.5, "inject": ["a", "b"]}}
+
+
+def test_config_file_that_does_not_parse_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text("workers 4")
+
+    with pytest.raises(UsageError, match=r"holdfast\.toml cannot be read: "):
+        read_config_file(path)
+
+
+def test_option_outside_of_a_table_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text("workers = 4")
+
+    with pytest.raises(UsageError, match=r"sets 'workers' outside a table; .* heading \[run\]"):
+        read_config_file(path)

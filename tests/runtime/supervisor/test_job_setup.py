@@ -1,0 +1,47 @@
+"""What is checked before a process of the job is started."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.supervisor.job_setup import check_files
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> JobOptions:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    return JobOptions(script, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [
+        ("/nowhere/train.py", "script /nowhere/train.py does not exist"),
+        ("/tmp", "script /tmp is not a readable file"),
+    ],
+)
+def test_script_that_cannot_be_read_is_refused(
+    options: JobOptions, script: str, complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        check_files(dataclasses.replace(options, script=Path(script)))
+
+
+def test_run_is_not_mended_from_itself(options: JobOptions, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(options.run_dir)
+
+    with pytest.raises(UsageError, match=r"--repair-from .*/alias is the run itself; give another"):
+        check_files(dataclasses.replace(options, repair_from=tmp_path / "alias"))
+
+
+def test_mirror_that_is_a_link_to_itself_fails_nothing(options: JobOptions, tmp_path: Path) -> None:
+    """A mirror matters only once a checkpoint is to be mended."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+
+    check_files(dataclasses.replace(options, repair_from=tmp_path / "loop"))

@@ -1,0 +1,44 @@
+"""Configurations of workers that tests make by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.worker_config import WorkerConfig
+
+
+def worker_config(
+    worker: int = 0,
+    workers: Sequence[int] = (0,),
+    *,
+    run_dir: Path = Path("/run"),
+    run_id: str = "r",
+    generation: int = 1,
+    microbatches: int = 1,
+    seed: int = 0,
+    key_file: KeyFile | None = None,
+    capacity: int | None = None,
+    **options: Any,
+) -> WorkerConfig:
+    """Return the configuration of one worker of a job with the given ``options``."""
+    wishes = {
+        "workers": capacity or len(workers),
+        "heartbeat_timeout_s": 1.0,
+        "script": Path("train.py"),
+    }
+    return WorkerConfig(
+        options=JobOptions(run_dir=run_dir, **(wishes | options)),
+        worker=WorkerId(worker),
+        generation=generation,
+        workers=tuple(map(WorkerId, workers)),
+        run_id=run_id,
+        microbatches=microbatches,
+        seed=seed,
+        threads=1,
+        key_file=key_file,
+    )
