@@ -45,6 +45,9 @@ from holdfast.runtime.system.reactor import Reactor
 _GRACE_S = 3.0
 """mpiexec ends by itself 0.3 s after its last rank; longer than this it hangs."""
 
+_SEGMENT_BYTES = 1 << 24
+"""What Open MPI maps for each rank (``btl_sm_segment_size``)."""
+
 _SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
     signal.SIGTERM: ExitCode.TERMINATED,
@@ -60,7 +63,7 @@ def run_job(options: JobOptions) -> ExitCode:
     """
     setup = prepare_job(options)
     prefix = f"holdfast-{os.getpid()}-"
-    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory()))
+    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory(config)))
     handlers = {number: signal.getsignal(number) for number in _WATCHED}
     is_left = False
     try:
@@ -79,10 +82,16 @@ def run_job(options: JobOptions) -> ExitCode:
             signal.signal(number, handler)
 
 
-def _memory_directory() -> str | None:
-    """Return where shared memory files belong, if the system has such a place."""
+def _memory_directory(config: RunConfig) -> str | None:
+    """Return where shared memory files belong, if the system has such a place with enough room.
+
+    Workers talk through these files alone: without room for them they would wait for ever.
+    """
     place = "/dev/shm"
-    return place if os.access(place, os.W_OK | os.X_OK) else None
+    needed = _SEGMENT_BYTES * (config.workers + config.spares)
+    if not os.access(place, os.W_OK | os.X_OK) or shutil.disk_usage(place).free < needed:
+        return None
+    return place
 
 
 class Supervisor:

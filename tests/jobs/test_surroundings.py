@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -105,3 +106,22 @@ def test_script_has_the_temporary_directory_of_its_user(
     place = said[0].removeprefix("user ") if is_set else None
     assert said[-1] == f"has {place} {place or tempfile.gettempdir()}", job.stderr
     assert job.leftovers == ()
+
+
+def test_job_for_which_shared_memory_has_no_room_lies_in_the_temporary_directory(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Open MPI wants 16 MiB a worker, and containers have 64 MiB."""
+    preparation = (
+        "import shutil\nfrom types import SimpleNamespace\n"
+        "shutil.disk_usage = lambda place: SimpleNamespace(free=2 * 2**24 - 1)\n"
+    )
+    request = request_of(LONG, tmp_path, workers=2)
+
+    with start_job(PreparedJob(**asdict(request), preparation=preparation)) as running:
+        running.wait_for("step", step=5)
+        in_memory = [*Path("/dev/shm").glob(f"holdfast-{running.pid}-*")]
+        job = running.wait()
+
+    assert in_memory == []
+    assert_whole(job, LONG, undisturbed(LONG))
