@@ -49,6 +49,9 @@ _TRANSPORT = (
     *("--mca", "coll", "^han,adapt"),
     *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
 )
+PARAMETERS = (*_FAULT_TOLERANCE, *_TRANSPORT)
+"""What a trial of an MPI was made with; its answer holds for nothing else."""
+
 _ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_")
 _SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
 

@@ -63,7 +63,7 @@ def run_job(options: JobOptions) -> ExitCode:
     """
     setup = prepare_job(options)
     prefix = f"holdfast-{os.getpid()}-"
-    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory(config)))
+    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory(options)))
     handlers = {number: signal.getsignal(number) for number in _WATCHED}
     is_left = False
     try:
@@ -82,13 +82,13 @@ def run_job(options: JobOptions) -> ExitCode:
             signal.signal(number, handler)
 
 
-def _memory_directory(config: RunConfig) -> str | None:
+def _memory_directory(options: JobOptions) -> str | None:
     """Return where shared memory files belong, if the system has such a place with enough room.
 
     Workers talk through these files alone: without room for them they would wait for ever.
     """
     place = "/dev/shm"
-    needed = _SEGMENT_BYTES * (config.workers + config.spares)
+    needed = _SEGMENT_BYTES * (options.workers + options.spares)
     if not os.access(place, os.W_OK | os.X_OK) or shutil.disk_usage(place).free < needed:
         return None
     return place

@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.supervisor.launch import LaunchLine
+from holdfast.runtime.supervisor.launch import PARAMETERS, LaunchLine
 from holdfast.runtime.supervisor.mpi_library import INSTALL_HINT, MpiLibrary
 from holdfast.runtime.system.helper_process import module_command
 
@@ -145,6 +145,7 @@ def _cache_path(library: MpiLibrary, environment: Mapping[str, str]) -> Path:
         sys.executable,
         sys.version,
         metadata.version("mpi4py"),
+        PARAMETERS,
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return Path(home) / "holdfast" / f"fit-{key}.json"
