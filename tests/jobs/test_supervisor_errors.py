@@ -35,7 +35,7 @@ def fail(self, message):
 Narration.heard = fail
 """
 FAILS_BEFORE_THE_FIRST_LAUNCH = """
-from holdfast.runtime import supervisor
+from holdfast.runtime.supervisor import supervisor
 def fail(*_):
     raise ZeroDivisionError("a mistake")
 supervisor.MpiLaunch = fail
