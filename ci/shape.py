@@ -1,4 +1,6 @@
-"""Refuse files and functions that have grown past what one reading can hold.
+"""Refuse files and functions that have grown past what one reading can hold, and leftovers.
+
+A leftover is a name that a file assigns twice at its top level: the first value is lost.
 
 Usage: ``python ci/shape.py FOLDER...``; prints each offender and exits 1 if there is any.
 """
@@ -20,7 +22,10 @@ def offences(path: Path) -> Iterator[str]:
     lines = len(source.splitlines())
     if lines > FILE_LINES:
         yield f"{path}: {lines} lines, {FILE_LINES} are allowed; give its second noun a file"
-    for node in ast.walk(ast.parse(source, str(path))):
+    module = ast.parse(source, str(path))
+    for name, again in assigned_twice(module):
+        yield f"{path}:{again.lineno}: {name} is assigned for the second time; keep one of them"
+    for node in ast.walk(module):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = function_lines(node)
             if length > FUNCTION_LINES:
@@ -28,6 +33,28 @@ def offences(path: Path) -> Iterator[str]:
                     f"{path}:{node.lineno}: {node.name} has {length} lines, "
                     f"{FUNCTION_LINES} are allowed; name its parts"
                 )
+
+
+def assigned_twice(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield each name with the plain assignment that gives it another value.
+
+    Assignments within an ``if`` or a ``try`` are alternatives, so they do not count.
+    """
+    seen: set[str] = set()
+    for statement in module.body:
+        for name in _names_assigned(statement):
+            if name in seen:
+                yield name, statement
+            seen.add(name)
+
+
+def _names_assigned(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+            return [name]
+    return []
 
 
 def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

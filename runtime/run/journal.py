@@ -202,6 +202,3 @@ def _plain(value: object) -> object:
 
 
 _ENCODER = json.JSONEncoder(default=_plain)
-
-
-_ENCODER = json.JSONEncoder(default=_plain)
