@@ -1,4 +1,4 @@
-"""The report of a run: what became of it, as a value, as JSON and as text.
+"""The report of a run: what became of it, as a value, as JSON and in words.
 
 ``summary`` makes it from a journal.
 """
@@ -196,27 +196,6 @@ def to_json(report: Report) -> str:
     return json.dumps(_finite(dataclasses.asdict(report)), indent=2, allow_nan=False)
 
 
-def to_text(report: Report) -> str:
-    """Return the report as plain lines, one fact each."""
-    lines = [
-        f"run           {report.run_id}",
-        f"outcome       {describe_outcome(report)}",
-        f"steps         {report.steps}",
-        f"samples       {report.samples}",
-        f"epochs        {len(report.epochs)} ({describe_ledger(report)})",
-        f"metrics       {describe_metrics(report.metrics)}",
-        f"wall time     {report.wall_s:.1f} s in {report.jobs} jobs",
-        f"goodput       {report.goodput:.1%}",
-        f"checkpoints   {describe_checkpoints(report)}",
-        f"final sha256  {report.final_sha256 or '-'}",
-    ]
-    lines += [f"failure       {describe_failure(failure)}" for failure in report.failures]
-    lines += [f"recovery      {describe_recovery(recovery)}" for recovery in report.recoveries]
-    lines += [f"relaunch      {describe_relaunch(relaunch)}" for relaunch in report.relaunches]
-    lines += [f"checkpoint    {trouble}" for trouble in describe_troubles(report)]
-    return "\n".join(lines)
-
-
 def describe_outcome(report: Report) -> str:
     """Return how the last job ended, in words."""
     if report.exit_code is None:
@@ -269,24 +248,6 @@ def describe_failure(failure: Failure) -> str:
     phase = f" while {failure.phase}" if failure.phase else ""
     fenced = ", fenced" if failure.fenced else ""
     return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}"
-
-
-def describe_recovery(recovery: Recovery) -> str:
-    """Return who was lost and how long it took to go on."""
-    lost = ", ".join(map(str, recovery.lost))
-    return (
-        f"lost {lost} at step {recovery.step}, {len(recovery.survivors)} went on; "
-        f"next step after {describe_ms(recovery.since_failure_ms)}"
-    )
-
-
-def describe_relaunch(relaunch: Relaunch) -> str:
-    """Return why the job was started again, from where, and how long that took."""
-    start = "nothing" if relaunch.restored_step is None else f"step {relaunch.restored_step}"
-    return (
-        f"{len(relaunch.workers)} workers from {start}: {relaunch.reason}; "
-        f"next step after {describe_ms(relaunch.since_failure_ms)}"
-    )
 
 
 def describe_ms(milliseconds: float | None) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,28 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
         "step 1 did not verify any more",
     ):
         assert fact in text
+
+
+def test_tables_tell_each_failure_and_what_came_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal.record("job_started", workers=2)
+    failure = {"worker": 1, "cause": "silent for 1.0 s", "phase": "training", "fenced": True}
+    journal.record("failure", step=2, **failure)
+    journal.record("recovery", generation=2, step=3, lost=[1], survivors=[0], next_step_ms=12.4)
+    journal.record("relaunch", reason="all workers died", spent=1, workers=[4])
+    journal.record("epoch", epoch=1, step=3, samples=7, exact=False, metrics={})
+    journal.close()
+
+    assert _report(str(tmp_path)) == ExitCode.DONE
+
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
+    assert ["worker 1: silent for 1.0 s at step 2 while training, fenced"] in cells
+    assert ["3", "1", "0", "1", "12 ms"] in cells
+    assert ["all workers died", "4", "-", "-"] in cells
+    assert any("not exact: 1" in line for line in lines)
 
 
 def test_empty_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ from holdfast.runtime.commands.report import (
     Struck,
     WrongMemory,
     describe_checkpoints,
+    describe_ledger,
     describe_troubles,
     to_json,
-    to_text,
 )
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.journal import Record
@@ -245,7 +245,7 @@ def test_inexact_epoch_is_named(story: Story) -> None:
     report = summarize(story.records)
 
     assert [epoch.exact for epoch in report.epochs] == [True, False]
-    assert "not exact: 1" in to_text(report)
+    assert describe_ledger(report) == "not exact: 1"
 
 
 def test_metrics_of_an_unfinished_job_are_those_of_its_last_epoch(story: Story) -> None:
@@ -281,19 +281,6 @@ def test_json_is_strict_even_with_numbers_that_json_lacks(story: Story) -> None:
 
     assert content["metrics"] == {"loss": None}
     assert content["final_sha256"] == "00"
-
-
-def test_text_tells_each_failure_and_what_came_of_it(story: Story) -> None:
-    story.steps(1, 2)
-    story.tell("failure", worker=1, cause="silent for 1.0 s", step=2, phase="training", fenced=True)
-    story.tell("recovery", generation=2, step=3, lost=[1], survivors=[0], next_step_ms=12.4)
-    story.tell("relaunch", reason="all workers died", spent=1, workers=[4])
-
-    text = to_text(summarize(story.records))
-
-    assert "worker 1: silent for 1.0 s at step 2 while training, fenced" in text
-    assert "lost 1 at step 3, 1 went on; next step after 12 ms" in text
-    assert "1 workers from nothing: all workers died; next step after -" in text
 
 
 def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -> None:
