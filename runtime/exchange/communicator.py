@@ -6,14 +6,12 @@ exchange either succeeds or the world that it ran in has to be repaired.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
-Bounds: TypeAlias = Sequence[tuple[int, int]]
 
 
 class WorldBroken(Exception):
@@ -58,18 +56,12 @@ class Communicator(Protocol):
     def flight(self) -> Flight:
         """Return a new set of messages between the ranks."""
 
-    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
-        """Fill ``everyones`` with what each rank holds in ``mine``, in rank order."""
-
     def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Fill ``everyones`` with the equally long ``mine`` of all ranks, in rank order.
 
-        Faster than ``allgather``, and less sure: when a member dies meanwhile, some of
+        Faster than ``allgather_bytes``, and less sure: when a member dies meanwhile, some of
         it may be what it was before.  Nothing may be trusted before a vote has passed.
         """
-
-    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
-        """Complete ``vector``, of which each rank holds the slice ``bounds[rank]``."""
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order."""

@@ -17,14 +17,14 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from holdfast.runtime.exchange.communicator import Array, Bounds, WorldBroken
+from holdfast.runtime.exchange.communicator import Array, WorldBroken
 from holdfast.runtime.exchange.simulated_threads import Killed, Turns
 
 _Result = TypeVar("_Result")
@@ -176,24 +176,10 @@ class FakeCommunicator:
         """Return a new set of messages between the ranks."""
         return FakeFlight(self)
 
-    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
-        """Fill ``everyones`` with what each rank holds in ``mine``; counts in elements."""
-        assert mine.size == counts[self.rank], "this rank holds another number of elements"
-        pieces = self._collect(mine, "allgather")
-        assert [piece.size for piece in pieces] == list(counts), "ranks counted differently"
-        everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
-
     def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Fill ``everyones`` with the equally long ``mine`` of all ranks."""
         pieces = self._collect(mine, "allgather_unchecked")
         everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
-
-    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
-        """Complete ``vector`` in place from the slices that the ranks hold."""
-        start, stop = bounds[self.rank]
-        pieces = self._collect(vector[start:stop], "allgather_slices")
-        for (start, stop), piece in zip(bounds, pieces, strict=True):
-            vector[start:stop] = piece
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 
-from holdfast.runtime.exchange.communicator import Array, Bounds
+from holdfast.runtime.exchange.communicator import Array
 
 
 class LocalFlight:
@@ -46,16 +45,9 @@ class LocalCommunicator:
         """Return an empty set of messages."""
         return LocalFlight()
 
-    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
-        """Copy ``mine``."""
-        everyones.reshape(-1)[: counts[0]] = mine.reshape(-1)
-
     def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Copy ``mine``."""
         everyones.reshape(-1)[...] = mine.reshape(-1)
-
-    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
-        """Do nothing: the vector is complete."""
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the one payload."""

@@ -27,15 +27,14 @@ the TCP transport of several hosts can deadlock in revoke.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
 import mpi4py
 import numpy as np
 
-from holdfast.runtime.exchange.communicator import Array, Bounds, WorldBroken
+from holdfast.runtime.exchange.communicator import Array, WorldBroken
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
@@ -145,24 +144,17 @@ class MpiCommunicator:
         """Return a new set of messages between the ranks."""
         return MpiFlight(self._comm, self.revoke)
 
-    def allgather(self, mine: Array, everyones: Array, counts: Sequence[int]) -> None:
-        """Fill ``everyones`` with what each rank holds in ``mine``; counts in elements."""
-        self._collective(self._comm.Allgatherv, mine, [everyones, list(counts)])
-
     def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
         """Fill ``everyones``; without the look for deaths that makes its success count."""
         self._call(self._comm.Allgather, mine, everyones)
-
-    def allgather_slices(self, vector: Array, bounds: Bounds) -> None:
-        """Complete ``vector`` in place from the slices that the ranks hold."""
-        self._collective(self._comm.Allgatherv, MPI.IN_PLACE, [vector, _cuts(tuple(bounds))])
 
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order."""
         lengths = np.empty(self._size, np.int64)
         self._collective(self._comm.Allgather, np.array([len(payload)], np.int64), lengths)
         joined = np.empty(int(lengths.sum()), np.uint8)
-        self.allgather(np.frombuffer(payload, np.uint8), joined, lengths.tolist())
+        mine = np.frombuffer(payload, np.uint8)
+        self._collective(self._comm.Allgatherv, mine, [joined, lengths.tolist()])
         stops = np.cumsum(lengths)
         return [
             joined[stop - length : stop].tobytes()
@@ -243,12 +235,6 @@ class MpiCommunicator:
         count = failed.Get_size()
         failed.Free()
         return bool(count)
-
-
-@functools.lru_cache(maxsize=64)
-def _cuts(bounds: tuple[tuple[int, int], ...]) -> tuple[list[int], list[int]]:
-    """Return lengths and starts of the slices; the same few cuts come back in every step."""
-    return [stop - start for start, stop in bounds], [start for start, _ in bounds]
 
 
 def join_world(*, shrinkable: bool) -> MpiCommunicator:

@@ -15,8 +15,6 @@ import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import numpy as np
-
 from holdfast.checkpoint.format.digest import Digest
 from holdfast.checkpoint.format.tensor import Tensor, whole_bytes_of
 from holdfast.recovery.digest_majority import DigestComparison, compare_digests
@@ -75,11 +73,8 @@ class MemoryCheck:
         digest = taken.result()
         if digest is None:
             return
-        mine = np.frombuffer(bytes.fromhex(digest), np.uint8)
-        everyones = np.empty((self._membership.communicator.size, len(mine)), np.uint8)
-        counts = [len(mine)] * len(everyones)
-        self._membership.communicator.allgather(mine, everyones, counts)
-        found = compare_digests([row.tobytes() for row in everyones])
+        everyones = self._membership.communicator.allgather_bytes(bytes.fromhex(digest))
+        found = compare_digests(everyones)
         if not found.is_unanimous:
             self._settle(step, found)
 
