@@ -1,8 +1,8 @@
-"""Which workers are alive, suspect or dead, judged by heartbeats that stand still.
+"""Which workers are alive or dead, judged by heartbeats that stand still.
 
 A worker counts; an observer looks at the counters now and then. A worker is silent
-while two looks in a row see the same. Silence beyond a limit makes it suspect, then
-dead; what is found dead is fenced, and only then treated as a failure.
+while two looks in a row see the same. Silence beyond a limit makes it dead; what is
+found dead is fenced, and only then treated as a failure.
 
 Three things make the verdicts safe:
 
@@ -19,21 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from types import MappingProxyType
 
 from holdfast.recovery.world import WorkerId
 
 _LOOKS_PER_TIMEOUT = 4
-_SUSPECT_SHARE = 0.5
-
-
-class Verdict(Enum):
-    """What the detector finds about a worker."""
-
-    ALIVE = "alive"
-    SUSPECT = "suspect"
-    DEAD = "dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +54,10 @@ class SilenceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The verdict about one worker, with what it rests on."""
+    """The verdict about one worker, with the silence that it rests on."""
 
-    verdict: Verdict
-    phase: int
+    is_dead: bool
     silent_s: float
-    limit_s: float
-
-    @property
-    def reason(self) -> str:
-        """The verdict as the end of a sentence that begins with the worker."""
-        return (
-            f"{self.verdict.value}: silent for {self.silent_s:.2f} s in phase {self.phase},"
-            f" limit {self.limit_s:.2f} s"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +95,8 @@ class FailureDetector:
     def finding(self, worker: WorkerId) -> Finding:
         """Return the verdict about ``worker``; raises ``KeyError`` for one that is not watched."""
         sighting = self._sightings[worker]
-        limit_s = self.limits.of(sighting.view.phase)
-        if sighting.silent_s > limit_s:
-            verdict = Verdict.DEAD
-        elif sighting.silent_s > limit_s * _SUSPECT_SHARE:
-            verdict = Verdict.SUSPECT
-        else:
-            verdict = Verdict.ALIVE
-        return Finding(verdict, sighting.view.phase, sighting.silent_s, limit_s)
+        is_dead = sighting.silent_s > self.limits.of(sighting.view.phase)
+        return Finding(is_dead, sighting.silent_s)
 
     def findings(self) -> dict[WorkerId, Finding]:
         """Return the verdicts about all watched workers."""

@@ -88,15 +88,11 @@ class FingerprintTable:
         return int(_sum(self._hashes[ids]))
 
 
-def to_lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
-    """Return the count and the fingerprint as nine float32 lanes, which may be summed."""
-    lanes = np.empty(LANES, dtype=np.float32)
-    write_lanes(lanes, samples, fingerprint)
-    return lanes
-
-
 def write_lanes(vector: npt.NDArray[np.float32], samples: int, fingerprint: int) -> None:
-    """Write what ``to_lanes`` returns into the end of a contiguous ``vector``."""
+    """Write count and fingerprint as lanes, which may be summed, to the end of ``vector``.
+
+    The vector is contiguous.
+    """
     if not 0 <= samples <= _MAX_EXACT or not 0 <= fingerprint < WORD:
         raise ValueError(
             f"{samples} samples with fingerprint {fingerprint} do not fit the lanes:"

@@ -15,7 +15,7 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from holdfast.recovery.detector import FailureDetector, SilenceLimits, Verdict
+from holdfast.recovery.detector import FailureDetector, SilenceLimits
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
@@ -124,7 +124,7 @@ class WorkerHost:
         views = {worker: hosted.view for worker, hosted in watched.items()}
         self._detector = self._detector.observe(views, now)
         for worker, finding in self._detector.findings().items():
-            if finding.verdict is Verdict.DEAD:
+            if finding.is_dead:
                 self._fence(watched[worker], finding.silent_s)
         self._writer.look(now)
         self._reap_strangers()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from holdfast.recovery.ledger import (
     Ledger,
     fingerprint,
     from_lanes,
-    to_lanes,
+    write_lanes,
 )
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.splitmix import WORD, splitmix64
@@ -22,6 +23,12 @@ ids = st.lists(st.integers(0, 10**12), max_size=40)
 
 def ledger_of(*samples: int) -> Ledger:
     return Ledger().record(len(samples), fingerprint(samples))
+
+
+def _lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
+    lanes = np.empty(LANES, np.float32)
+    write_lanes(lanes, samples, fingerprint)
+    return lanes
 
 
 def test_fingerprints_never_change() -> None:
@@ -66,7 +73,7 @@ def test_an_epoch_of_the_sample_order_is_covered(
 
     for index in range(order.steps_per_epoch):
         parts = [order.microbatch(index, m) for m in range(microbatches)]
-        lanes = sum(to_lanes(len(part), fingerprint(part)) for part in parts)
+        lanes = sum(_lanes(len(part), fingerprint(part)) for part in parts)
         ledger = ledger.record(*from_lanes(np.asarray(lanes)))
 
     assert ledger.covers(samples)
@@ -119,17 +126,18 @@ def test_record_returns_a_new_ledger() -> None:
 
 @given(st.integers(0, 2**24), st.integers(0, WORD - 1))
 def test_lanes_bring_count_and_fingerprint_back(samples: int, value: int) -> None:
-    lanes = to_lanes(samples, value)
+    vector = np.full(LANES + 2, 0.5, np.float32)
 
-    assert lanes.dtype == np.float32
-    assert lanes.shape == (LANES,)
-    assert from_lanes(lanes) == (samples, value)
+    write_lanes(vector, samples, value)
+
+    assert from_lanes(vector[2:]) == (samples, value)
+    assert vector[:2].tolist() == [0.5, 0.5]
 
 
 def test_lanes_of_the_most_microbatches_add_up_exactly() -> None:
     """Every lane at its largest, summed in float32, one after another."""
     total = np.zeros(LANES, dtype=np.float32)
-    lanes = to_lanes(1, WORD - 1)
+    lanes = _lanes(1, WORD - 1)
 
     for _ in range(MAX_MICROBATCHES):
         total += lanes
@@ -139,7 +147,7 @@ def test_lanes_of_the_most_microbatches_add_up_exactly() -> None:
 
 @pytest.mark.parametrize("damage", [0.5, -1.0, np.nan, np.inf, float(2**25)])
 def test_damaged_lanes_are_refused(damage: float) -> None:
-    lanes = to_lanes(3, 12345)
+    lanes = _lanes(3, 12345)
     lanes[4] = damage
 
     with pytest.raises(LedgerUnreadable, match="the reduced vector is damaged"):
@@ -154,7 +162,7 @@ def test_lanes_of_another_length_are_refused() -> None:
 @pytest.mark.parametrize(("samples", "value"), [(-1, 0), (2**24 + 1, 0), (1, WORD), (1, -1)])
 def test_what_does_not_fit_the_lanes_is_refused(samples: int, value: int) -> None:
     with pytest.raises(ValueError, match="do not fit the lanes"):
-        to_lanes(samples, value)
+        _lanes(samples, value)
 
 
 @pytest.mark.parametrize(("samples", "value"), [(-1, 0), (1, WORD)])
