@@ -8,18 +8,14 @@ a save may fail, so both are asked for again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.run.journal import Record, parse_line
-from holdfast.runtime.run.own_file import open_to_read
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05
-_TAIL_BYTES = 1 << 20
 _MOST_FAILURES = 3
 
 
@@ -95,36 +91,6 @@ class SaveWatch:
             self.saved = Saved(newest["step"], now - self._asked_at)
 
 
-class JournalTail:
-    """The end of a journal, and what is appended to it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position: int | None = None
-        self._rest = b""
-
-    def read(self) -> Iterator[Record]:
-        """Yield what has come since the last call; at first, what the last MiB holds.
-
-        Raises:
-            NotSaved: the journal cannot be read.
-        """
-        try:
-            with open_to_read(self._path) as file:
-                if self._position is None:
-                    file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-                else:
-                    file.seek(self._position)
-                content = file.read()
-                self._position = file.tell()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise NotSaved(f"{self._path} cannot be read: {error.strerror}") from error
-        *lines, self._rest = (self._rest + content).split(b"\n")
-        yield from filter(None, map(parse_line, lines))
-
-
 def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -> Saved | None:
     """Ask the job in ``directory`` for a checkpoint; return it once it is committed.
 
@@ -146,12 +112,11 @@ class _Order:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._watch = SaveWatch()
-        self._tail = JournalTail(directory.journal_path)
+        self._journal = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
 
     def carry_out(self, *, is_waiting: bool) -> Saved | None:
         """Look, ask, and look again until there is an answer."""
-        for record in self._tail.read():
-            self._watch.saw(record)
+        self._look()
         self._watch.is_over = False  # if a job has ended, it was one before this holder's
         while True:
             if self._watch.needs_asking and self._holder.is_listening:
@@ -160,11 +125,21 @@ class _Order:
                 if not is_waiting:
                     return None
             has_ended = self._holder.has_ended(_LOOK_S)
-            for record in self._tail.read():
-                self._watch.saw(record)
+            self._look()
             if self._watch.saved is not None:
                 return self._watch.saved
             self._refuse_to_wait(has_ended=has_ended)
+
+    def _look(self) -> None:
+        """Read on in the journal, which may not be there yet."""
+        try:
+            for record in self._journal.read():
+                self._watch.saw(record)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            path = self._directory.journal_path
+            raise NotSaved(f"{path} cannot be read: {error.strerror}") from error
 
     def _refuse_to_wait(self, *, has_ended: bool) -> None:
         path, watch = self._directory.path, self._watch

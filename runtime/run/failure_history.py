@@ -7,18 +7,16 @@ off without a last word: its host or its supervisor died.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.recovery.schedule import Auto, FailureHistory, Schedule
-from holdfast.runtime.run.own_file import open_to_read
+from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 from holdfast.runtime.run.run_directory import RunDirectory
 
-# Nearly all lines are steps, of which there may be millions.
-_TELLING = tuple(
-    f'{{"event": "{name}"'.encode() for name in ("job_started", "job_ended", "relaunch")
-)
+_TELLING = ("job_started", "job_ended", "relaunch")
+# Nearly all lines are steps, of which there may be millions: too many to parse them all.
+_MARKS = tuple(event.encode() for event in _TELLING)
 
 
 def history_of(schedule: Schedule, run_dir: Path) -> FailureHistory:
@@ -26,8 +24,7 @@ def history_of(schedule: Schedule, run_dir: Path) -> FailureHistory:
     if not isinstance(schedule, Auto):
         return FailureHistory()
     try:
-        with open_to_read(RunDirectory(run_dir).journal_path) as file:
-            return failure_history(file)
+        return failure_history(JournalReader(RunDirectory(run_dir).journal_path).lines())
     except OSError:
         return FailureHistory()
 
@@ -61,18 +58,21 @@ def failure_history(lines: Iterable[bytes]) -> FailureHistory:
 
 def _telling(line: bytes) -> tuple[str, float] | None:
     """Return event and time of a line that counts here, None for any other."""
-    if not line.startswith(_TELLING):
+    if not any(mark in line for mark in _MARKS):
         return None
-    try:
-        record = json.loads(line)
-        return str(record["event"]), float(record["now"])
-    except (ValueError, KeyError, TypeError):
+    record = parse_line(line)
+    if record is None or record["event"] not in _TELLING:
         return None
+    now = _time_of(record)
+    return None if now is None else (record["event"], now)
 
 
 def _moment(line: bytes, default: float) -> float:
     """Return when a line was written; ``default`` if it is torn."""
-    try:
-        return float(json.loads(line)["now"])
-    except (ValueError, KeyError, TypeError):
-        return default
+    now = _time_of(parse_line(line))
+    return default if now is None else now
+
+
+def _time_of(record: Record | None) -> float | None:
+    now = None if record is None else record.get("now")
+    return float(now) if isinstance(now, (int, float)) else None

@@ -28,6 +28,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,7 +36,9 @@ from holdfast.runtime.run.own_file import close, open_to_read, open_to_write
 
 Record: TypeAlias = dict[str, Any]
 
-_TAIL_BYTES = 1 << 20
+TAIL_BYTES = 1 << 20
+"""The end of a journal that tells how a run stands."""
+
 _CLOSED = -1
 
 _LOG = logging.getLogger(__name__)
@@ -135,22 +138,50 @@ class Journal:
             _LOG.warning("journal %s loses events: %s", self._path, reason)
 
 
-def read_journal(path: Path) -> list[Record]:
-    """Return the records of a journal in the order in which they were appended.
+class JournalReader:
+    """Reads a journal from its beginning or near its end, and then what is appended to it."""
 
-    Lines that are torn or no JSON object are skipped.
+    def __init__(self, path: Path, *, tail_bytes: int | None = None) -> None:
+        """Begin ``tail_bytes`` before the end, if given; the file may come later."""
+        self._path = path
+        self._tail_bytes = tail_bytes
+        self._position: int | None = None
+
+    def read(self) -> Iterator[Record]:
+        """Yield the records that have come since the last call, in the order of their appending.
+
+        Lines that are torn or no JSON object are skipped.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        return filter(None, map(parse_line, self.lines()))
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that have come since the last call; a last one only if it is whole.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with open_to_read(self._path) as file:
+            if self._position is None:
+                size = file.seek(0, os.SEEK_END)
+                self._position = 0 if self._tail_bytes is None else max(0, size - self._tail_bytes)
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n") and parse_line(line) is None:
+                    return  # its writer may be about to end it
+                self._position += len(line)
+                yield line
+
+
+def read_journal(path: Path) -> list[Record]:
+    """Return all records of a journal.
 
     Raises:
         OSError: the file cannot be read.
     """
-    records = []
-    with open_to_read(path) as file:
-        content = file.read()
-    for line in content.splitlines():
-        record = parse_line(line)
-        if record is not None:
-            records.append(record)
-    return records
+    return list(JournalReader(path).read())
 
 
 def last_generation(path: Path) -> int:
@@ -159,14 +190,11 @@ def last_generation(path: Path) -> int:
     Generations only grow, and every launch and world records its own, so the
     last part of the file is enough.
     """
+    reader = JournalReader(path, tail_bytes=TAIL_BYTES)
     try:
-        with open_to_read(path) as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            records = [parse_line(line) for line in file.read().splitlines()]
+        found = [record.get("generation", 0) for record in reader.read()]
     except FileNotFoundError:
         return 0
-    found = [record.get("generation", 0) for record in records if record is not None]
     return max((number for number in found if isinstance(number, int)), default=0)
 
 

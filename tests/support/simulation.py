@@ -6,7 +6,6 @@ journal and checkpoints on the disk.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -26,7 +25,9 @@ from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
 from holdfast.runtime.training.catch_up import whole_state
 from holdfast.runtime.training.loop import TrainingLoop
@@ -210,8 +211,7 @@ class SimulatedJob:
 
     def journal(self, event: str) -> list[dict[str, Any]]:
         """Return the journal's records of one kind."""
-        lines = (self._run_dir / "journal.jsonl").read_text().splitlines()
-        records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        records = read_journal(RunDirectory(self._run_dir).journal_path)
         return [record for record in records if record["event"] == event]
 
     def _work(self, terms: Launch, config: WorkerConfig, communicator: FakeCommunicator) -> Ending:

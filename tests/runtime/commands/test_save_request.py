@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.commands.lease_holder import LeaseHolder
-from holdfast.runtime.commands.save_request import JournalTail, Saved, SaveWatch, order_save
+from holdfast.runtime.commands.save_request import Saved, SaveWatch, order_save
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -96,29 +96,6 @@ def test_end_of_the_job_serves_the_order_if_its_last_step_is_on_the_disk(
     assert watch.saved == saved
 
 
-def test_tail_yields_whole_records_as_they_come(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    tail = JournalTail(path)
-    assert list(tail.read()) == []
-
-    path.write_bytes(b'{"event": "a"}\n{"eve')
-    assert [record["event"] for record in tail.read()] == ["a"]
-    with path.open("ab") as file:
-        file.write(b'nt": "b"}\ntorn\n{"event": "c"}\n')
-    assert [record["event"] for record in tail.read()] == ["b", "c"]
-    assert list(tail.read()) == []
-
-
-def test_tail_begins_near_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(b'{"event": "old"}\n' * 200_000 + b'{"event": "new"}\n')
-
-    found = [record["event"] for record in JournalTail(path).read()]
-
-    assert found[-1] == "new"
-    assert 1000 < len(found) < 100_000
-
-
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory(tmp_path / "run")
@@ -166,6 +143,15 @@ def test_holder_is_found_by_its_lease(directory: RunDirectory) -> None:
         with LeaseHolder.find(directory) as holder:
             assert not holder.has_ended(0.0)
             assert not holder.is_listening
+    finally:
+        lease.release()
+
+
+def test_job_without_a_journal_yet_is_waited_for(directory: RunDirectory) -> None:
+    lease = directory.acquire_lease()
+    try:
+        with pytest.raises(NotSaved, match=r"not committed a checkpoint within 0\.1 s"):
+            order_save(directory, timeout_s=0.1, is_waiting=True)
     finally:
         lease.release()
 

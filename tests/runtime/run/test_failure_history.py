@@ -45,6 +45,18 @@ def test_torn_lines_tell_nothing() -> None:
     assert failure_history(journal).failures == 0
 
 
+def test_order_of_the_fields_makes_no_difference() -> None:
+    journal = [b'{"now": 1.0, "event": "job_started"}\n', b'{"now": 2.0, "event": "relaunch"}\n']
+
+    assert failure_history(journal) == FailureHistory(1.0, 1)
+
+
+def test_event_that_mentions_another_is_not_taken_for_it() -> None:
+    line = json.dumps({"event": "launch", "now": 1.0, "relaunch": 1, "why": "job_ended"})
+
+    assert failure_history([line.encode()]) == FailureHistory()
+
+
 def test_marks_are_those_that_a_journal_writes(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl", run_id="r", source="supervisor")
     for event in ("job_started", "relaunch", "relaunch"):

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from holdfast.runtime.run.journal import Journal, read_journal
+from holdfast.runtime.run.journal import TAIL_BYTES, Journal, JournalReader, read_journal
 
 
 @pytest.fixture
@@ -271,3 +271,39 @@ def test_journal_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
 
 def _no_space(fd: int, data: bytes) -> int:
     raise OSError(28, "No space left on device")
+
+
+def test_reader_yields_whole_records_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    reader = JournalReader(path)
+
+    path.write_bytes(b'{"event": "a"}\n{"eve')
+    assert [record["event"] for record in reader.read()] == ["a"]
+    with path.open("ab") as file:
+        file.write(b'nt": "b"}\ntorn\n{"event": "c"}\n')
+    assert [record["event"] for record in reader.read()] == ["b", "c"]
+    assert list(reader.read()) == []
+
+
+def test_reader_of_a_journal_without_a_last_newline_yields_its_last_record_once(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"event": "a"}')
+    reader = JournalReader(path)
+    assert [record["event"] for record in reader.read()] == ["a"]
+
+    with path.open("ab") as file:
+        file.write(b'\n{"event": "b"}\n')
+
+    assert [record["event"] for record in reader.read()] == ["b"]
+
+
+def test_reader_of_the_tail_begins_near_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"event": "old"}\n' * 200_000 + b'{"event": "new"}\n')
+
+    found = [record["event"] for record in JournalReader(path, tail_bytes=TAIL_BYTES).read()]
+
+    assert found[-1] == "new"
+    assert 1000 < len(found) < 100_000
