@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
+from holdfast.runtime.run.own_file import sync
 
 _SAVED_MODEL = "saved_model.pb"
 """A directory with this file in it may be replaced; any other is somebody's."""
@@ -28,7 +29,7 @@ def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> 
         write(draft)
         _sync_tree(draft)
         _replace(draft, target, is_forced=is_forced)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise _unwritable(target, error.strerror or str(error)) from error
     except JobError:
@@ -74,15 +75,7 @@ def _sync_tree(path: Path) -> None:
     if path.is_dir():
         for child in path.iterdir():
             _sync_tree(child)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)
 
 
 def _remove(draft: Path) -> None:

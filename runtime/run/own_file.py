@@ -77,6 +77,15 @@ def create_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def open_to_read(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading, and close it at the end.

@@ -30,7 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
-from holdfast.runtime.run.own_file import ForeignFile, create_durably, open_to_write, read_at_most
+from holdfast.runtime.run.own_file import (
+    ForeignFile,
+    create_durably,
+    open_to_write,
+    read_at_most,
+    sync,
+)
 
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
@@ -196,7 +202,7 @@ class RunDirectory:
             create_durably(draft, record.encode())
             # Like O_EXCL, but the name appears only when the content is complete.
             os.link(draft, self.record_path)
-            _sync_directory(self.path)
+            sync(self.path)
         except FileExistsError as error:
             raise UsageError(
                 f"run directory {self.path} already holds a run; "
@@ -243,7 +249,7 @@ class RunDirectory:
             folder = self._new_previous_folder()
             for path in present:
                 path.rename(folder / path.name)
-            _sync_directory(self.path)
+            sync(self.path)
         except OSError as error:
             raise self._unusable(error) from error
         return folder
@@ -287,11 +293,3 @@ def _read_owner(descriptor: int) -> str:
         return f"pid {owner['pid']} on host {owner['host']}"
     except (ValueError, KeyError, TypeError):
         return "its owner is just starting"
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
