@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+STORE_NAME = "checkpoints"
+"""The folder of the store in the directory of a run."""
+
 MANIFEST_NAME = "MANIFEST.json"
 
 _STEP = re.compile(r"step-([0-9]{12,18})")

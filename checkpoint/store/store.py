@@ -32,6 +32,7 @@ from holdfast.checkpoint.format.layout import ShardLayout
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import (
     MANIFEST_NAME,
+    STORE_NAME,
     StagingName,
     shard_name,
     step_name,
@@ -68,7 +69,7 @@ class CheckpointStore:
     @property
     def directory(self) -> Path:
         """Where the checkpoints lie."""
-        return self._run_dir / "checkpoints"
+        return self._run_dir / STORE_NAME
 
     @property
     def disk(self) -> Disk:

@@ -15,7 +15,7 @@ from pathlib import Path
 from job import RUN_ID, WRITERS, open_store, same, save_step, scratch, state_of
 from tally import Tally, Wrong
 
-from holdfast.checkpoint.format.names import MANIFEST_NAME, shard_name, step_name
+from holdfast.checkpoint.format.names import MANIFEST_NAME, STORE_NAME, shard_name, step_name
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
@@ -94,7 +94,7 @@ class _Campaign:
         )
 
     def _write(self, files: Files) -> None:
-        folder = self._run_dir / "checkpoints"
+        folder = self._run_dir / STORE_NAME
         shutil.rmtree(folder)
         for path, data in files.items():
             target = folder / path

@@ -29,6 +29,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.checkpoint.format.names import STORE_NAME
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
 from holdfast.runtime.run.own_file import (
     ForeignFile,
@@ -142,7 +143,7 @@ class RunDirectory:
     @property
     def checkpoints_path(self) -> Path:
         """The folder of the checkpoint store."""
-        return self.path / "checkpoints"
+        return self.path / STORE_NAME
 
     def prepare(self) -> None:
         """Create the directory if need be, and check that it can be written to.

@@ -35,6 +35,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.downgrades import Downgrades
 from holdfast.runtime.saving.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.saving.snapshot import Snapshot
@@ -252,7 +253,7 @@ def _mend_save(save: HeldSave) -> MendResult:
 def _record(about: Snapshot | HeldSave, event: str, **fields: object) -> None:
     """Write into the run's journal, if there still is a run directory."""
     step, generation, _ = about.plan.key
-    path = about.run_dir / "journal.jsonl"
+    path = RunDirectory(about.run_dir).journal_path
     with contextlib.suppress(OSError):
         journal = Journal(path, run_id=about.plan.header.run_id, source="snapshot writer")
         journal.record(event, step=step, generation=generation, **fields)

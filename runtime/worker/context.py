@@ -17,6 +17,7 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.injector import FaultInjector
@@ -88,7 +89,7 @@ def claim(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
 
 def journal_of(config: WorkerConfig) -> Journal:
     """Return the journal of the run, signed by the worker."""
-    path = Path(config.run_dir) / "journal.jsonl"
+    path = RunDirectory(Path(config.run_dir)).journal_path
     source = f"worker {config.worker}"
     return Journal(path, run_id=config.run_id, source=source, is_required=False)
 
