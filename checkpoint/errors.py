@@ -6,13 +6,13 @@
     ├── StateUnsupported        a tensor cannot be stored, or does not fit the layout
     ├── SnapshotDamaged         a snapshot in memory is not what was copied into it
     ├── StorageFailed           a call to the file system failed
-    ├── StagingExists           somebody already stages this step, generation and attempt
-    ├── CommitRefused           what was staged is not whole, or the step is another run's
+    ├── StagingExists           this save (step, generation, attempt) has already begun
+    ├── CommitRefused           the staged files are not whole, or the step is another run's
     ├── ManifestInvalid         the bytes are not a manifest that this version can trust
     ├── KeyUnusable             a key file cannot be read, is not secret, or holds another key
-    ├── MendImpossible        neither holder of a step has all of its parts
+    ├── MendImpossible          both holders of a step together lack some of its parts
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
-        └── CheckpointUnreadable    it could not be read, which may pass
+        └── CheckpointUnreadable    it could not be read now; the next read may succeed
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ADVICE = {
     errno.EPERM: "give this user access to the run directory",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the limit of open files (fs.file-max)",
-    errno.ENOENT: "check that nobody removed the run directory",
+    errno.ENOENT: "check that the run directory still exists",
     errno.ESTALE: "check the network file system's server",
     errno.ENOTDIR: "replace the link or file by a directory",
-    errno.ELOOP: "replace the symbolic link by what it names",
+    errno.ELOOP: "replace the symbolic link by its target",
 }
 
 
@@ -63,11 +63,11 @@ class StorageFailed(CheckpointError):
 
 
 class StagingExists(CheckpointError):
-    """Somebody already stages this step, generation and attempt."""
+    """A save of this step, generation and attempt has already begun."""
 
 
 class CommitRefused(CheckpointError):
-    """What was staged is not whole, or the step already belongs to another run."""
+    """The staged files are not whole, or the step already belongs to another run."""
 
 
 class ManifestInvalid(CheckpointError):
@@ -99,4 +99,4 @@ class CheckpointInvalid(CheckpointError):
 
 
 class CheckpointUnreadable(CheckpointInvalid):
-    """A committed step could not be read: it may be whole, and the cause may pass."""
+    """A committed step could not be read now: it may be whole, and the next read may succeed."""

@@ -1,12 +1,12 @@
 """File-system calls that either complete or raise ``StorageFailed``.
 
-This is the only place that knows how calls go wrong without failing: interrupted
-calls are repeated, short reads and writes go on where they stopped, and calls that
-some file systems lack are done without, which is recorded as a downgrade.
+This is the only place that knows how calls go wrong without failing.  Interrupted
+calls are repeated.  Short reads and writes go on where they stopped.  Some file systems
+lack some calls: the disk works without them, and records each as a downgrade.
 
-One rule is never bent: a file whose write, fsync or close failed is removed and
-never synced again, because the kernel may have marked lost pages as clean
-(PostgreSQL's fsync findings of 2018).
+One rule is never bent: a file whose write, fsync or close failed is removed.  It is
+never synced again, because the kernel may have marked lost pages as clean (PostgreSQL's
+fsync findings of 2018).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _MOST_INTERRUPTIONS = 1000
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _BATCH_BYTES = 16 * 2**20
-"""So much is written before the disk is told to begin with it: without that it idles until
-the fsync, and a save takes the sum of copying and writing instead of the longer of them.
-Calls for less cost a few percent more."""
+"""The disk is told to begin after each so many bytes.  Without that it idles until the fsync,
+and a save takes the sum of copying and writing instead of the longer of the two.  Smaller
+batches cost a few percent more."""
 _WORTH_A_THREAD_BYTES = 4 * 2**20
 
 
@@ -67,11 +67,11 @@ class Disk:
         _complete("rename", source, lambda: self._files.rename_noreplace(source, target))
 
     def fsync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable; does without where it is not supported."""
+        """Make the names in a directory durable; record a downgrade where that is unsupported."""
         self._fsync_directory(path, _UNSUPPORTED)
 
     def fsync_parent(self, path: Path) -> None:
-        """Make the name of ``path`` durable; does without if its parent is not ours to read."""
+        """Make the name of ``path`` durable; record a downgrade if its parent is not readable."""
         self._fsync_directory(path.parent, _UNSUPPORTED | {errno.EACCES, errno.EPERM})
 
     def _fsync_directory(self, path: Path, tolerated: frozenset[int]) -> None:
@@ -93,8 +93,8 @@ class Disk:
     ) -> None:
         """Create a file of the given contents and sync it, or leave none behind.
 
-        ``beside`` is called meanwhile, by another thread: what digests the contents is
-        done by the time the disk is.  If it raises, there is no file either.
+        Another thread calls ``beside`` meanwhile, so that a digest of the contents is ready
+        when the disk is.  If it raises, the file is removed as well.
         """
         handle = _complete("create", path, lambda: self._files.create_exclusive(path))
         try:
@@ -176,7 +176,7 @@ class Disk:
         return taken
 
     def _start_writeback(self, handle: int, path: Path, start: int, stop: int) -> None:
-        """Let the disk work while the rest is written, where that is supported."""
+        """Let the disk work while the rest is written, if the file system supports that."""
         with _tolerated(*_UNSUPPORTED):
             _complete(
                 "write back", path, lambda: self._files.start_writeback(handle, start, stop - start)
@@ -204,7 +204,7 @@ class ReadFile:
         return _complete("look at", self._path, lambda: self._files.size(self._handle))
 
     def uncache(self) -> None:
-        """Let the next reads come from the disk, where the system can do that."""
+        """Let the next reads come from the disk, if the system supports that."""
         with contextlib.suppress(OSError):
             self._files.uncache(self._handle)
 
@@ -239,7 +239,7 @@ def _complete(operation: str, path: Path, call: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def _tolerated(*numbers: int) -> Iterator[None]:
-    """Do without a call that fails with one of these."""
+    """Ignore a call's failure with one of these error numbers."""
     try:
         yield
     except StorageFailed as failure:
@@ -249,7 +249,7 @@ def _tolerated(*numbers: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _beside(work: Callable[[], object] | None, size_bytes: int) -> Iterator[None]:
-    """Do ``work`` in another thread, and be through with it at the end; little of it first."""
+    """Do ``work`` in another thread until the block ends; do a small amount before the block."""
     if work is None or size_bytes < _WORTH_A_THREAD_BYTES:
         if work is not None:
             work()
@@ -262,7 +262,7 @@ def _beside(work: Callable[[], object] | None, size_bytes: int) -> Iterator[None
 
 
 def _batches(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield what one call is to write: about ``_BATCH_BYTES``, in at most ``_MOST_BUFFERS``."""
+    """Yield the buffers of each call: about ``_BATCH_BYTES``, in at most ``_MOST_BUFFERS``."""
     batch: list[memoryview] = []
     size = 0
     for part in _parts(buffers):

@@ -2,9 +2,9 @@
 
 Theory: every file and every directory has a *live* state, which calls see, and a
 *durable* one, which a power cut leaves.  In between lies the list of changes that
-no sync has covered yet.  After a cut any subset of them may have reached the disk,
-in their order, the last write of a file possibly only in part: this is weaker than
-what ext4 and XFS promise, so whatever survives here survives there.
+no sync has covered yet.  A cut may leave any subset of them on the disk, in their
+order.  The last write of a file may be there only in part.  ext4 and XFS promise more
+than this, so code that survives here survives there.
 
 A sync that fails marks the changes as clean without making them durable, as Linux
 does: they may still be lost even if a later sync succeeds.
@@ -59,14 +59,14 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Drop the name ``old``, and give what it named, or ``node``, the name ``new``."""
+    """Drop the name ``old``, and give its node, or else ``node``, the name ``new``."""
 
     old: str | None
     new: str | None
     node: _Node | None = None
 
     def apply(self, names: dict[str, _Node]) -> None:
-        """Change ``names``; a change of what is not there does nothing."""
+        """Change ``names``; a change of a name that is missing does nothing."""
         node = self.node if self.old is None else names.pop(self.old, None)
         if node is not None and self.new is not None:
             names[self.new] = node
@@ -147,7 +147,7 @@ class FakeFileSystem:
         return len(data)
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
-        """Read what is live."""
+        """Read the live contents."""
         file, is_short = self._opened("read", handle)
         data = file.live[offset : offset + len(buffer)]
         data = data[: (len(data) + 1) // 2] if is_short else data
@@ -159,11 +159,11 @@ class FakeFileSystem:
         self._opened("uncache", handle)
 
     def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
-        """Make nothing durable, or mark the contents as clean if this is to fail."""
+        """Make nothing durable; mark the contents as clean if a test lets this call fail."""
         self._sync("start_writeback", handle)
 
     def fsync(self, handle: int) -> None:
-        """Make the contents durable, or mark them as clean if this is to fail."""
+        """Make the contents durable; mark them as clean if a test lets this call fail."""
         file = self._sync("fsync", handle)
         contents = bytearray(file.durable)
         for change in file.pending:
@@ -172,12 +172,12 @@ class FakeFileSystem:
         file.pending.clear()
 
     def close(self, handle: int) -> None:
-        """Close a handle, even if this is to fail."""
+        """Close a handle, even if a test lets this call fail."""
         path = self._open.pop(handle)[1]
         self._enter("close", path)
 
     def fsync_directory(self, path: Path) -> None:
-        """Make the names durable, or mark them as clean if this is to fail."""
+        """Make the names durable; mark them as clean if a test lets this call fail."""
         try:
             self._enter("fsync_directory", path)
         except InterruptedError:
@@ -239,13 +239,13 @@ class FakeFileSystem:
             raise _error(self._failures[number])
 
     def _opened(self, operation: str, handle: int) -> tuple[_File, bool]:
-        """Return an open file, and whether the call is to be short."""
+        """Return an open file, and whether this call must move only half the bytes."""
         file, path = self._open[handle]
         self._enter(operation, path)
         return file, len(self.calls) - 1 in self._shortened
 
     def _sync(self, operation: str, handle: int) -> _File:
-        """Return an open file, whose changes are clean and not durable if this is to fail."""
+        """Return an open file; if the call fails, mark its changes clean but not durable."""
         file = self._open[handle][0]
         try:
             self._opened(operation, handle)

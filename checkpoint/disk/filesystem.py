@@ -49,13 +49,13 @@ class FileSystem(Protocol):
         """Write consecutive buffers at ``offset``; return how many bytes were taken."""
 
     def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
-        """Let the disk begin with what was written there; nothing is durable by that."""
+        """Let the disk begin to write these bytes; this makes nothing durable."""
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Fill ``buffer`` from ``offset``; return how many bytes came, 0 at the end."""
 
     def uncache(self, handle: int) -> None:
-        """Forget what memory holds of an open file, so that it is read from the disk."""
+        """Drop an open file's pages from memory, so that the next read comes from the disk."""
 
     def fsync(self, handle: int) -> None:
         """Make the contents of an open file durable."""
@@ -85,9 +85,9 @@ class FileSystem(Protocol):
 class LocalFileSystem:
     """The file system of this machine.
 
-    Below ``root`` no symbolic link is followed, whenever it was put there: each call
-    goes down from the root, directory by directory.  How to get to the root itself,
-    and to what does not lie below it, is the user's business.
+    Below ``root`` no symbolic link is followed, not even one that appears during a call:
+    each call goes down from the root, directory by directory.  Links in the path of the
+    root, and in paths outside the root, are followed.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -183,7 +183,7 @@ class LocalFileSystem:
         return stat.S_ISDIR(found.st_mode)
 
     def unlink(self, path: Path) -> None:
-        """Remove a name; the file goes with its last one."""
+        """Remove a name; the file itself goes with its last name."""
         with self._parent(path) as parent:
             os.unlink(path.name, dir_fd=parent)
 
@@ -194,7 +194,7 @@ class LocalFileSystem:
 
     @contextlib.contextmanager
     def _parent(self, path: Path) -> Iterator[int]:
-        """Open the directory that a name lies in, to be used for calls that take a name."""
+        """Open the directory that holds a name, for calls that take a name in a directory."""
         with self._opened(path.parent, os.O_PATH) as handle:
             yield handle
 
@@ -229,7 +229,7 @@ class LocalFileSystem:
 
 
 def _close_directory(handle: int) -> None:
-    """Close a directory: nothing was written to it, so its failure is not the call's."""
+    """Close a directory and ignore a failure: nothing was written to it."""
     with contextlib.suppress(OSError):
         os.close(handle)
 

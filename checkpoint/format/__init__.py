@@ -1,5 +1,5 @@
-"""What stands in a checkpoint: shards, manifest, digests and signatures, as bytes and values.
+"""The contents of a checkpoint: shards, manifest, digests and signatures, as bytes and values.
 
 Owns the imports of h5py, xxhash and hmac.  May import only ``checkpoint.errors``.  Must not
-touch the disk, but for the file that holds a key.
+touch the disk, except to read the file that holds a key.
 """

@@ -1,6 +1,6 @@
 """Where a tensor appears inside a shard: the way from its name to an HDF5 path.
 
-The slashes of a name make groups.  What HDF5 would understand differently is
+The slashes of a name make groups.  Components that HDF5 would read differently are
 percent-encoded, so that different names never share a path:
 
 * ``%`` and NUL become ``%25`` and ``%00``;

@@ -1,9 +1,9 @@
-"""Digests: xxh3_128 or sha256 of what is stored, sha256 of a whole state.
+"""Digests: xxh3_128 or sha256 of the stored bytes, sha256 of a whole state.
 
-xxh3_128 is faster than memory (measured 27 GB/s on one thread), so that digesting
-is never a reason to skip it.  It finds accidents, not attackers: a checkpoint is
-only as trustworthy as the directory that it lies in.  Where a key makes it more than
-that, sha256 takes its place at a tenth of the speed: nobody can make other bytes for it.
+xxh3_128 is faster than memory (measured 27 GB/s on one thread), so every byte can be
+digested.  It finds accidents, not attackers: a checkpoint with such digests is only as
+trustworthy as its directory.  A run with a key uses sha256, at a tenth of the speed.  No
+attacker can make other bytes with the same sha256.
 """
 
 from __future__ import annotations

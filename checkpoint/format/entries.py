@@ -1,4 +1,4 @@
-"""What a manifest says of a shard, of a tensor, and of a tensor's pieces."""
+"""The entries of a manifest: a shard, a tensor, and the pieces of a tensor."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ class TensorEntry:
 
 
 Placed: TypeAlias = "tuple[TensorEntry, PieceEntry]"
-"""A piece and the tensor that it is of."""
+"""A piece and the tensor that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard's file: its bytes, and the digest of those that belong to no piece, in order."""
+    """A shard's file: its size, and the digest of all bytes outside its pieces, in order."""
 
     index: int
     size: int
@@ -119,7 +119,7 @@ class ShardEntry:
         return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
 
     def check_apart(self, pieces: Sequence[Placed]) -> None:
-        """Raise ``ManifestInvalid`` unless ``pieces``, by offset, lie apart in the shard."""
+        """Raise ``ManifestInvalid`` if any ``pieces``, sorted by offset, overlap in the shard."""
         position = 0
         for tensor, piece in pieces:
             if piece.offset < position:

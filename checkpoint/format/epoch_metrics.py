@@ -1,8 +1,8 @@
-"""What was measured of a state, as its checkpoint's manifest keeps it.
+"""The metrics of a state, as its checkpoint's manifest keeps them.
 
-Training measures at the end of each epoch, so most checkpoints were never measured:
-their manifests hold the metrics of the last epoch before them, and at which step
-that ended.  Only of a checkpoint of that very step do the metrics speak.
+Training measures only at the end of each epoch, so most checkpoints were never measured.
+Their manifests hold the metrics of the last epoch before them, and the step at which it
+ended.  The metrics describe a checkpoint only if it is of that very step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each of the type that its reader asks for."""
+"""The fields of a JSON object, each checked for the type that its reader asks for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fields:
         return value
 
     def hexadecimal(self, name: str, *, digits: int) -> str:
-        """Return a string of so many lower-case hexadecimal digits."""
+        """Return a string of exactly ``digits`` lower-case hexadecimal digits."""
         value = self.text(name)
         if len(value) != digits or not _HEXADECIMAL.issuperset(value):
             raise ValueError(f"{name} of {self._what} is not {digits} hexadecimal digits")

@@ -1,7 +1,7 @@
-"""A key as it lies on the disk, and the way to tell others where it lies.
+"""A key's file on the disk, and the description of it that other processes get.
 
-The path and the id go to other processes, the key itself never does: each that
-signs or verifies reads the file, and sees from the id that it still holds the same key.
+Other processes get the path and the id, never the key itself.  Each process that signs
+or verifies reads the file, and checks by the id that it still holds the same key.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class KeyFile:
         return KeyFile(str(path), read_key(path).id)
 
     def read(self) -> SigningKey:
-        """Return the key; raises ``KeyUnusable``, also if another one has taken its place."""
+        """Return the key; raises ``KeyUnusable``, also if the file now holds another key."""
         key = read_key(Path(self.path))
         if key.id != self.key_id:
             raise KeyUnusable(
                 f"key file {self.path} holds key {key.id}, not {self.key_id}; "
-                "put the key back that the checkpoints are signed with"
+                "put back the key that has signed the checkpoints"
             )
         return key
 
 
 def read_key(path: Path) -> SigningKey:
-    """Return the key in a file that only its owner, this user or root, can read.
+    """Return the key in a file that belongs to this user or to root and is closed to others.
 
-    Raises ``KeyUnusable`` if it is not such a file.
+    Raises ``KeyUnusable`` for any other file.
     """
     try:
-        # Opening a pipe would wait for somebody to write into it.
+        # Opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             _refuse_unsafe(path, os.fstat(descriptor))

@@ -1,9 +1,9 @@
 """Which writer stores which elements of which tensor.
 
 All tensors, in the order of their names, make one byte space.  It is cut evenly
-into as many runs as there are writers, at multiples of 4 KiB rounded down to
-whole elements.  Invariant: the pieces of all writers tile every tensor exactly,
-so each byte of the state is written once, whatever the number of writers.
+into one range for each writer, at multiples of 4 KiB rounded down to whole elements.
+Invariant: the pieces of all writers tile every tensor exactly.  So each byte of the
+state is written exactly once, with any number of writers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_DIMENSIONS = 32  # H5S_MAX_RANK
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor is, without its contents; ``dtype`` is a logical numpy name."""
+    """The name, dtype and shape of a tensor; ``dtype`` is a logical numpy name."""
 
     name: str
     dtype: str
@@ -68,12 +68,12 @@ class Piece:
 
 @functools.cache
 def _name_of(dtype: np.dtype[np.generic]) -> str:
-    """Return a dtype's name, which NumPy puts together anew each time."""
+    """Return a dtype's name from a cache, because NumPy builds it anew each time."""
     return str(dtype.name)
 
 
 def specs_of(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Return what the tensors of ``state`` are, in the order of their names.
+    """Return the specs of the tensors of ``state``, in the order of their names.
 
     Raises ``StateUnsupported`` for a tensor that cannot be stored.
     """
@@ -107,12 +107,12 @@ class ShardLayout:
         return sum(spec.nbytes for spec in self.specs)
 
     def refuse_other(self, state: Mapping[str, Tensor]) -> None:
-        """Raise ``StateUnsupported`` if ``state`` is another than that of the layout."""
+        """Raise ``StateUnsupported`` if the tensors of ``state`` differ from the layout's specs."""
         if specs_of(state) != self.specs:
             raise StateUnsupported("the state does not fit the layout; make a layout of its specs")
 
     def pieces(self, writer: int) -> tuple[Piece, ...]:
-        """Return what ``writer`` stores, in the order of names; empty tensors go to writer 0."""
+        """Return the pieces of ``writer``, in the order of names; empty tensors go to writer 0."""
         if not 0 <= writer < self.writers:
             raise ValueError(f"writer {writer} is not one of {self.writers}")
         return tuple(self._pieces(writer))
@@ -134,7 +134,7 @@ class ShardLayout:
 
 
 def _element(offset: int, spec: TensorSpec) -> int:
-    """Return the element at a byte offset from the tensor's begin, clipped to the tensor."""
+    """Return the element at a byte offset from the tensor's start, clipped to the tensor."""
     return min(max(offset, 0) // spec.itemsize, spec.size)
 
 

@@ -1,12 +1,11 @@
-"""The record that makes a checkpoint whole: what it holds, where, and the digests of it all.
+"""The record that makes a checkpoint whole: its tensors, their places, and all digests.
 
-A manifest is a line of JSON, and below it what it is known by (`seal`).  It is written
-last; a checkpoint without one does not exist.
+A manifest is a line of JSON.  Below it stand its sha256 and, with a key, its signature
+(`seal`).  It is written last; a checkpoint without a manifest does not exist.
 
-Invariant of a decoded manifest: the pieces of every tensor tile it exactly, no two
-pieces of a shard overlap, and every piece lies inside its shard.  A reader that
-trusts a manifest can therefore neither leave elements unset nor be made to
-allocate more than the shards hold.
+Invariant of a decoded manifest: the pieces of every tensor tile it exactly.  No two
+pieces of a shard overlap, and every piece lies inside its shard.  So a reader that
+trusts a manifest leaves no element unset, and never allocates more than the shards hold.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from holdfast.checkpoint.format.signature import Signature, SigningKey, Unsealed
 from holdfast.checkpoint.format.version import FORMAT, Version
 
 LARGEST_MANIFEST_BYTES = 64 * 2**20
-"""Room for 200,000 tensors; JSON takes up to twenty times its size once it is parsed."""
+"""Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
-    ``cursor`` and ``numerics`` are JSON objects that belong to whoever saves:
-    the position in the sample order, and what the bits of a step depend on.
-    ``signature`` and ``signed_by``, the key's id, are of one that was read.
+    ``cursor`` is the caller's JSON object of the position in the sample order.  ``numerics``
+    is the caller's JSON object of the settings that decide the bits of a step.
+    ``signature`` and ``signed_by``, the key's id, are set in a manifest that was read.
     """
 
     run_id: str
@@ -54,7 +53,7 @@ class Manifest:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """What the tensors are, in the order of names."""
+        """The specs of the tensors, in the order of names."""
         return tuple(tensor.spec for tensor in self.tensors)
 
     @property
@@ -63,11 +62,11 @@ class Manifest:
         return sum(shard.size for shard in self.shards)
 
     def encode(self, key: SigningKey | None = None) -> bytes:
-        """Return the manifest as it is written, signed if there is a key.
+        """Return the manifest as the bytes of its file, signed if there is a key.
 
-        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, if it is
-        larger than what a reader takes, if its digests are not those of the key, or if
-        its signature was not checked: a key signs what it has made or verified.
+        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, or if the bytes
+        exceed ``LARGEST_MANIFEST_BYTES``.  Raises it as well if the digests do not suit the
+        key, or if the signature was not checked: a key signs only verified manifests.
         """
         if self.signature is Signature.NOT_CHECKED or self.version is not Version.with_key(key):
             raise CommitRefused(
@@ -151,7 +150,7 @@ class Manifest:
 
 
 def check(manifest: Manifest) -> None:
-    """Raise ``ManifestInvalid`` unless the pieces tile the tensors and lie apart in the shards."""
+    """Raise ``ManifestInvalid`` if pieces do not tile their tensor, or overlap in their shard."""
     names = [spec.name for spec in manifest.specs]
     if names != sorted(set(names)):
         raise ManifestInvalid("tensor names do not ascend")

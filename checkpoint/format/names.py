@@ -1,8 +1,8 @@
-"""Names of everything in a checkpoint store, and what they say.
+"""Names of everything in a checkpoint store, and their meaning.
 
 ``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` is
-being removed; ``.bad-%012d-g%d-a%d`` was found damaged when that generation and
-attempt saved the step again, mended it, or read it once more.
+being removed.  ``.bad-%012d-g%d-a%d`` was found damaged: that generation and attempt
+saved the step again, mended it, or read it once more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StagingName:
 
     @staticmethod
     def parse(name: str) -> StagingName | None:
-        """Return what a staging directory's name says, None for other names."""
+        """Return the save that a staging directory's name tells, None for other names."""
         match = _STAGING.fullmatch(name)
         return StagingName(*map(int, match.groups())) if match else None
 
@@ -56,7 +56,7 @@ class StagingName:
 
 
 def next_bad_name(step: int, generation: int, names: Iterable[str]) -> str:
-    """Return where ``generation`` moves a damaged ``step`` to, beside what is there already."""
+    """Return the first free name to which ``generation`` can move a damaged ``step``."""
     found = map(StagingName.parse_bad, names)
     taken = [name.attempt for name in found if name is not None and name.step == step]
     return StagingName(step, generation, max(taken, default=0) + 1).bad_name

@@ -1,8 +1,8 @@
-"""HDF5's plugins, which are shared libraries that it loads from where the environment says.
+"""HDF5's plugins: shared libraries that it loads from a path in the environment.
 
-A shard has no filters, so none is ever needed; what is not loaded cannot be anybody's.
-HDF5 looks at the environment once, when it is loaded: where a script has imported h5py
-before, it stays as the script wants it.
+A shard has no filters, so it needs no plugin.  A plugin that is never loaded cannot run
+foreign code.  HDF5 looks at the environment once, when it is loaded: if the script has
+imported h5py before, the script's setting stays.
 """
 
 from __future__ import annotations

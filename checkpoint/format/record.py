@@ -1,4 +1,4 @@
-"""What a writer reports about the shard that it has made durable."""
+"""The report of a writer about the shard that it has made durable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.checkpoint.format.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What all shards of one save have in common; it is written into each of them."""
+    """The fields that all shards of one save share; they are written into each shard."""
 
     run_id: str
     generation: int
@@ -22,7 +22,7 @@ class Header:
 class PieceRecord:
     """Where elements ``start`` to ``stop`` of a tensor lie in a shard, and their digest.
 
-    The digest is of the array in memory, so a writer that spoils the file is found out.
+    The digest is of the array in memory, so it exposes a writer that spoils the file.
     """
 
     tensor: str
@@ -42,10 +42,10 @@ class ShardRecord:
     digest: str
     pieces: tuple[PieceRecord, ...]
     kind: DigestKind = DigestKind.XXH3_128
-    """Of all its digests."""
+    """The kind of all digests of the shard."""
 
     def encode(self) -> bytes:
-        """Return the record as bytes, to send it to whoever commits."""
+        """Return the record as bytes, to send it to the process that commits."""
         return json.dumps(self.as_json(), separators=(",", ":")).encode()
 
     @staticmethod

@@ -1,17 +1,16 @@
-"""What surrounds the data in a shard: an ordinary HDF5 file whose data HDF5 never sees.
+"""A shard without its data: an ordinary HDF5 file whose data HDF5 never sees.
 
-HDF5 lays a file out and writes its metadata, into memory.  The data is not given
-to it: it says where each dataset's bytes will lie, and whoever writes the file
-puts them there.  So libhdf5, which crashes on a full disk and holds the GIL for
-large images, meets neither the disk nor the data, and a shard is written at the
-speed of raw writes.
+HDF5 lays a file out and writes its metadata into memory.  It does not get the data: it
+tells the place of each dataset's bytes, and the writer of the file puts them there.
+The library libhdf5 crashes on a full disk and holds the GIL for large images.  Here it
+meets neither the disk nor the data, and a shard is written at the speed of raw writes.
 
 Invariant: gap, piece, gap, piece, …, gap, in the order of offsets, are the whole
 file: every byte of a shard is either metadata (or padding) or a piece of a tensor.
 
-All shards of one writer, layout and run differ in 16 bytes only, the mark of the
-save.  It is the data of a dataset of its own, because HDF5's metadata has checksums
-and data has none: so a skeleton is built once and marked anew for each save.
+All shards of one writer, layout and run differ in 16 bytes only: the mark of the save.
+The mark is the data of a dataset of its own, because HDF5 puts checksums on metadata but
+not on data.  So a skeleton is built once and marked anew for each save.
 
 This is the only file that knows h5py.
 """
@@ -50,9 +49,9 @@ _MARK = struct.Struct("<qq")
 class Skeleton:
     """A shard without its data.
 
-    ``offsets[i]`` is where the bytes of the i-th piece lie, 0 for an empty one.
-    ``gaps`` are the bytes between the pieces, ``order`` the indices of the
-    pieces that are not empty by offset: file = gaps[0], piece order[0], gaps[1], …
+    ``offsets[i]`` is the offset in bytes of the i-th piece, 0 for an empty one.
+    ``gaps`` are the bytes between the pieces.  ``order`` holds the indices of the
+    pieces that are not empty, by offset.  The file is gaps[0], piece order[0], gaps[1], …
     The mark is in gap ``mark[0]``, at byte ``mark[1]`` of it.
     """
 
@@ -74,7 +73,7 @@ class Skeleton:
 # The world keeps its layout for hours, and a skeleton costs a third of a millisecond a tensor.
 @functools.lru_cache(maxsize=4)
 def build_skeleton(layout: ShardLayout, writer: int, run_id: str) -> Skeleton:
-    """Return the file that ``writer`` fills; takes about 0.3 ms a tensor, whatever their sizes.
+    """Return the file that ``writer`` fills; takes about 0.3 ms a tensor of any size.
 
     Raises ``StateUnsupported`` if HDF5 cannot express the layout.
     """
@@ -112,7 +111,7 @@ def _gaps(memory: _SparseFile, spans: Sequence[tuple[int, int]]) -> tuple[bytes,
 
 
 def _create(memory: _SparseFile) -> h5py.File:
-    """Create a file without any time in it: the same layout always has the same bytes."""
+    """Create a file without timestamps, so that the same layout always has the same bytes."""
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)  # of the root group
     access = h5p.create(h5p.FILE_ACCESS)
@@ -132,7 +131,7 @@ def _describe(file: h5py.File, layout: ShardLayout, writer: int, *, run_id: str)
 
 
 def _reserve_mark(file: h5py.File) -> int:
-    """Create the dataset of generation and step, unwritten, and return where it will lie."""
+    """Create the unwritten dataset of generation and step; return its offset in the file."""
     space = h5s.create_simple((_MARK.size // 8,))
     mark = h5d.create(file.id, MARK_PATH.encode(), h5t.STD_I64LE, space, _creation())
     _annotate(mark, "fields", "generation step")
@@ -140,9 +139,9 @@ def _reserve_mark(file: h5py.File) -> int:
 
 
 def _reserve(file: h5py.File, path: Sequence[str], piece: Piece) -> int:
-    """Create the dataset of a piece, unwritten, and return where its bytes will lie.
+    """Create the unwritten dataset of a piece; return the offset of its bytes in the file.
 
-    A whole tensor keeps its shape; a cut one is a row of its elements.
+    A whole tensor keeps its shape; a part of a tensor is a row of elements.
     """
     shape = piece.spec.shape if piece.is_whole else (piece.stop - piece.start,)
     dataset = h5d.create(
@@ -170,7 +169,7 @@ def _creation() -> h5p.PropDCID:
 
 
 def _group(file: h5py.File, path: Sequence[str]) -> h5g.GroupID:
-    """Return the group of a path, made where it is missing, without times in it."""
+    """Return the group of a path; make missing groups, without timestamps."""
     group = file.id
     for name in path:
         encoded = name.encode()
@@ -210,7 +209,7 @@ class _SparseFile(io.RawIOBase):
         self._pages: dict[int, bytearray] = {}
 
     def peek(self, start: int, stop: int) -> bytes:
-        """Return bytes of the file, zeros where nothing was written."""
+        """Return bytes of the file; bytes that were never written are zeros."""
         out = bytearray(stop - start)
         for page, inside, outside in _page_ranges(start, stop):
             if page in self._pages:

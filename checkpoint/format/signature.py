@@ -1,8 +1,8 @@
-"""Signatures: proof that a manifest was written by somebody who has the run's key.
+"""Signatures: proof that the writer of a manifest has the run's key.
 
-A signature is worth what the digests under it are worth, so whatever is signed
-has digests that nobody can forge (`digest`).  This file loads neither NumPy nor HDF5:
-the command line looks at keys before anything starts.
+A signature is worth as much as the digests under it, so a signed manifest has digests
+that cannot be forged (`digest`).  This file loads neither NumPy nor HDF5, because the
+command line looks at keys before anything starts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from enum import Enum
 from holdfast.checkpoint.errors import KeyUnusable
 
 FEWEST_KEY_BYTES = 32
-"""As many as a sha256 has; fewer would be the weakest part (RFC 2104, section 3)."""
+"""The length of a sha256; a shorter key would be the weakest part (RFC 2104, section 3)."""
 SIGNATURE_LENGTH = 64  # hexadecimal digits
 KEY_ID_LENGTH = 16
 _ID_OF = b"holdfast key id"  # no manifest begins like this, so that no signature is an id
 
 
 class Signature(str, Enum):
-    """What a reader knows of who wrote a manifest."""
+    """The outcome of checking a manifest's signature."""
 
     NONE = "none"
     NOT_CHECKED = "not checked"
@@ -32,7 +32,7 @@ class Signature(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A secret that signs and verifies; it is in no text that this object makes of itself."""
+    """A secret that signs and verifies; the object's ``repr`` does not show it."""
 
     secret: bytes = field(repr=False)
 
@@ -45,7 +45,7 @@ class SigningKey:
 
     @property
     def id(self) -> str:
-        """What tells keys apart and gives nothing away: 16 hexadecimal digits."""
+        """Sixteen hexadecimal digits that tell keys apart and give nothing of the secret away."""
         return self.sign(_ID_OF)[:KEY_ID_LENGTH]
 
     def sign(self, data: bytes) -> str:
@@ -53,7 +53,7 @@ class SigningKey:
         return hmac.new(self.secret, data, hashlib.sha256).hexdigest()
 
     def has_signed(self, data: bytes, signature: str) -> bool:
-        """Return whether ``signature`` is that of ``data``; takes the same time either way."""
+        """Return whether ``signature`` is that of ``data``, in the same time for both answers."""
         return hmac.compare_digest(self.sign(data).encode(), signature.encode())
 
 
@@ -63,7 +63,7 @@ _SIGNATURE = re.compile(rb"([0-9a-f]{%d}) ([0-9a-f]{%d})\n" % (KEY_ID_LENGTH, SI
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """A first line that may be parsed, and the id of the key that is said to have signed it."""
+    """A first line whose sha256 matches, and the id of the key that claims to have signed it."""
 
     body: bytes
     signed_by: str | None
@@ -85,7 +85,7 @@ def unseal(data: bytes, key: SigningKey | None) -> Unsealed:
     signature = data[end + _CHECKSUM_BYTES :]
     match = _SIGNATURE.fullmatch(signature)
     if signature and match is None:
-        raise ValueError("what follows its sha256 is no signature: it is damaged or cut short")
+        raise ValueError("the bytes after its sha256 are no signature: it is damaged or cut short")
     if key is not None:
         _refuse_unsigned(data[: end + _CHECKSUM_BYTES], match, key)
         return Unsealed(body, key.id, Signature.VERIFIED)
@@ -96,14 +96,13 @@ def unseal(data: bytes, key: SigningKey | None) -> Unsealed:
 
 def _refuse_unsigned(data: bytes, match: re.Match[bytes] | None, key: SigningKey) -> None:
     if match is None:
-        raise ValueError(f"it is not signed, so it is not trusted by who has key {key.id}")
+        raise ValueError(f"it is not signed, so readers with key {key.id} do not trust it")
     signed_by, signature = (text.decode() for text in match.groups())
     if signed_by != key.id:
         raise ValueError(f"it is signed with key {signed_by}, not with {key.id}")
     if not key.has_signed(data, signature):
         raise ValueError(
-            f"its signature does not match: somebody without key {key.id} has changed it, "
-            "or it is damaged"
+            f"its signature does not match: it was changed without key {key.id}, or it is damaged"
         )
 
 

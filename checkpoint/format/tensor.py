@@ -1,9 +1,9 @@
-"""The bytes of a tensor: little-endian, in C order, whatever the array looks like in memory.
+"""The stored bytes of a tensor: little-endian, in C order, for any array in memory.
 
-A dtype has two names.  The *logical* one is what the user computes with and what
-the manifest records; the *storage* one is what HDF5 holds.  They differ only for
-the types of ``ml_dtypes`` (bfloat16 and its kin), which HDF5 does not know: their
-bits are stored as unsigned integers of the same width.
+A dtype has two names.  The user computes with the *logical* one, and the manifest
+records it; HDF5 holds the *storage* one.  They differ only for the types of
+``ml_dtypes`` (bfloat16 and its kin), which HDF5 does not know.  The bits of those are
+stored as unsigned integers of the same width.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HUGE_FROM_BYTES = 2**22  # where numpy begins to ask for them
 DTYPES: tuple[str, ...] = (*_PLAIN, *_EXTENDED)
 
 
-# Asked for several times a tensor while the training waits; numpy takes microseconds each time.
+# Cached: a save asks several times a tensor while training waits, and numpy takes microseconds.
 @functools.cache
 def storage_dtype(name: str) -> np.dtype[np.generic]:
     """Return the little-endian dtype that holds the bits of the logical dtype ``name``.
@@ -51,8 +51,8 @@ def storage_dtype(name: str) -> np.dtype[np.generic]:
 def logical_dtype(name: str) -> np.dtype[np.generic]:
     """Return the dtype that the user sees.
 
-    Raises ``StateUnsupported`` for one that is unknown, or that needs the
-    package ``ml_dtypes`` where that is not installed.
+    Raises ``StateUnsupported`` for an unknown dtype, or if the dtype needs the package
+    ``ml_dtypes`` and that is not installed.
     """
     if name not in _EXTENDED:
         return storage_dtype(name)
@@ -67,8 +67,9 @@ def logical_dtype(name: str) -> np.dtype[np.generic]:
 def empty_tensor(dtype: str, shape: Sequence[int]) -> Tensor:
     """Return an uninitialised array of the logical ``dtype``; a large one begins at a huge page.
 
-    numpy asks for huge pages from 4 MiB on, but where an array begins at any address, only
-    the middle of it can have them: of 4 MiB half, and the rest costs a fault each 4 KiB.
+    numpy asks for huge pages from 4 MiB on.  If an array begins at any address, only its
+    middle can have huge pages: half of an array of 4 MiB.  The rest costs a page fault
+    each 4 KiB.
     """
     storage, logical = storage_dtype(dtype), logical_dtype(dtype)
     size_bytes = math.prod(shape) * storage.itemsize
@@ -82,8 +83,8 @@ def empty_tensor(dtype: str, shape: Sequence[int]) -> Tensor:
 def bytes_of(tensor: Tensor, start: int, stop: int) -> memoryview:
     """Return the stored bytes of elements ``start`` to ``stop`` of the flattened tensor.
 
-    The result aliases a C-contiguous little-endian array, and may not outlive
-    its contents; of any other array, only the rows in question are copied.
+    The result aliases a C-contiguous little-endian array, and may not outlive its
+    contents.  Of any other array it is a copy of the rows that hold these elements.
     """
     if start == stop:
         return memoryview(b"")

@@ -1,7 +1,7 @@
 """The versions of the format: which one is signed, and how each digests.
 
-A step without a signature is still what version 1 says, to the byte.  One with a
-signature is of version 2, so that a reader of version 1 refuses it for a reason.
+A step without a signature follows version 1, to the byte.  A step with a signature is of
+version 2, so that a reader of version 1 refuses it and can say why.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Version(IntEnum):
 
     @property
     def digest(self) -> DigestKind:
-        """How everything is digested; a signature over what can be forged would be worth little."""
+        """The kind of all digests: sha256 under a signature, because xxh3_128 can be forged."""
         return DigestKind.SHA256 if self is Version.SIGNED else DigestKind.XXH3_128
 
     @staticmethod
     def with_key(key: SigningKey | None) -> Version:
-        """Return the version that is written with ``key``, or without one."""
+        """Return the version that a writer with ``key``, or without a key, writes."""
         return Version.PLAIN if key is None else Version.SIGNED
 
     @staticmethod
@@ -49,7 +49,7 @@ class Version(IntEnum):
 
     @staticmethod
     def decode(fields: Fields, *, is_signed: bool) -> Version:
-        """Return what a manifest says of itself; ``ValueError`` if it does not fit together."""
+        """Return the version that a manifest states; ``ValueError`` if its fields contradict."""
         name, number, digest = (
             fields.text("format"),
             fields.integer("version"),

@@ -1,5 +1,5 @@
 """Writing, committing and reading checkpoints.
 
-May import ``disk`` and ``format``.  Invariant: a step that is visible is complete and on
-the disk, and nothing is returned whose digest was not verified.
+May import ``disk`` and ``format``.  Invariants: a visible step is complete and on the
+disk, and every byte that a reader returns was verified by its digest.
 """

@@ -1,13 +1,13 @@
-"""A shard's file in memory, as it will lie on the disk: a snapshot that anyone can write.
+"""A shard's file in memory, as it will lie on the disk: a snapshot that any process can write.
 
-Whoever trains copies its pieces into the image, to the offsets that they will have
-in the file.  Whoever writes needs neither the state nor HDF5 nor the trainer: the image
+The worker copies its pieces into the image, to the offsets that they will have in the
+file.  The process that writes needs neither the state nor HDF5 nor the worker: the image
 is the file.
 
-The metadata is put in once for a layout; a save changes the pieces and its mark.
-Digests are of the state's memory, not of the image: a bit that flips in the image
-is found when it is written, and never gets into a checkpoint.  So training waits for
-the copy alone, and somebody else takes the digests as long as the state stands still.
+HDF5 lays out the metadata once for a layout; a save changes the pieces and the mark.
+Digests are of the state's memory, not of the image.  So a bit that flips in the image is
+found when the image is written, and never gets into a checkpoint.  Training waits for the
+copy alone: another thread takes the digests as long as the state stands still.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.checkpoint.format.tensor import Tensor, bytes_of
 from holdfast.checkpoint.store.writer import describe_shard
 
 _CHUNK_BYTES = 4 * 2**20
-"""The interpreter's lock is held for a millisecond, and a worker has to show that it lives."""
+"""Copying this much holds the interpreter's lock for a millisecond, so heartbeats go on."""
 
 
 class ShardImage:
@@ -48,7 +48,7 @@ class ShardImage:
     def fill(self, buffer: memoryview, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
         """Make ``buffer`` the shard of ``state``; return its record.
 
-        Raises ``StateUnsupported`` if the state is another than that of the layout.
+        Raises ``StateUnsupported`` if the state does not fit the layout.
         """
         self.copy(buffer, state, header)
         return self.describe(state, header)
@@ -56,7 +56,7 @@ class ShardImage:
     def copy(self, buffer: memoryview, state: Mapping[str, Tensor], header: Header) -> None:
         """Make ``buffer`` the shard of ``state``.
 
-        Raises ``StateUnsupported`` if the state is another than that of the layout.
+        Raises ``StateUnsupported`` if the state does not fit the layout.
         """
         self.layout.refuse_other(state)
         skeleton = self._skeleton
@@ -67,7 +67,7 @@ class ShardImage:
             position = _put(buffer, position, memoryview(gap))
 
     def describe(self, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
-        """Return the record of what ``copy`` makes of the same state."""
+        """Return the record of the shard that ``copy`` makes of the same state."""
         skeleton = self._skeleton
         contents = [self._contents(state, index) for index in range(len(skeleton.pieces))]
         gaps = skeleton.marked(header)

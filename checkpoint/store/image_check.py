@@ -1,7 +1,7 @@
-"""Whether a shard in memory still is what its record says.
+"""The check that a shard in memory still agrees with its record.
 
-Apart from `image`, because whoever writes a snapshot does not lay it out, and so
-does without HDF5.
+Apart from `image`, because the process that writes a snapshot does not lay it out, and so
+need not load HDF5.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
 
 
 def check_image(image: memoryview, record: ShardRecord) -> None:
-    """Raise ``SnapshotDamaged`` unless the image is what its record says."""
+    """Raise ``SnapshotDamaged`` unless the image has the size and the digests of its record."""
     outside = Digest(record.kind)
     position = 0
     for piece in _by_offset(record):

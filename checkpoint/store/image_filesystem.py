@@ -1,8 +1,8 @@
 """A step whose shards are snapshots in memory, as a file system that can only be read.
 
-So whatever reads, verifies and mends from a directory does it from memory as well.
-The snapshots may be fewer than the step's shards, and may change while they are read:
-nothing here vouches for them, digests do.
+So the code that reads, verifies and mends from a directory works from memory as well.
+There may be fewer snapshots than shards, and a snapshot may change while it is read:
+only the digests vouch for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.checkpoint.format.signature import SigningKey
 class ImageFileSystem:
     """The files of one step below ``directory``, which is that of a store.
 
-    They are its manifest, and those shards of which there are images, by index.
+    They are the step's manifest, and each shard that has an image, by index.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Restoring a state: the newest step whose every byte verifies, whole, or nothing of it."""
+"""Restoring a state, whole or not at all, from the newest step whose every byte verifies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rejection:
 
 
 def restore(store: CheckpointStore, step: int, *, run_id: str | None = None) -> Restored:
-    """Return the whole state of a committed step, whatever the number of its writers.
+    """Return the whole state of a committed step; any number of writers may have saved it.
 
     Raises ``CheckpointInvalid`` if a single byte of it does not verify, or if it
     belongs to another run than ``run_id``.
@@ -62,7 +62,7 @@ def restore_newest(
 
 
 def compare_specs(expected: Iterable[TensorSpec], found: Iterable[TensorSpec]) -> str | None:
-    """Return one line on what is missing, extra or different in ``found``, None if they agree."""
+    """Return one line on missing, extra and different tensors in ``found``, None if they agree."""
     wanted = {spec.name: spec for spec in expected}
     given = {spec.name: spec for spec in found}
     differences = [

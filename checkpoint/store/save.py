@@ -1,7 +1,7 @@
 """A whole save in one process: all writers, one after the other, and the commit.
 
-Jobs of many workers do the same in parts: each calls ``Staging.write_shard``, and
-one of them, which has collected the records, commits.
+A job of many workers does the same in parts: each worker calls ``Staging.write_shard``.
+One of them collects the records and commits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def save(
 ) -> Path:
     """Save ``state`` as ``writers`` shards and commit it; returns the checkpoint's directory.
 
-    Raises ``CheckpointError`` if it is not durable; then nothing of it is left.
+    Raises ``CheckpointError`` if the checkpoint is not durable; then nothing of it is left.
     """
     layout = ShardLayout(specs_of(state), writers)
     staging = store.stage(header.step, header.generation, store.next_attempt(header))

@@ -1,10 +1,10 @@
-"""The one way that bytes come back from a checkpoint: digested first, interpreted after.
+"""The only way to read bytes back from a checkpoint: digested first, interpreted after.
 
-A scan reads every byte of every shard once, in the order of offsets.  Pieces go
-to where the caller wants them, everything else to a scratch buffer; all of it
-goes into a digest.  Invariant: a scan that returns has compared the digests of every
-piece, and of all that is outside the pieces of each shard, with the manifest, and
-the manifest with its own sha256, so a single wrong bit anywhere makes it raise.
+A scan reads every byte of every shard once, in the order of offsets.  Pieces go to the
+caller's buffers, all other bytes to a scratch buffer, and every byte into a digest.
+Invariant: a scan that returns has compared the manifest with its own sha256.  It has
+compared the digests of every piece, and of all bytes between the pieces, with the
+manifest.  So a single wrong bit anywhere makes it raise.
 
 HDF5 never interprets anything here.  Sizes are compared before the caller allocates.
 """
@@ -32,15 +32,15 @@ from holdfast.checkpoint.format.signature import SigningKey
 Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
 
 _CHUNK_BYTES = 256 * 1024
-"""Small enough that the digest finds in the cache what was read; 12 % faster than 1 MiB."""
-# What damage to a checkpoint looks like; anything else may pass.
+"""Small enough that the digest finds the bytes in the cache; 12 % faster than 1 MiB."""
+# Errors that mean damage to a checkpoint; any other error may be gone at the next read.
 _DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR})
 
 
 class Scan:
-    """Reads one committed step; raises ``CheckpointInvalid`` for whatever does not verify.
+    """Reads one committed step; raises ``CheckpointInvalid`` for anything that does not verify.
 
-    With a key, what is not signed with it does not verify.
+    With a key, a step that this key has not signed does not verify.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Scan:
         return manifest
 
     def manifest_alone(self, *, is_from_disk: bool = False) -> Manifest:
-        """Return the manifest, once its sha256 is verified, whatever has become of the shards."""
+        """Return the manifest, once its sha256 is verified; the shards may be damaged or gone."""
         try:
             content = self._manifest_bytes(is_from_disk=is_from_disk)
             manifest = Manifest.decode(content, self._key)
@@ -78,9 +78,9 @@ class Scan:
         return manifest
 
     def verify(self) -> Manifest:
-        """Compare all digests with what the disk holds, not with what memory does.
+        """Compare all digests with the bytes on the disk, not with a copy in the page cache.
 
-        Returns the manifest, which is read from the disk, too.
+        Returns the manifest, which comes from the disk as well.
         """
         manifest = self.manifest(is_from_disk=True)
         shards = range(manifest.writers)
@@ -88,7 +88,7 @@ class Scan:
         return manifest
 
     def read(self, manifest: Manifest, target: Target) -> None:
-        """Read every piece into the buffer that ``target`` returns for it, or nowhere for None.
+        """Read every piece into the buffer that ``target`` returns; None only verifies it.
 
         The contents of the buffers mean nothing if this raises.
         """
@@ -187,7 +187,7 @@ class Scan:
 
 
 def digest_span(file: ReadFile, start: int, stop: int, digest: Digest) -> None:
-    """Digest the bytes from ``start`` to ``stop`` of a file, which nobody wants."""
+    """Digest the bytes from ``start`` to ``stop`` of a file without keeping them."""
     scratch = memoryview(bytearray(min(stop - start, _CHUNK_BYTES)))
     for position in range(start, stop, _CHUNK_BYTES):
         read_span(file, scratch[: stop - position], position, digest)

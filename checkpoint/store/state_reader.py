@@ -1,6 +1,6 @@
-"""A state that comes back in parts: each reader verifies some shards, and all get everything.
+"""A state that is restored in parts: each reader verifies some shards, and all get the whole.
 
-Nothing of it may be used before every shard was read by somebody and verified.
+Nothing of it may be used before some reader has verified each shard.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StateReader:
         self._bytes: dict[str, memoryview] = {}
 
     def allocate(self) -> None:
-        """Make room for the state, whose size the shards on the disk bound."""
+        """Make room for the state; it is never larger than the shards on the disk."""
         self.state = {spec.name: _empty(self.manifest.step, spec) for spec in self.manifest.specs}
         self._bytes = {name: _writable_bytes(tensor) for name, tensor in self.state.items()}
 
@@ -49,7 +49,7 @@ class StateReader:
         self._scan.read_shards(self.manifest, shards, self._target)
 
     def contents(self, shard: int) -> list[memoryview]:
-        """Return where the pieces of a shard lie in the state, to give them away or to get them."""
+        """Return the parts of the state that are a shard's pieces, to send or to receive them."""
         return [self._target(*placed) for placed in pieces_by_shard(self.manifest)[shard]]
 
     def _target(self, tensor: TensorEntry, piece: PieceEntry) -> memoryview:

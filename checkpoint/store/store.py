@@ -1,14 +1,13 @@
 """The directory of a job's checkpoints: staging, commit, listing.
 
-Invariant: *visible means complete*.  A directory named ``step-…`` was renamed to
-that name after every file in it, and the names of those files, were durable; so
-whoever sees a step, before or after a power cut, sees all of it.  What a disk
-does to it later is found by the digests.
+Invariant: *visible means complete*.  A directory gets its name ``step-…`` after every
+file in it, and the names of those files, are durable.  So a reader that sees a step sees
+all of it, before or after a power cut.  The digests find damage that a disk does later.
 
-The order of a save is: directory of its own → shards, each synced → manifest,
-synced → directory synced → renamed to the step, first one wins → parent synced →
-acknowledged.  Any failure before the rename leaves only staging behind, which
-nobody ever reads; older checkpoints are not touched.
+A save goes: staging directory → shards, synced → manifest, synced → directory synced →
+renamed to the step → parent synced → acknowledged.  The first save of a step wins.
+Any failure before the rename leaves only staging behind, which is never read.  Older
+checkpoints are not touched.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
 
 class CheckpointStore:
-    """The checkpoints of one run directory; with a key, those that are signed with it.
+    """The checkpoints of one run directory; with a key, only checkpoints signed with it.
 
-    Any number of processes may hold a store of the same directory; only one, the
-    coordinator of the job's current generation, stages, commits and prunes.
+    Any number of processes may hold a store of the same directory.  Only the coordinator
+    of the job's current generation stages, commits and prunes.
     """
 
     def __init__(
@@ -68,21 +67,21 @@ class CheckpointStore:
 
     @property
     def directory(self) -> Path:
-        """Where the checkpoints lie."""
+        """The directory of the checkpoints."""
         return self._run_dir / STORE_NAME
 
     @property
     def disk(self) -> Disk:
-        """The file system of the store; ``disk.downgrades`` says what it does not guarantee."""
+        """The file system of the store; ``disk.downgrades`` lists the guarantees it lacks."""
         return self._disk
 
     @property
     def digest_kind(self) -> DigestKind:
-        """How shards are digested: with a key, in a way that cannot be forged."""
+        """The kind of the shards' digests: with a key, one that cannot be forged."""
         return Version.with_key(self.key).digest
 
     def stage(self, step: int, generation: int, attempt: int) -> Staging:
-        """Make the staging directory of a save that nobody else has begun.
+        """Make the staging directory of a new save.
 
         Raises ``StagingExists`` if it is there already: take the next attempt.
         """
@@ -95,11 +94,11 @@ class CheckpointStore:
         return staging
 
     def staging(self, step: int, generation: int, attempt: int) -> Staging:
-        """Name the staging directory of a save; whichever writer is first makes it."""
+        """Name the staging directory of a save; the first writer makes it."""
         return Staging(self, StagingName(step, generation, attempt))
 
     def next_attempt(self, header: Header) -> int:
-        """Return the first attempt, from 1, that nothing is left of, neither staged nor bad."""
+        """Return the first attempt, from 1, above every attempt with a staged or bad directory."""
         parsed = (StagingName.parse(n) or StagingName.parse_bad(n) for n in self.names())
         taken = [
             name.attempt
@@ -109,7 +108,7 @@ class CheckpointStore:
         return max(taken, default=0) + 1
 
     def steps(self) -> tuple[int, ...]:
-        """Return the committed steps, newest first; being listed does not mean being undamaged."""
+        """Return the committed steps, newest first; a listed step may still be damaged."""
         found = [(step_of(name), self.directory / name) for name in self.names()]
         steps = (s for s, path in found if s is not None and self._disk.is_directory(path))
         return tuple(sorted(steps, reverse=True))
@@ -128,7 +127,7 @@ class CheckpointStore:
         return Scan(self._disk, self.directory / step_name(step), step, self.key)
 
     def clean_staging(self, below_generation: int) -> tuple[str, ...]:
-        """Remove what dead generations have staged; returns why anything was left.
+        """Remove the staging of dead generations; returns a reason for each one that is left.
 
         Only for the coordinator of ``below_generation`` or later.
         """
@@ -149,7 +148,7 @@ class CheckpointStore:
             reasons.append(str(failure))
 
     def make_directory(self) -> None:
-        """Make the store's directory durable once, and again if somebody has removed it."""
+        """Make the store's directory durable once, and again after it was removed."""
         for path in (self._run_dir, self.directory):
             is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
             if is_new or not self._is_anchored:
@@ -171,7 +170,7 @@ class CheckpointStore:
 
 
 class Staging:
-    """A checkpoint that is being written, and that nobody reads yet."""
+    """A checkpoint that is being written, and is never read before it is committed."""
 
     def __init__(self, store: CheckpointStore, name: StagingName) -> None:
         self._store = store
@@ -197,7 +196,7 @@ class Staging:
         Safe in a background thread: the large calls release the GIL.
         """
         self._refuse_other_save(header.step, header.generation)
-        # Whoever only lists or restores checkpoints does without HDF5.
+        # A process that only lists or restores checkpoints must not load HDF5.
         from holdfast.checkpoint.store.writer import ShardWriter
 
         # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
@@ -207,7 +206,7 @@ class Staging:
         return shard.write(path, state, header)
 
     def write_image(self, image: memoryview, record: ShardRecord, writers: int) -> None:
-        """Make the shard durable that a snapshot holds, if it still is what was copied into it.
+        """Make the shard in a snapshot durable, if the snapshot still agrees with its record.
 
         Raises ``CheckpointError`` and leaves no shard behind if anything fails.
         """
@@ -218,9 +217,9 @@ class Staging:
     def commit(self, manifest: Manifest) -> Path:
         """Make the checkpoint visible and durable; returns its directory.
 
-        If the step is committed already and verifies, the first one wins and this
-        staging is removed.  A damaged one is moved aside.  Raises
-        ``CheckpointError`` if the checkpoint is not durable; then it was not saved.
+        If the step is committed already and verifies, that checkpoint stays and this
+        staging is removed.  A damaged checkpoint is moved aside.  Raises
+        ``CheckpointError`` if the new checkpoint is not durable; then it was not saved.
         """
         self._refuse_other_save(manifest.step, manifest.generation)
         self._refuse_incomplete(manifest)
@@ -236,7 +235,7 @@ class Staging:
         return target
 
     def take_over(self) -> None:
-        """Prepare to commit for a coordinator that is dead: it may have begun the manifest."""
+        """Prepare to commit a dead coordinator's save: remove a manifest that it has begun."""
         self._disk.remove_file(self.path / MANIFEST_NAME)
 
     def abandon(self) -> None:
@@ -247,8 +246,8 @@ class Staging:
     def _refuse_other_save(self, step: int, generation: int) -> None:
         if (step, generation) != (self._name.step, self._name.generation):
             raise CommitRefused(
-                f"step {step} of generation {generation} does not belong into {self._name}; "
-                "stage it on its own"
+                f"step {step} of generation {generation} does not belong in {self._name}; "
+                "stage it in a directory of its own"
             )
 
     def _refuse_incomplete(self, manifest: Manifest) -> None:
@@ -293,9 +292,9 @@ class Staging:
     def _settle(self, target: Path) -> None:
         """Make the rename durable, or take it back: a failed save leaves no step behind.
 
-        A directory whose sync has failed once may claim success the next time
-        without being durable, so the step must not stay where a later attempt
-        would find it and call it saved.
+        After a failed sync, the next sync of the directory may claim success although
+        the rename is not durable.  A later attempt would find the step and call it saved,
+        so the step must not stay.
         """
         try:
             self._disk.fsync_directory(target.parent)

@@ -1,10 +1,9 @@
 """One writer's part of a save: its shard, digested from memory and made durable.
 
 Theory: the shard's file is a list of buffers, in the order of offsets: bytes of
-HDF5's metadata, and memory of the state itself.  Nothing of the size of the state
-is ever copied.  Digests are of that memory, taken right before it is written, so
-whatever goes wrong on the way to the disk makes the checkpoint fail its verification,
-and never goes unnoticed.
+HDF5's metadata, and memory of the state itself.  The state is never copied.  Digests
+are of that memory, taken right before it is written.  So any damage on the way to the
+disk makes the checkpoint fail its verification.
 
 The state may not change until ``write_shard`` returns.
 """

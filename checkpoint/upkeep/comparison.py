@@ -1,7 +1,7 @@
-"""In what two steps differ, tensor by tensor.
+"""The differences of two steps, tensor by tensor.
 
-Digests decide where both steps are cut alike; contents are read only where they
-cannot tell, or to say how far apart floats are.
+If both steps cut a tensor alike, equal digests show that it is the same.  Its contents
+are read only if the cuts or the digests differ, to count elements and measure distances.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Opened:
 class Difference:
     """A tensor that is not the same in both steps; a side that lacks it is None.
 
-    ``elements`` of it have other bytes; ``largest`` is how far apart floats are at
-    most, NaN where only one side has one.  Both are None unless the specs agree.
+    ``elements`` is the number of elements with other bytes.  ``largest`` is the largest
+    distance of two floats, NaN if only one side has a NaN.  Both are None unless the specs
+    agree; ``largest`` is None as well if the tensor has no floats.
     """
 
     left: TensorSpec | None
@@ -58,9 +59,9 @@ class Comparison:
 
 
 def compare_steps(left: Opened, right: Opened) -> Comparison:
-    """Return what is missing, extra or changed in ``right``.
+    """Return the tensors that are missing, extra or changed in ``right``.
 
-    Raises ``CheckpointInvalid`` if contents that have to be read do not verify.
+    Raises ``CheckpointInvalid`` if contents that must be read do not verify.
     """
     lefts = {tensor.spec.name: tensor for tensor in left.manifest.tensors}
     rights = {tensor.spec.name: tensor for tensor in right.manifest.tensors}
@@ -106,12 +107,12 @@ def _difference(left: Tensor, right: Tensor, spec: TensorSpec) -> Difference:
 
 
 def _rows(flat: Tensor) -> Tensor:
-    """Return an array's elements as plain bits, which compare by bytes."""
+    """Return an array's elements as unsigned integers, which compare by bytes."""
     return flat.view(f"u{flat.dtype.itemsize}")
 
 
 def _largest(left: Tensor, right: Tensor) -> float:
-    """Return the largest distance; equal infinities and a NaN on both sides are none."""
+    """Return the largest distance; equal infinities, and a NaN on both sides, count as 0."""
     one, other = left.astype(np.float64), right.astype(np.float64)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-"""What a directory holds of a step, part by part, where a scan would stop at the first fault."""
+"""The sound parts of a step in a directory; unlike a scan, it goes on after a fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CountBytes: TypeAlias = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The parts that verify, and one sentence on each thing that is wrong."""
+    """The parts that verify, and one sentence on each fault."""
 
     sound: frozenset[Part]
     faults: tuple[str, ...]
@@ -31,7 +31,7 @@ class Inventory:
 
 
 def silent(_count: int) -> None:
-    """Report progress to nobody."""
+    """Ignore progress."""
 
 
 def take_inventory(
@@ -60,7 +60,7 @@ def take_inventory(
 
 
 def _fault_of(file: ReadFile, part: Part) -> str | None:
-    """Return what is wrong with a part; bad blocks of a disk spoil only what lies on them."""
+    """Return a part's fault, None if it verifies; a bad block of the disk spoils only its part."""
     try:
         return None if read_part(file, part) else f"wrong digest of {part}"
     except StorageFailed as error:

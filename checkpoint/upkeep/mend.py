@@ -1,13 +1,13 @@
 """A damaged step made whole from a second holder of it, such as a mirror or a backup.
 
 A mend is a save like any other: staged, synced, renamed, while the damaged step
-is moved to its ``.bad-`` name.  Nothing is removed, and nothing gets into the new
-step that does not verify against its manifest: ours, or the other holder's if ours
-is damaged and both are of one run.
+is moved to its ``.bad-`` name.  Nothing is removed.  Every byte of the new step verifies
+against its manifest: ours, or the other holder's if ours is damaged and both are of one
+run.
 
-What was moved aside still counts: of a step that is gone, the parts are kept that its
-``.bad-`` directory has.  So a mend that was cut short between its two renames, and a
-step that a scrub has found, lose nothing that was sound.
+A step that was moved aside still counts: a mend takes the sound parts of its ``.bad-``
+directory.  So no sound part is lost if a mend stops between its two renames, or if a
+scrub has moved the step.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class MendPlan:
 
 
 def plan_mend(manifest: Manifest, here: Inventory, there: Inventory) -> MendPlan:
-    """Decide for each part of a step whom to take it from; what is sound here stays.
+    """Decide for each part of a step from which holder to take it; sound parts here stay.
 
-    Raises ``MendImpossible`` and names the parts that nobody has.
+    Raises ``MendImpossible`` and names the parts that neither holder has.
     """
     parts = [part for shard in parts_of(manifest) for part in shard]
     missing = [str(part) for part in parts if part not in here.sound | there.sound]
@@ -63,10 +63,10 @@ def _some(sentences: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MendResult:
-    """A step that is whole: what was wrong, if anything, and what was done about it.
+    """A step that is whole now: its faults before, if any, and the work of the mend.
 
-    ``taken`` of its ``parts`` came from the other holder; ``bad_name`` is where the
-    damaged step lies now, None if there was none.
+    ``taken`` of its ``parts`` came from the other holder.  ``bad_name`` is the new name
+    of the damaged step, None if no directory was moved.
     """
 
     step: int
@@ -78,7 +78,7 @@ class MendResult:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The store to mend, and the one to take from what it lacks."""
+    """The store to mend, and the store that supplies the parts it lacks."""
 
     here: CheckpointStore
     there: CheckpointStore
@@ -89,8 +89,8 @@ def mend_step(
 ) -> MendResult:
     """Make a step of ``holders.here`` whole, and return once it verifies.
 
-    Only for whoever owns the run directory.  Raises ``CheckpointError`` if it cannot
-    be done; then the damaged step is where it was.
+    Only for the process that owns the run directory.  Raises ``CheckpointError`` if the
+    step cannot be mended; then the damaged step keeps its place.
     """
     manifest, complaint = _manifest(holders, step, run_id)
     mine = _inventory(holders.here, manifest, progress)
@@ -111,7 +111,7 @@ def mend_step(
 
 
 def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest, str]:
-    """Return our manifest, or the other holder's; and what is wrong with ours, if anything."""
+    """Return our manifest, or the other holder's; and the fault of ours, "" if it has none."""
     directory = _directory(holders.here, step)
     complaint = "" if directory.name == step_name(step) else f"it was moved to {directory.name}"
     try:
@@ -121,7 +121,7 @@ def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest
         complaint = ours.reason
         if run_id is None:
             raise MendImpossible(
-                step, f"{complaint}, and no RUN.json tells which run the step must be of"
+                step, f"{complaint}, and no RUN.json tells to which run the step must belong"
             ) from ours
         manifest = _their_manifest(holders.there, step, complaint)
     refuse_other_run(manifest, run_id)
@@ -139,7 +139,7 @@ def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manife
 def _plan(
     holders: Holders, manifest: Manifest, mine: Inventory, *, progress: CountBytes
 ) -> tuple[Manifest, MendPlan]:
-    """Return what to take from where, and the manifest that this makes whole."""
+    """Return the manifest to make whole, and for each part the holder to take it from."""
     try:
         return manifest, plan_mend(manifest, mine, _inventory(holders.there, manifest, progress))
     except MendImpossible:
@@ -153,7 +153,7 @@ def _plan(
 def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
     """Return the other holder's manifest if it is of another save of the step, else None.
 
-    A step that was found damaged, or lost, is saved again when the job comes by.
+    A step that was damaged or lost is saved again when the job reaches it again.
     """
     try:
         theirs = there.scan(manifest.step).manifest_alone()
@@ -167,7 +167,7 @@ def _inventory(store: CheckpointStore, manifest: Manifest, progress: CountBytes)
 
 
 def _directory(store: CheckpointStore, step: int) -> Path:
-    """Return where a step lies, or what is left of it if it was moved aside."""
+    """Return the directory of a step, or its newest ``.bad-`` directory if it was moved aside."""
     directory = store.directory / step_name(step)
     if store.disk.is_directory(directory):
         return directory
@@ -211,7 +211,7 @@ def _holder(part: Part, plan: MendPlan, holders: Holders) -> CheckpointStore:
 def _fetch(manifest: Manifest, part: Part, image: memoryview, *, store: CheckpointStore) -> None:
     directory = _directory(store, manifest.step)
     with store.disk.reading(directory / shard_name(part.shard, manifest.writers)) as file:
-        read_part(file, part, image)  # what has changed since is found when the image is checked
+        read_part(file, part, image)  # the check of the whole image finds later changes
 
 
 def _replace(
@@ -224,7 +224,7 @@ def _replace(
         return None
     store.disk.rename(target, aside)
     try:
-        # Or a power cut could keep the second rename and lose this one.
+        # Without this sync, a power cut could keep the second rename and lose this one.
         store.disk.fsync_directory(store.directory)
         staging.commit(manifest)
     except CheckpointError:
@@ -235,7 +235,7 @@ def _replace(
 
 
 def _records(manifest: Manifest) -> list[ShardRecord]:
-    """Return what the writers once reported about their shards."""
+    """Return the records that the writers once made of their shards."""
     records = []
     for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
         found = tuple(

@@ -1,8 +1,8 @@
 """The parts of a shard: the smallest things that have a digest of their own.
 
 A part is a piece of a tensor, or all bytes of a shard that lie in no piece.
-Invariant: the spans of a shard's parts are the whole shard, each byte once, so a
-shard can be put together from parts wherever they come from.
+Invariant: the spans of a shard's parts cover each byte of the shard once.  So a shard can
+be put together from parts of different holders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.checkpoint.store.scan import digest_span, read_span
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part: which shard's, what people call it, its bytes as ``(start, stop)``, its digest."""
+    """One part: its shard, a name for people, its bytes as ``(start, stop)``, its digest."""
 
     shard: int
     name: str
@@ -43,7 +43,7 @@ class Part:
 
 
 def parts_of(manifest: Manifest) -> tuple[tuple[Part, ...], ...]:
-    """Return the parts of each shard, what lies outside its pieces first."""
+    """Return the parts of each shard; the bytes outside its pieces come first."""
     pairs = zip(manifest.shards, pieces_by_shard(manifest), strict=True)
     kind = manifest.version.digest
     return tuple(
@@ -53,7 +53,7 @@ def parts_of(manifest: Manifest) -> tuple[tuple[Part, ...], ...]:
 
 
 def read_part(file: ReadFile, part: Part, image: memoryview | None = None) -> bool:
-    """Read a part, into its place in the shard's ``image`` if given; return if it verifies."""
+    """Read a part, into its place in ``image`` if given; return whether it verifies."""
     digest = Digest(part.kind)
     for start, stop in part.spans:
         if image is None:

@@ -1,6 +1,6 @@
 """Which committed steps this process has read back, when, and which it found damaged.
 
-Kept in memory only: a mark on the disk would speak of the disk as it was.
+Marks are kept in memory only: a mark on the disk would outlive the disk's sound state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReadMarks:
         self._damaged.add(step)
 
     def forget(self, step: int) -> None:
-        """Forget what is known of a step, such as one that was saved again."""
+        """Forget both marks of a step, for example because it was saved again."""
         self._damaged.discard(step)
         self._times.pop(step, None)
 
@@ -59,7 +59,7 @@ class ReadMarks:
 def read_back(store: CheckpointStore, step: int) -> None:
     """Read every byte of ``step`` and compare all digests.
 
-    Raises ``CheckpointInvalid`` if it does not verify, ``CheckpointUnreadable`` if
-    that cannot be said just now.
+    Raises ``CheckpointInvalid`` if it does not verify, ``CheckpointUnreadable`` if the
+    read failed and the next one may succeed.
     """
     store.scan(step).verify()

@@ -1,14 +1,14 @@
 """Which checkpoints to keep, and the removal of the others.
 
-The plan is made first, from names and manifests alone, and making it again after
-any part of it was done plans the rest.  A step is only removed once a *newer one
-that is kept has been read back whole*: digests of what was written say nothing of
-what the disk made of it.  A step that was found damaged does not count as one that is
-kept: the plan is made again without it, so that the newest k *sound* ones stay.
+The plan is made first, from names and manifests alone.  After part of it was done, a new
+plan holds the rest.  A step is removed only once a *newer one that is kept has been read
+back whole*.  Digests taken in memory say nothing about the bytes on the disk.  A damaged
+step does not count as kept: the plan is made again without it, so that the newest k
+*sound* steps stay.
 
-A step is removed by renaming it first, so that it stops being visible at once and
-as a whole; a removal that was cut short goes on at the next prune.  Nothing here
-fails a save: the new checkpoint is durable before the first old one is touched.
+A removal renames the step first, so that it stops being visible at once and as a whole.
+The next prune completes a removal that was cut short.  Nothing here fails a save: the new
+checkpoint is durable before the first old one is touched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.checkpoint.format.names import is_removed, removed_name, step_name
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 
-FEWEST_KEPT = 2  # with one, the only checkpoint would be replaced by one that nobody has read yet
+FEWEST_KEPT = 2  # with 1, an unread checkpoint would replace the only one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class KnownStep:
-    """What a plan knows of a committed step.
+    """The knowledge of a plan about a committed step.
 
-    ``metrics`` are of the state of this very step, None if nobody could read them: it may
-    be the best, so it stays.
+    ``metrics`` are of the state of this very step.  None means that they could not be read:
+    the step may be the best, so it stays.
     """
 
     step: int
@@ -69,9 +69,9 @@ class PrunePlan:
 def prune_plan(
     steps: Iterable[KnownStep], retention: Retention, unsound: Set[int] = frozenset()
 ) -> PrunePlan:
-    """Return what stays and what goes; at least the newest two stay.
+    """Return the steps that stay and the steps that go; at least the newest two stay.
 
-    Steps that are ``unsound`` do not count as kept, so they never make another one go.
+    An ``unsound`` step does not count as kept, so it never makes another step go.
     """
     newest_first = sorted(steps, key=lambda known: known.step, reverse=True)
     sound = [known for known in newest_first if known.step not in unsound]
@@ -81,7 +81,7 @@ def prune_plan(
     if retention.every is not None:
         kept |= {known.step for known in newest_first if known.step % retention.every == 0}
     if retention.best is not None:
-        # A damaged step may be mended, and is the best again.
+        # A damaged step may be mended, and then is the best again.
         kept |= _best_of(newest_first, retention.best) | _best_of(sound, retention.best)
     return PrunePlan(
         kept=tuple(known.step for known in newest_first if known.step in kept),
@@ -94,9 +94,10 @@ def _fewest_sound(retention: Retention) -> int:
 
 
 def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
-    """Return the best step, the oldest of equals so that a plateau moves nothing.
+    """Return the best step, and every step whose metrics could not be read.
 
-    With it go those of which nobody knows; there is none where nothing was measured.
+    Of equal steps the oldest is the best, so that a plateau moves nothing.  Without any
+    measured step there is no best one.
     """
     sign = 1 if best.is_smaller_better else -1
     measured, unknown = [], set()
@@ -109,7 +110,7 @@ def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
 
 
 class Pruner:
-    """Keeps a store to a retention, and remembers what it has read for that."""
+    """Keeps a store to a retention, and remembers the metrics and marks of its steps."""
 
     def __init__(self, store: CheckpointStore, retention: Retention, marks: ReadMarks) -> None:
         self._store = store
@@ -118,7 +119,7 @@ class Pruner:
         self._metrics: dict[int, Mapping[str, float]] = {}
 
     def prune(self, now: float) -> tuple[str, ...]:
-        """Remove what the plan removes; returns why anything was left, never raises it."""
+        """Carry the plan out; returns a reason for each step that is left, raises nothing."""
         reasons: list[str] = []
         try:
             _remove_hidden(self._store, reasons)
@@ -135,7 +136,7 @@ class Pruner:
         return [KnownStep(step, self._metrics_of(step)) for step in steps]
 
     def _metrics_of(self, step: int) -> Mapping[str, float] | None:
-        """Return what was measured of a step, None if that cannot be read just now."""
+        """Return the metrics of a step, None if they cannot be read just now."""
         # A step that was saved again may have other bytes, but not other metrics.
         if step not in self._metrics:
             try:
@@ -146,9 +147,9 @@ class Pruner:
         return self._metrics[step]
 
     def _plan(self, now: float, reasons: list[str]) -> PrunePlan:
-        """Return a plan that may be carried out: the steps that it relies on were read back.
+        """Return a plan that may be carried out, once the steps that it relies on were read back.
 
-        The plan is made again without each step that does not verify.
+        A step that does not verify is left out, and the plan is made again.
         """
         steps = self._known_steps()
         unsound = {known.step for known in steps if self._marks.is_damaged(known.step)}
@@ -160,12 +161,14 @@ class Pruner:
             reason = self._marks.verify(self._store, step, now)
             if reason is not None:
                 unsound.add(step)
-                reasons.append(f"nothing older than step {step} is removed for it: {reason}")
+                reasons.append(
+                    f"step {step} does not verify, so it replaces no older step: {reason}"
+                )
 
     def _next_to_read(self, plan: PrunePlan, unsound: Set[int]) -> int | None:
         """Return a step that must be read before the plan is carried out, None if there is none.
 
-        What was read back since it was committed is not read again, so a job that keeps
+        A step that was read back since its commit is not read again, so a job that keeps
         k steps reads one save in k.
         """
         if not plan.removed:
@@ -185,7 +188,7 @@ def prune(store: CheckpointStore, retention: Retention, now: float = 0.0) -> tup
 
 
 def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> None:
-    """Rename steps so that nobody sees them any more."""
+    """Rename steps so that no reader sees them any more."""
     for step in steps:
         source, target = store.directory / step_name(step), store.directory / removed_name(step)
         try:
@@ -195,7 +198,7 @@ def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> N
 
 
 def _remove_hidden(store: CheckpointStore, reasons: list[str]) -> None:
-    """Remove what is hidden, once a power cut can no longer bring its old name back."""
+    """Remove hidden steps, once a power cut can no longer bring their old names back."""
     hidden = [name for name in store.names() if is_removed(name)]
     if hidden:
         store.disk.fsync_directory(store.directory)

@@ -1,14 +1,13 @@
 """Reading old checkpoints again, one at a time, so that damage is found before it is needed.
 
-Reading is kept apart from what follows from it, because it is slow and changes
-nothing: any thread may `Scrubber.read`.  `Scrubber.conclude` moves a step aside, so
-it belongs to the thread that commits and prunes; it reads a step that was found
-damaged once more before it touches it, since the step may have been saved again, or
-removed, meanwhile.
+Reading is apart from acting, because it is slow and changes nothing: any thread may call
+`Scrubber.read`.  `Scrubber.conclude` moves a step aside, so it belongs to the thread that
+commits and prunes.  It reads a damaged step once more before it touches it: the step may
+have been saved again, or removed, meanwhile.
 
-A damaged step is mended if that can be done.  Else it is moved, but only while another
-one is known to verify.  The last one stays under its name: what is left of it is worth
-more than a tidy directory.
+A damaged step is mended if possible.  Else it is moved, but only while another step is
+known to verify.  The last step keeps its name: its sound parts are worth more than a tidy
+directory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Mend: TypeAlias = Callable[[int], MendResult | None]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading a step again has shown; no reason means that all of it is right."""
+    """The outcome of reading a step again; no reason means that every byte verifies."""
 
     step: int
     reason: str | None = None
@@ -39,7 +38,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ScrubFailure:
-    """A step that does not verify any more, where it was moved, and whether it is whole again."""
+    """A step that does not verify any more, its new name, and whether it is whole again."""
 
     step: int
     reason: str
@@ -57,7 +56,7 @@ class ScrubFailure:
 
 
 def next_step(steps: Iterable[int], time_of: Callable[[int], float | None]) -> int | None:
-    """Return the step that was verified longest ago; of those that never were, the oldest."""
+    """Return the oldest step that was never verified, else the step verified longest ago."""
 
     def age_rank(step: int) -> tuple[bool, float, int]:
         time = time_of(step)
@@ -71,7 +70,7 @@ def _never(_step: int) -> None:
 
 
 class Scrubber:
-    """Reads one committed step of a store every ``interval_s`` seconds, none for 0."""
+    """Reads one committed step of a store every ``interval_s`` seconds; 0 switches it off."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Scrubber:
         return Reading(step)
 
     def conclude(self, finding: Reading, now: float) -> ScrubFailure | None:
-        """Do what follows from ``finding``; returns what is to be reported, if anything is."""
+        """Mark, mend or move the step of ``finding``; returns the failure to report, or None."""
         if finding.reason is None:
             self._marks.mark(finding.step, now)
             return None
@@ -120,7 +119,7 @@ class Scrubber:
                 return None
             read_back(self._store, finding.step)
         except CheckpointUnreadable as error:
-            # A bad block looks like this too.
+            # A bad block gives the same error, so a mend is tried here as well.
             unread = ScrubFailure(finding.step, error.reason)
             return self._mended(finding.step, error.reason, now) or unread
         except CheckpointInvalid as error:
@@ -132,7 +131,7 @@ class Scrubber:
         return None
 
     def run_one(self, now: float) -> ScrubFailure | None:
-        """Read the step that was verified longest ago, and do what follows from it."""
+        """Read the step that was verified longest ago, and conclude from the reading."""
         step = self.choose(now)
         return None if step is None else self.conclude(self.read(step), now)
 
@@ -141,7 +140,7 @@ class Scrubber:
         result = self._mend(step)
         if result is None:
             return None
-        if not result.faults:  # a disk that errs now and then: it may be right the next time
+        if not result.faults:  # the disk errs now and then: the next read may verify
             return ScrubFailure(step, reason)
         self._marks.mark(step, now)
         return ScrubFailure(step, reason, result.bad_name, is_mended=True)
@@ -162,5 +161,5 @@ class Scrubber:
         return ScrubFailure(step, reason, name)
 
     def _verifies(self, step: int, now: float) -> bool:
-        # What this process has read before is read again: disks fail in more than one place.
+        # A step that was read before is read again: disks fail in more than one place.
         return self._marks.verify(self._store, step, now) is None

@@ -1,4 +1,4 @@
-"""Whether a step verifies: every digest of it, and nothing kept."""
+"""Verification of a step: every digest is compared, and no byte is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from holdfast.checkpoint.upkeep.inventory import CountBytes, silent
 
 @dataclass(frozen=True, slots=True)
 class StepCheck:
-    """What became of looking at a step: its bytes as far as known, and why it may not be used."""
+    """The outcome of verifying a step: its size in bytes, and the reason not to use it.
+
+    ``nbytes`` is 0 if the manifest gives no size; ``reason`` is None if every byte verifies.
+    """
 
     step: int
     nbytes: int

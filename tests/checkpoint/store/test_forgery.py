@@ -102,7 +102,7 @@ def test_reader_of_version_1_refuses_a_signed_manifest(store: CheckpointStore) -
 def test_step_without_a_signature_is_refused(store: CheckpointStore, tmp_path: Path) -> None:
     save(CheckpointStore(tmp_path / "run"), STATE, header=Header("run", 3, 60))
 
-    assert "it is not signed, so it is not trusted" in reason_of(store, 60)
+    assert f"it is not signed, so readers with key {KEY.id} do not trust it" in reason_of(store, 60)
     restored, rejections = restore_newest(store, run_id="run")
     assert restored is not None
     assert restored.manifest.step == 40

@@ -188,8 +188,8 @@ def test_nothing_goes_for_a_step_that_does_not_verify(store: CheckpointStore) ->
 
     assert store.steps() == (40, 30, 20, 10)
     assert [reason.split(":")[0] for reason in reasons] == [
-        "nothing older than step 40 is removed for it",
-        "nothing older than step 30 is removed for it",
+        "step 40 does not verify, so it replaces no older step",
+        "step 30 does not verify, so it replaces no older step",
     ]
 
 

@@ -101,7 +101,7 @@ def test_damage_that_stops_the_pruning_is_recorded(committer: Committer) -> None
     assert committer.store.steps() == (30, 20, 10)
     reasons = [record["reason"] for record in committer.journal("prune_failed")]
     assert [reason.split(":")[0] for reason in reasons] == [
-        "nothing older than step 30 is removed for it",
+        "step 30 does not verify, so it replaces no older step",
     ]
 
 
