@@ -1,6 +1,6 @@
 """Decisions of a training job, as pure functions and frozen values.
 
-Nothing in this layer reads a clock, opens a file or socket, starts a thread,
-logs, or imports MPI, TensorFlow or HDF5: events come in, commands go out, and
-time is an argument.
+This layer reads no clock, opens no file and no socket, starts no thread and writes no
+log.  It imports neither MPI nor TensorFlow nor HDF5.  Events come in, commands go out,
+and time is an argument.
 """

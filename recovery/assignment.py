@@ -1,13 +1,12 @@
-"""Which worker owns which microbatch.
+"""The owner of each microbatch of a step.
 
 Two rules make recovery cheap. A new assignment gives each active worker one run of
-neighbours, so that a worker's leaves fold into few subtrees. And an assignment
-that is repaired moves orphans only: what a survivor has computed for the step
-stays its own, and stays valid.
+neighbours, so that a worker's leaves fold into few subtrees. After a death only orphans
+move: the results that a survivor has computed for the step stay its own, and valid.
 
-``adopt`` depends on the assignment that it starts from. All workers of a world
-must therefore start from the same one: the last that the whole world agreed on,
-never one that was made in an attempt at repair that did not end.
+``adopt`` depends on the assignment that it starts from. So all workers of a world must
+start from the same one: the last that the whole world agreed on. An assignment from an
+unfinished attempt at repair must not be used.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ def adopt(assignment: Assignment, world: World) -> Assignment:
 
 
 def _adopters(assignment: Assignment, world: World, orphans: int) -> list[WorkerId]:
-    """Return who adopts each of ``orphans`` microbatches.
+    """Return the adopter of each of ``orphans`` microbatches.
 
-    Loads are levelled one microbatch at a time, but the result is in rank order, so
-    that a worker adopts neighbours, which fold into fewer subtrees.
+    Loads are levelled one microbatch at a time, but the result is in rank order. So a
+    worker adopts neighbours, which fold into fewer subtrees.
     """
     active = world.active
     loads = Counter(assignment.owners)

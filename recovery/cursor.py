@@ -1,4 +1,4 @@
-"""Where a job stands: how much is committed, and what the epoch has added up so far."""
+"""The position of a job: its committed transactions, and the sums of the current epoch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Sums = npt.NDArray[np.float64]
 class Cursor:
     """Committed transactions, and the ledger and metric sums of the current epoch.
 
-    The sums are added in the order of the steps in double precision, so they
-    have the same bits on every worker and in every run.
+    The sums are added in double precision, in the order of the steps. So they have the
+    same bits on every worker and in every run.
     """
 
     step: int
@@ -28,7 +28,7 @@ class Cursor:
 
     @staticmethod
     def start(metrics: int) -> Cursor:
-        """Return the cursor of a job that has done nothing; ``metrics`` sums are kept."""
+        """Return the cursor of a job that has done nothing, with room for ``metrics`` sums."""
         return Cursor(0, 0, Ledger(), np.zeros(metrics, np.float64))
 
     @property
@@ -60,7 +60,7 @@ class Cursor:
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, npt.NDArray[np.generic]]) -> Cursor:
-        """Return the cursor that ``tensors`` wrote."""
+        """Return the cursor that the method ``tensors`` has made into arrays."""
         samples, fingerprint = (int(value) for value in tensors["cursor/ledger"])
         return Cursor(
             int(tensors["cursor/step"]),

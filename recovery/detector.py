@@ -1,8 +1,8 @@
 """Which workers are alive or dead, judged by heartbeats that stand still.
 
 A worker counts; an observer looks at the counters now and then. A worker is silent
-while two looks in a row see the same. Silence beyond a limit makes it dead; what is
-found dead is fenced, and only then treated as a failure.
+while two looks in a row see the same count. Silence beyond a limit makes it dead. A worker
+that is found dead is fenced, and only then counts as a failure.
 
 Three things make the verdicts safe:
 
@@ -11,8 +11,8 @@ Three things make the verdicts safe:
   in one long call, while one that trains may not.
 * An observer that was away (stopped, starved, on a suspended machine) must not accuse
   the workers that it failed to look at. So each look adds at most a quarter of the
-  timeout to a silence, however long ago the last one was: four looks in a row must
-  have seen nothing before anyone is found dead.
+  timeout to a silence, even if the last look was long ago. A worker is found dead only
+  after four looks in a row that saw no change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOKS_PER_TIMEOUT = 4
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatView:
-    """What a heartbeat showed at one look; a ``phase`` is the number that the worker gave it."""
+    """A heartbeat at one look; ``phase`` is a number that the worker chose."""
 
     counter: int
     phase: int
@@ -36,7 +36,7 @@ class HeartbeatView:
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """How long a worker may be silent: ``timeout_s``, or longer in some phases."""
+    """The longest silence that a worker is allowed: ``timeout_s``, or more in some phases."""
 
     timeout_s: float
     by_phase_s: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Sighting:
-    """The last view of a worker, and how long it has not changed."""
+    """The last view of a worker, and the seconds since it changed."""
 
     view: HeartbeatView
     silent_s: float
@@ -70,7 +70,7 @@ class _Sighting:
 
 @dataclass(frozen=True, slots=True)
 class FailureDetector:
-    """The silence of each worker as of the last look; a look makes a new detector."""
+    """The silence of each worker at the last look; each look makes a new detector."""
 
     limits: SilenceLimits
     looked_at: float | None = None
@@ -79,8 +79,8 @@ class FailureDetector:
     def observe(self, views: Mapping[WorkerId, HeartbeatView], now: float) -> FailureDetector:
         """Return the detector after a look at ``views`` of all workers at ``now``.
 
-        A worker without a view is watched no longer; a new one begins alive. Look at
-        least four times within the timeout, or verdicts come later than it.
+        A worker without a view is watched no longer; a new worker begins alive. Look at
+        least four times within the timeout, or verdicts come later than the timeout.
         """
         passed_s = self._passed_s(now)
         sightings: dict[WorkerId, _Sighting] = {}
@@ -103,7 +103,7 @@ class FailureDetector:
         return {worker: self.finding(worker) for worker in self._sightings}
 
     def _passed_s(self, now: float) -> float:
-        """Return how much a look at ``now`` adds to the silence of who stands still."""
+        """Return the seconds that a look at ``now`` adds to the silence of a silent worker."""
         if self.looked_at is None:
             return 0.0
         if now < self.looked_at:

@@ -1,4 +1,4 @@
-"""What can go wrong in a decision.
+"""Errors of decisions.
 
 ::
 
@@ -10,8 +10,8 @@
      ├─ LedgerUnreadable     reduced ledger lanes are not whole numbers
      └─ ScheduleSyntaxError  the text of a schedule cannot be understood
 
-Mistakes of a caller within holdfast (a negative count, a worker that is not in
-the world) are ``ValueError``: no caller is meant to handle those.
+A mistake of a caller within holdfast (a negative count, a worker that is not in the
+world) is a ``ValueError``.  No caller handles those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the supervisor sees of a job, and what it is told to do: events, commands, exit codes."""
+"""The events that the supervisor sees, the commands that it gets, and the exit codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorldFormed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted:
-    """A worker tells that a checkpoint is on the disk."""
+    """A worker reports that a checkpoint is on the disk."""
 
     worker: WorkerId
     step: int
@@ -53,8 +53,8 @@ class CheckpointCommitted:
 class WorkerFailed:
     """A worker's script raised, or could not go on; the process ends next.
 
-    ``is_death`` marks what a relaunch can mend: the exception of a fault plan, or a
-    world that could not be repaired.  Everything else would happen again.
+    ``is_death`` marks a failure that a relaunch can cure: the exception of a fault plan, or
+    a world that could not be repaired.  Any other failure would happen again.
     """
 
     worker: WorkerId
@@ -66,7 +66,7 @@ class WorkerFailed:
 
     @property
     def message_with_kind(self) -> str:
-        """The message; with the kind of the error where that says something."""
+        """The message; if there is a traceback, the kind of the error comes first."""
         return f"{self.kind}: {self.message}" if self.traceback else self.message
 
 
@@ -81,7 +81,7 @@ class WorkerCompleted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped:
-    """A worker has stopped early, as it was asked to, with a checkpoint."""
+    """A worker has stopped early, on request, with a checkpoint."""
 
     worker: WorkerId
     step: int
@@ -89,7 +89,7 @@ class WorkerStopped:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker's process is gone; ``is_clean`` if it left by agreement."""
+    """A worker's process is gone; ``is_clean`` tells whether it left by agreement."""
 
     worker: WorkerId
     is_clean: bool
@@ -105,7 +105,7 @@ class LaunchEnded:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the job to stop; ``exit_code`` is that of a job that has to be killed."""
+    """A request to stop the job; ``exit_code`` applies if the job must be killed."""
 
     exit_code: ExitCode
 

@@ -1,8 +1,8 @@
 """Faults to inject, each with an address at which it strikes.
 
-A fault is written ``kill worker=2 step=30 site=compute attempt=1``: worker 2 kills
-itself while it computes the update that makes the step counter 30, the first time that
-it tries. An address names one moment of a job, so any failure can be replayed.
+An example is ``kill worker=2 step=30 site=compute attempt=1``: worker 2 kills itself
+while it computes the update that makes the step counter 30, in its first attempt. An
+address names one moment of a job, so any failure can be replayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXAMPLE = "kill worker=2 step=30 site=compute attempt=1"
 
 
 class FaultKind(Enum):
-    """What the victim does to itself."""
+    """The failure that the victim inflicts on itself."""
 
     KILL = "kill"
     STOP = "stop"
@@ -54,7 +54,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failure to inject; ``step`` is the counter that the update in hand would reach."""
+    """One failure to inject; ``step`` is the counter that the current update would reach."""
 
     kind: FaultKind
     worker: WorkerId
@@ -64,7 +64,7 @@ class Fault:
 
     @property
     def address(self) -> Visit:
-        """Where and when the fault strikes."""
+        """The moment at which the fault strikes."""
         return Visit(self.worker, self.step, self.site, self.attempt)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class FaultPlan:
         object.__setattr__(self, "_kinds", kinds)
 
     def due(self, visit: Visit) -> FaultKind | None:
-        """Return what strikes at ``visit``, or ``None`` when nothing does."""
+        """Return the kind of fault that strikes at ``visit``, None if no fault does."""
         return self._kinds.get(visit)
 
 

@@ -1,21 +1,20 @@
-"""What becomes of a job: one table for launches, relaunches and the end.
+"""The course of a job: one table for launches, relaunches and the end.
 
-Theory.  A job is a sequence of launches.  Deaths inside a launch are the
-workers' own business as long as one of them lives; the supervisor acts on three
-things only: a death before MPI is up (nobody could go on), the end of a launch,
-and the user's wish to stop.
+Theory.  A job is a sequence of launches.  The workers handle deaths inside a launch
+themselves, as long as one of them lives.  The supervisor acts on three events only: a
+death before MPI is up (no worker could go on), the end of a launch, and the user's
+request to stop.
 
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER
 
-Invariant: a worker id is never used twice, and no launch uses a generation of
-another, so nothing that an old launch left behind can be taken for the new
-one's.  Reports of worlds can be lost together with those who sent them, so a
-launch of n workers is given n generations: each of its worlds but the first
-costs at least one worker.
+Invariant: a worker id is never used twice, and no two launches share a generation.  So
+no leftover of an old launch can be taken for the new one's.  Reports of worlds can be
+lost together with their senders.  So a launch of n workers gets n generations: each of
+its worlds but the first costs at least one worker.
 
-An event of an older launch changes nothing; one that the table does not list
-for the state of the job is refused.
+An event of an older launch changes nothing.  An event that the table does not list for
+the state of the job is refused.
 
 ``handle`` either returns the commands and has moved on, or raises and has not.
 """
@@ -53,7 +52,7 @@ from holdfast.recovery.world import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """The relaunches that a job may make, and what it has spent of them."""
+    """The relaunches that a job may make, and the charges so far."""
 
     limit: int
     spent: int = 0
@@ -68,7 +67,7 @@ class RestartBudget:
     def charge(self, *, made_progress: bool) -> RestartBudget:
         """Return the budget after one more relaunch.
 
-        A launch that committed no checkpoint costs double: what stops it will likely stop the next.
+        A launch that committed no checkpoint costs double: its cause will likely stop the next.
         """
         return RestartBudget(self.limit, self.spent + (1 if made_progress else 2))
 
@@ -79,7 +78,7 @@ class RestartBudget:
 
 
 class JobState(Enum):
-    """Where the job stands."""
+    """The state of the job."""
 
     READY = "ready"
     LAUNCHING = "launching"
@@ -90,7 +89,7 @@ class JobState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What the user asked for: how many workers, and what may be done for them."""
+    """The user's terms: the number of workers, and the limits of recovery."""
 
     workers: int
     max_restarts: int
@@ -102,7 +101,7 @@ Commands: TypeAlias = tuple[Command, ...]
 
 
 class JobMachine:
-    """The supervisor's decisions; feed it every event, carry out what it returns."""
+    """The supervisor's decisions: feed it every event, and carry out the commands it returns."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
@@ -116,12 +115,12 @@ class JobMachine:
 
     @property
     def state(self) -> JobState:
-        """Where the job stands."""
+        """The state of the job."""
         return self._state
 
     @property
     def view(self) -> LaunchView:
-        """What is known of the newest launch."""
+        """The supervisor's view of the newest launch."""
         return self._view
 
     def start(self) -> Commands:
@@ -135,7 +134,7 @@ class JobMachine:
         return self._launch(self._terms.workers, "the job begins")
 
     def handle(self, event: Event) -> Commands:
-        """Return what to do about ``event``.
+        """Return the commands that follow from ``event``.
 
         Raises:
             IllegalTransition: the table does not list it for this state; nothing changed.
@@ -205,7 +204,7 @@ class JobMachine:
                 ExitCode.RECOVERY_IMPOSSIBLE,
                 f"the restart budget of {self._terms.max_restarts} is spent (a relaunch without a "
                 f"new checkpoint counts double); the last launch ended with {causes}; "
-                "mend the cause, then run again: the run resumes from its newest checkpoint",
+                "remove the cause, then run again: the run resumes from its newest checkpoint",
             )
         self._state = JobState.OVER
         return (end,)

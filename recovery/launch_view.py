@@ -1,4 +1,4 @@
-"""What the supervisor knows of one launch, and whether its end was the end of the job."""
+"""The supervisor's view of one launch, and whether the end of it was the end of the job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Sight = (
 
 @dataclass(frozen=True, slots=True)
 class LaunchView:
-    """One launch, from its start on; a new value for each thing seen."""
+    """One launch, from its start on; each event makes a new value."""
 
     workers: tuple[WorkerId, ...]
     generation: int
@@ -46,7 +46,7 @@ class LaunchView:
     exits: dict[WorkerId, WorkerExited] = field(default_factory=dict)
     has_saved: bool = False
     was_formed: bool = False
-    """Whether a world was ever agreed on: before that nobody has trained."""
+    """Whether a world was ever agreed on: before that no worker has trained."""
 
     @staticmethod
     def of(workers: tuple[WorkerId, ...], generation: int) -> LaunchView:
@@ -54,7 +54,7 @@ class LaunchView:
         return LaunchView(workers, generation, workers)
 
     def concerns(self, event: Event) -> bool:
-        """Return whether ``event`` is about this launch, and not a late one of an older launch."""
+        """Return whether ``event`` is about this launch, not a late report of an older one."""
         match event:
             case LaunchEnded() | StopAsked():
                 return True
@@ -80,10 +80,10 @@ class LaunchView:
 
     @property
     def common_failure(self) -> WorkerFailed | None:
-        """The mistake that every worker of the newest world ended with, if they agree on one.
+        """The error that ended every worker of the newest world, None if they differ in kind.
 
-        Before a world was agreed on, those that failed speak for all: the rest
-        was killed together with the launch, so nobody got any further.
+        Before a world was agreed on, the workers that failed speak for all: the others
+        were killed together with the launch, so no worker got any further.
         """
         by_worker = {f.worker: f for f in self.failures if not f.is_death}
         speakers = self.world if self.was_formed else tuple(by_worker)
@@ -94,7 +94,7 @@ class LaunchView:
 
     @property
     def causes(self) -> str:
-        """How the members of the newest world ended, in a few words."""
+        """The ends of the members of the newest world, in a few words."""
         ends = (self.exits[worker] for worker in self.world if worker in self.exits)
         unclean = [end for end in ends if not end.is_clean]
         return ", ".join(f"worker {e.worker}: {self._cause(e)}" for e in unclean) or (
@@ -130,25 +130,25 @@ class LaunchView:
         return replace(self, generation=generation, world=workers, was_formed=True)
 
     def _cause(self, seen: WorkerExited) -> str:
-        """Return what a worker itself said of its end, else what became of its process."""
+        """Return the worker's own message about its end, else the end of its process."""
         said = [f.message_with_kind for f in self.failures if f.worker == seen.worker]
         return said[-1].partition("\n")[0] if said else seen.cause
 
 
 def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
-    """Return how the job ends, or None if it was lost and may be relaunched.
+    """Return the end of the job, or None if the launch was lost and may be relaunched.
 
-    What the workers said counts, never mpiexec's exit code.  The rules, in
-    order of precedence:
+    The workers' reports count, never mpiexec's exit code.  The rules, in order of
+    precedence:
 
     1. workers completed the same step with different bytes: the result must not be used;
     2. all workers of the last world raised the same kind of error: it is the
        program's, and would happen again;
-    3. a worker has completed, and a worker has come to the end of the script; if
-       all died on the way there, the rest of the script is still to be done;
-    4. a worker has stopped as it was asked to;
-    5. all have left by agreement without training anything;
-    6. the job was told to stop and did not get to a checkpoint.
+    3. a worker has completed, and a worker has reached the end of the script; if all died
+       before that end, the rest of the script is still to be done;
+    4. a worker has stopped on request;
+    5. all workers have left by agreement without training;
+    6. the job was told to stop and reached no checkpoint.
     """
     for completion in view.completions:
         digests = {c.sha256 for c in view.completions if c.step == completion.step}
@@ -164,7 +164,7 @@ def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
 
 
 def _left(view: LaunchView) -> End | None:
-    """Return how the job ended if its workers came to an end by themselves."""
+    """Return the end of a job whose workers ended by themselves, None for any other job."""
     if view.completions and view.has_left:
         last = max(view.completions, key=lambda completion: completion.step)
         return End(ExitCode.DONE, f"completed step {last.step}, state sha256 {last.sha256}")

@@ -1,15 +1,15 @@
 """The proof that every sample of an epoch was applied exactly once.
 
-Each microbatch reports how many samples it holds and a fingerprint of their ids. Both
+Each microbatch reports the number of its samples and a fingerprint of their ids. Both
 travel through the same reduction as its gradient, so they are in the total if, and only
-if, the gradient is; what the whole epoch adds up to is compared with the whole data set.
+if, the gradient is. The total of an epoch is compared with the whole data set.
 
-The fingerprint is the multiset hash AdHash (Bellare and Micciancio, EUROCRYPT 1997;
-Clarke et al., ASIACRYPT 2003): the sum of a hash of each id, modulo 2**64. Order and
-grouping do not matter, but a sample left out or used twice does. The hash of one id is
-a bijection, so one sample in another's place is always seen; an accident of several at
-once goes unseen with a chance of 2**-64. It guards against mistakes, not against an
-opponent who chooses ids.
+The fingerprint is the sum of a hash of each id, modulo 2**64. This is the multiset hash
+AdHash (Bellare and Micciancio, EUROCRYPT 1997; Clarke et al., ASIACRYPT 2003). Order and
+grouping do not change it, but a missing sample or a sample used twice does. The hash of
+one id is a bijection, so one sample in another's place is always seen. Several errors at
+once go unseen with a chance of 2**-64. The ledger guards against mistakes, not against
+an opponent who chooses ids.
 
 Gradients are float32, which holds whole numbers exactly only up to 2**24. So the
 fingerprint travels as eight lanes of one byte each: 255 times 65,000 microbatches is
@@ -32,7 +32,7 @@ LANES = 9
 """Elements that the ledger adds to a gradient vector: a count and eight bytes."""
 
 MAX_MICROBATCHES = 65_000
-"""Up to here the lanes of a step add up exactly: 255 * 65,000 < 2**24."""
+"""With this many microbatches the lanes of a step still add up exactly: 255 * 65,000 < 2**24."""
 
 _LANES = struct.Struct(f"={LANES}f")
 _SHIFTS = range(0, 64, 8)
@@ -63,26 +63,26 @@ class Ledger:
 
 
 def fingerprint(ids: npt.ArrayLike) -> int:
-    """Return the sum of the hashes of ``ids`` modulo 2**64; of no ids it is 0."""
+    """Return the sum of the hashes of ``ids`` modulo 2**64; 0 for no ids."""
     hashes = splitmix64_inplace(np.array(ids, dtype=np.int64).view(np.uint64))
     return int(np.add.reduce(hashes, axis=None))
 
 
-# The method ``sum`` is Python around this; it costs as much again when the caches are cold.
+# The method ``sum`` is Python code around this ufunc, and doubles its time on cold caches.
 _sum = np.add.reduce
 
 
 class FingerprintTable:
-    """The hashes of all ids of a data set, looked up: a step's hot path has no time to hash."""
+    """The hashes of all ids of a data set, ready to look up: hashing is too slow for a step."""
 
     def __init__(self, samples: int) -> None:
-        """Hash all ids below ``samples``, unless they are so many that the table would be big."""
+        """Hash all ids below ``samples``, unless the table would exceed 32 MiB."""
         self._hashes: npt.NDArray[np.uint64] | None = None
         if samples <= _MAX_TABLE_SAMPLES:
             self._hashes = splitmix64_inplace(np.arange(samples, dtype=np.uint64))
 
     def fingerprint(self, ids: npt.NDArray[np.int64]) -> int:
-        """Return what the function ``fingerprint`` returns."""
+        """Return the same number as the function ``fingerprint``."""
         if self._hashes is None:
             return fingerprint(ids)
         return int(_sum(self._hashes[ids]))
@@ -103,7 +103,7 @@ def write_lanes(vector: npt.NDArray[np.float32], samples: int, fingerprint: int)
 
 
 def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Return the count and the fingerprint that summed lanes stand for.
+    """Return the count and the fingerprint that the summed lanes encode.
 
     Raises ``LedgerUnreadable`` when they are not whole numbers that float32 can hold.
     """
@@ -119,7 +119,7 @@ def from_lanes(lanes: npt.NDArray[np.float32]) -> tuple[int, int]:
 
 
 def _whole(values: list[float]) -> list[int]:
-    """Return ``values`` as integers, or nothing if one of them is none."""
+    """Return ``values`` as integers, or an empty list if one of them is not whole."""
     try:
         numbers = [int(value) for value in values]
     except (ValueError, OverflowError):  # NaN and infinity

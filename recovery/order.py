@@ -1,13 +1,12 @@
-"""Which samples a microbatch of a step holds.
+"""The samples of each microbatch of a step.
 
-The order is a pure function of the seed: no state is carried from step to step, so a
-worker that joins, adopts or resumes knows every microbatch at once, and the cursor of
-a checkpoint is only a number.
+The order is a pure function of the seed: no state is carried from step to step. So a
+worker that joins, adopts or resumes knows every microbatch at once. The position in the
+order is a single number in the cursor of a checkpoint.
 
 An epoch visits the samples in the order of their hashed keys, ``splitmix64(base + i *
-gamma)``. Keys of one epoch are distinct (the hash is a bijection and gamma is odd), so
-there is one sorted order, whatever the sorting algorithm: no release of NumPy can
-change it.
+gamma)``. Keys of one epoch are distinct: the hash is a bijection and gamma is odd. So
+every sorting algorithm gives the same order, and no release of NumPy can change it.
 
 ``index`` is the zero-based number of the update: the step counter before it.
 """
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from holdfast.recovery.splitmix import GOLDEN_GAMMA, WORD, chain, splitmix64_inplace
 
-# First parts of the hash chains, so that two uses of one seed never meet.
+# The first part of each hash chain, so that two uses of one seed never draw the same bits.
 _FOR_PERMUTATION = 1
 _FOR_MICROBATCH = 2
 
@@ -36,7 +35,7 @@ _Permutation: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
 class SequentialOrder:
     """Samples in their own order, once: for validation.
 
-    A batch is ``global_batch`` samples, the last one may be shorter, and is cut into
+    A batch is ``global_batch`` samples; the last one may be shorter.  It is cut into
     ``microbatches`` that differ by at most one sample.
     """
 
@@ -103,7 +102,7 @@ class SampleOrder:
     def microbatch_seed(self, index: int, m: int) -> int:
         """Return 63 random bits for microbatch ``m`` of update ``index``.
 
-        Dropout and augmentation draw from it, so that they do not depend on who computes.
+        Dropout and augmentation draw from them, so their results do not depend on the worker.
         """
         _check_microbatch(self.microbatches, index, m)
         return chain(_FOR_MICROBATCH, self.seed, index, m) >> 1
@@ -112,10 +111,10 @@ class SampleOrder:
         return _permutation(self.seed, self.samples, self.epoch_of(index))
 
 
-# Two: a step of the new epoch may be prepared while the last of the old one is done again.
+# Two epochs: a step of the new one may be prepared while the old one's last step is redone.
 @functools.lru_cache(maxsize=2)
 def _permutation(seed: int, samples: int, epoch: int) -> _Permutation:
-    """Return the order of an epoch, in 4 bytes a sample where that is enough; read-only."""
+    """Return the read-only order of an epoch; takes 4 bytes a sample, 8 beyond 2**32 samples."""
     keys = np.arange(samples, dtype=np.uint64)
     keys *= np.uint64(GOLDEN_GAMMA)
     keys += np.uint64(chain(_FOR_PERMUTATION, seed, epoch))
@@ -157,8 +156,8 @@ def _check_microbatch(microbatches: int, index: int, m: int) -> None:
 def generator_seeds(seed: int, generators: int) -> npt.NDArray[np.int64]:
     """Return states of shape ``(generators, 2)``, each number in ``[0, 2**31)``.
 
-    TensorFlow draws with both numbers of a state; Keras counts the second one
-    up at each draw.  31 bits keep them valid as int32 and as uint32.
+    TensorFlow draws with both numbers of a state.  Keras increases the second one at each
+    draw.  Numbers of 31 bits are valid as int32 and as uint32.
     """
     words = [chain(seed, index) for index in range(generators)]
     pairs = [(word >> 33, (word >> 1) & 0x7FFFFFFF) for word in words]

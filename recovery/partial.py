@@ -1,4 +1,4 @@
-"""The sums that a worker has computed for the step in hand.
+"""The sums that a worker has computed for the current step.
 
 Leaves are folded as they come: as soon as two siblings are there, their parent takes
 their place. So a worker holds about one vector for each level of the tree, and never
@@ -9,10 +9,10 @@ Invariants:
 * The nodes held are disjoint, and no two of them are siblings. It follows that a node
   is held as soon as all of its leaves have been added.
 * The vector of a node is ``left + right`` of its children's vectors, element by
-  element, whoever owns what. So all that is held stays valid when a peer dies, and
-  only adopted leaves have to be computed to do the step again.
-* A vector belongs to ``PartialSums`` from ``add_leaf`` or until ``buffer`` hands it
-  out; what ``take`` returns is lent.
+  element, for any owners. So every held vector stays valid when a peer dies. Only adopted
+  leaves must be computed to do the step again.
+* A vector belongs to ``PartialSums`` from ``add_leaf`` on, and until ``buffer`` hands it
+  out. ``take`` only lends its vectors.
 
 Not thread-safe: one thread computes and folds.
 """
@@ -39,7 +39,7 @@ FloatVector: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Rung:
-    """One level of the way up from a leaf: ``is_left`` is on which side of the parent it comes."""
+    """One level of the way up from a leaf; ``is_left`` tells the leaf's side of the parent."""
 
     parent: Node
     sibling: Node
@@ -79,11 +79,11 @@ class PartialSums:
         return vector
 
     def add_leaf(self, index: int, vector: FloatVector) -> None:
-        """Take over ``vector`` as the value of microbatch ``index``, and fold what can be folded.
+        """Take over ``vector`` as the value of microbatch ``index``, and fold complete siblings.
 
         The caller must not touch ``vector`` again. It may be read-only (such as a view
         of a tensor): then sums go to another buffer. A held node above the leaf is
-        dropped: it was of use only while its other leaves were owned as well.
+        dropped: it was useful only while the worker owned its other leaves as well.
         """
         leaf, climb = _climb_from(index, self._microbatches)
         self._check(leaf, vector)
@@ -99,10 +99,10 @@ class PartialSums:
         self._held[node] = value
 
     def missing(self, owned: Collection[int]) -> tuple[int, ...]:
-        """Return the leaves of ``owned`` that are still to be computed, ascending.
+        """Return the leaves of ``owned`` that must still be computed, ascending.
 
-        A held node that reaches beyond ``owned`` is of no use to its owner, so the
-        leaves in it count as missing.
+        A held node that reaches beyond ``owned`` is of no use, so its leaves count as
+        missing.
         """
         wanted = set(owned)
         covered: set[int] = set()
@@ -114,8 +114,8 @@ class PartialSums:
     def take(self, nodes: Iterable[Node]) -> tuple[FloatVector, ...]:
         """Return the sums of ``nodes``; raises ``LeafMissing`` unless all are held.
 
-        The vectors are lent for reading, until the next ``add_leaf`` or ``clear``:
-        they are kept, so that the step can be done again.
+        The vectors are lent for reading, until the next ``add_leaf`` or ``clear``.  They
+        stay held, so that the step can be done again.
         """
         return tuple(self._sum_of(node) for node in nodes)
 
@@ -151,8 +151,8 @@ class PartialSums:
     def _recycle(self, vector: FloatVector | None) -> None:
         """Keep a writable vector for ``buffer``.
 
-        Never more than were allocated here: a caller that brings vectors of its own and
-        takes none back must not make the list grow.
+        The list never holds more vectors than were allocated here.  So it does not grow
+        if a caller brings vectors of its own and takes none back.
         """
         if vector is not None and vector.flags.writeable and len(self._free) < self._allocated:
             self._free.append(vector)

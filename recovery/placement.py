@@ -1,16 +1,16 @@
-"""Who holds a second copy of whose slice of the state.
+"""The second holder of each rank's slice of the state.
 
-Theory.  Every worker has the whole state, so a second holder of a slice costs a copy in
-its own memory and no network.  It must be on another node, or it dies with the first.
-Holders come in *pairs*: each holds its own slice and the other's, so that two nodes hold
-the only copies of a slice only if workers of them were paired; in a ring every two
-neighbours would.  (GEMINI, SOSP 2023, shows that groups lose least.)
+Theory.  Every worker has the whole state, so a second copy of a slice costs memory of its
+holder and no network.  The holder must be on another node, or it dies with the first.
+Holders come in *pairs*: each holds its own slice and its partner's.  Two nodes hold the
+only copies of a slice only if some of their workers are partners.  In a ring, every two
+neighbouring nodes would.  (GEMINI, SOSP 2023, shows that groups lose least.)
 
-Ranks are laid in a row, node by node, the largest node first, and paired with who is half
-the row away.  No node is longer than half the row, so the partner is on another one.
-An odd row first gives up one triple of three nodes, whose members hold each other's
-slices in a circle.  A node that has more than half of all workers has some that find no
-partner: their slices are dealt to the others, who then hold more than one.
+Ranks are laid in a row, node by node, the largest node first.  Each rank is paired with
+the rank half the row away.  If no node is longer than half the row, the partner is on
+another node.  An odd row first gives up one triple of ranks on three nodes, which hold
+each other's slices in a circle.  If one node has more than half of all workers, some of
+them find no partner.  Their slices are dealt to the workers of the other nodes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Slices: TypeAlias = "tuple[int, ...]"
 def second_slices(nodes: Sequence[str]) -> tuple[Slices, ...]:
     """Return the slices that each rank holds besides its own; ``nodes`` are in rank order.
 
-    Where there are several nodes every slice has exactly one second holder, on another
-    node than its first.  Where there is one, nobody holds anything: it would be lost
-    together with the first copy.
+    With several nodes, every slice has exactly one second holder, on another node than
+    its first.  With one node no rank holds a second slice: both copies would be lost
+    together.
     """
     sizes = Counter(nodes)
     row = sorted(range(len(nodes)), key=lambda rank: (-sizes[nodes[rank]], nodes[rank], rank))
@@ -63,6 +63,6 @@ def _one_of_each(row: Sequence[int], nodes: Sequence[str]) -> list[int]:
 
 
 def _swap(row: Sequence[int], distance: int, held: list[list[int]]) -> None:
-    """Have each rank of a row hold the slice of the one ``distance`` further, all around."""
+    """Let each rank of a row hold the slice of the rank ``distance`` further, cyclically."""
     for place, rank in enumerate(row):
         held[rank].append(row[(place + distance) % len(row)])

@@ -1,8 +1,8 @@
-"""The tree in which the microbatches of a step are summed, and who sends what.
+"""The tree in which the microbatches of a step are summed, and the plan of its messages.
 
 Floating-point addition is not associative, so a sum has the same bits only when the
 same pairs are added. The tree below fixes the pairs once for the number of
-microbatches M; who owns a leaf decides only *where* a pair is added.
+microbatches M. The owner of a leaf decides only *where* a pair is added.
 
 A node is a run of leaves. It splits at the largest power of two below its length,
 so its left child is always a complete binary tree:
@@ -16,8 +16,8 @@ The sum of a node is the sum of its left child plus that of its right child, in 
 order. A worker folds the *maximal nodes* that it owns wholly; their sums are the
 roots of the plan. The rest of the tree, above the roots, is the list of combines.
 
-Invariant: folding the combines in their order performs exactly the additions that
-the tree has above the roots, so the total does not depend on the assignment.
+Invariant: the combines, folded in their order, are exactly the additions of the tree
+above the roots. So the total does not depend on the assignment.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A subtree that the worker of ``rank`` sums alone, as far up as it can."""
+    """A subtree that the worker of ``rank`` sums alone; no larger one is wholly its own."""
 
     node: Node
     rank: int
@@ -70,10 +70,10 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class ReductionPlan:
-    """What is left of the tree once every worker has folded its own subtrees.
+    """The rest of the tree once every worker has folded its own subtrees.
 
     ``roots`` are in leaf order. ``combines`` are pairs (left, right) of indices into
-    ``roots``: fold right into left, in exactly this order; the total ends in index 0.
+    ``roots``: fold right into left, in exactly this order. The total is then at index 0.
     """
 
     roots: tuple[Root, ...]
@@ -125,7 +125,7 @@ def maximal_nodes(owned: Collection[int], microbatches: int) -> tuple[Node, ...]
 
 
 def plan_reduction(assignment: Assignment, world: World, microbatches: int) -> ReductionPlan:
-    """Return who sums which subtrees, and how the sums combine into the total.
+    """Return the rank that sums each subtree, and the combines that make the total.
 
     Raises ``ValueError`` when an owner is not in ``world``: adopt its orphans first.
     """
@@ -153,8 +153,8 @@ def plan_reduction(assignment: Assignment, world: World, microbatches: int) -> R
 def slice_bounds(size: int, ranks: int, align: int = 16) -> tuple[tuple[int, int], ...]:
     """Cut a vector of ``size`` elements into one slice ``(start, stop)`` for each rank.
 
-    Cuts lie at multiples of ``align`` elements (16 float32 are one cache line of 64
-    bytes), and slices differ by at most one such block; short vectors leave some empty.
+    Cuts lie at multiples of ``align`` elements; 16 float32 are one cache line of 64 bytes.
+    Slices differ by at most one such block.  A short vector leaves some slices empty.
     """
     if size < 0 or ranks < 1 or align < 1:
         raise ValueError(f"cannot cut {size} elements for {ranks} ranks at multiples of {align}")
@@ -180,7 +180,7 @@ def _ranks_of_owners(assignment: Assignment, world: World) -> list[int]:
 
 
 def _ends_of_runs(labels: Sequence[int]) -> list[int]:
-    """Return for each index where the run of equal labels around it ends."""
+    """Return for each index the end of the run of equal labels around it."""
     ends = [len(labels)] * len(labels)
     for index in range(len(labels) - 2, -1, -1):
         ends[index] = ends[index + 1] if labels[index] == labels[index + 1] else index + 1
@@ -188,12 +188,12 @@ def _ends_of_runs(labels: Sequence[int]) -> list[int]:
 
 
 def quiet_context() -> contextvars.Context:
-    """Return a context of its own in which floats may overflow; for one thread at a time.
+    """Return a new context in which floats may overflow; for one thread at a time.
 
-    A sum of finite gradients may be infinite.  The vote refuses such a step on all workers
-    alike, and the error that ends the job tells of it; a warning at the sum says less.
-    ``np.errstate`` takes ten microseconds when the caches are cold, and a step adds up a
-    dozen times.  Since NumPy 2 the setting is a context variable, so it is set once.
+    A sum of finite gradients may be infinite.  Then the vote refuses the step on all
+    workers alike, and the error that ends the job says so.  A warning at the sum would say
+    less.  ``np.errstate`` takes ten microseconds on cold caches, and a step adds a dozen
+    times.  Since NumPy 2 the setting is a context variable, so it is set once.
     """
     context = contextvars.copy_context()
     context.run(np.seterr, over="ignore", invalid="ignore")

@@ -2,14 +2,14 @@
 
 Steps and epochs are functions of the cursor, so all workers find them due alike
 (`recovery.work_plan`).  Seconds are not: clocks differ.  So a clock only makes a
-worker *wish* for a checkpoint, in a vote that all learn the outcome of.
+worker *wish* for a checkpoint, in a vote whose outcome reaches all.
 
-Theory of ``auto``.  A save costs C seconds of training.  A failure that leaves no
-worker costs what was trained since the last save, half an interval T on average.
-With one such failure every M seconds the share of time lost is C/T + T/2M, which is
-least at T = sqrt(2 C M) (Young 1974; Daly's higher orders change nothing while C is
-much smaller than M).  The share C/T alone may not exceed 3.5 % (the rule of
-CheckFreq, FAST 2021), however often the job fails.
+Theory of ``auto``.  A save costs C seconds of training.  A failure that leaves no worker
+costs the training since the last save: half an interval T on average.  With one such
+failure every M seconds, the share of time lost is C/T + T/2M.  It is least at
+T = sqrt(2 C M) (Young 1974; Daly's higher orders change nothing while C is much smaller
+than M).  The share C/T alone may not exceed 3.5 %, even if the job fails often (the rule
+of CheckFreq, FAST 2021).
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from typing import TypeAlias
 from holdfast.recovery.errors import ScheduleSyntaxError
 
 LARGEST_SHARE = 0.035
-"""Of the time that saving may take under ``auto``."""
+"""The largest share of the time that saving may take under ``auto``."""
 
 PRIOR_S = 24 * 3600.0
-"""Nothing is known yet: as if the job had run for a day before it began, and failed once."""
+"""The assumption before any failure: the job has run for a day and failed once."""
 
 FIRST_SAVE_S = 5.0
-"""The first save of ``auto`` measures C, and shows early whether the disk takes checkpoints."""
+"""The time of the first save of ``auto``: it measures C, and shows early if saves work."""
 
 LEAST_COST_S = 0.01
-"""What is cheaper than this cannot be told from the noise of a step."""
+"""A lower cost than this cannot be told from the noise of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
-    """A checkpoint is due at every multiple of so many steps."""
+    """A checkpoint is due at every multiple of ``steps``."""
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class EverySeconds:
-    """A checkpoint is due so many seconds after the last one was begun."""
+    """A checkpoint is due ``seconds`` after the last one was begun."""
 
     seconds: float
 
@@ -57,7 +57,7 @@ class EachEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """A checkpoint is due when it costs less than what a failure may cost without it."""
+    """A checkpoint is due at the interval that loses the least time to saves and failures."""
 
 
 Schedule: TypeAlias = EverySteps | EverySeconds | EachEpoch | Auto
@@ -65,17 +65,17 @@ Schedule: TypeAlias = EverySteps | EverySeconds | EachEpoch | Auto
 
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """How long a run was trained, and how often it lost all of its workers meanwhile."""
+    """The seconds that a run was trained, and how often it lost all of its workers meanwhile."""
 
     seconds: float = 0.0
     failures: int = 0
 
     @property
     def mean_time_between_failures_s(self) -> float:
-        """The estimate that begins with one failure a day and believes what it sees more and more.
+        """The estimate: it begins with one failure a day and follows the run's own history.
 
-        That is the mean of a Poisson process's rate under a gamma prior of one failure in
-        ``PRIOR_S``; the prior's failure stays, so it is never infinite.
+        It is the inverse of the mean rate of a Poisson process, under a gamma prior of one
+        failure in ``PRIOR_S``.  The prior's failure stays, so the estimate is never infinite.
         """
         return (self.seconds + PRIOR_S) / (self.failures + 1)
 
@@ -86,10 +86,10 @@ _HELP = 'give a number of steps (100), a time ("90s", "10min", "2h"), "epoch" or
 
 
 def parse_schedule(value: object) -> Schedule:
-    """Return the schedule that an int (steps) or a text such as ``10min`` or ``auto`` means.
+    """Return the schedule for an int (steps) or a text such as ``10min`` or ``auto``.
 
     Raises:
-        ScheduleSyntaxError: it means none; the message says what would.
+        ScheduleSyntaxError: the value is no schedule; the message lists the valid forms.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return _every_steps(value)
@@ -126,7 +126,7 @@ def _every_seconds(text: str, value: str) -> EverySeconds:
 
 
 def best_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float:
-    """Return the seconds between saves that lose the least time, saving at most 3.5 % of it."""
+    """Return the seconds between saves that lose the least time; saves take at most 3.5 %."""
     cost_s = max(cost_s, LEAST_COST_S)
     return max(math.sqrt(2 * cost_s * mean_time_between_failures_s), cost_s / LARGEST_SHARE)
 
@@ -134,9 +134,9 @@ def best_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float
 def interval_s(
     schedule: Schedule, costs_s: Sequence[float], history: FailureHistory
 ) -> float | None:
-    """Return after how many seconds the next save is due, None if the cursor decides.
+    """Return the seconds from one save to the next, None if the cursor decides.
 
-    ``costs_s`` are those of the latest saves; their median counts.
+    ``costs_s`` are the seconds that the latest saves took; their median counts.
     """
     match schedule:
         case EverySeconds(seconds):

@@ -1,7 +1,7 @@
 """The splitmix64 hash: 64 bits in, 64 well mixed bits out, the same everywhere.
 
-Everything that must look random and yet be the same on every worker, machine and
-library version comes from this one function, and from no library generator, whose
+Some values must look random and yet be the same on every worker, machine and library
+version.  All of them come from this function.  A library's generator will not do: its
 streams may change between releases.
 
 The function is one output of the generator by Steele, Lea and Flood, "Fast
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 WORD = 1 << 64
-"""Arithmetic is modulo this."""
+"""The modulus of all arithmetic here."""
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 """The odd number next to 2**64 divided by the golden ratio: the generator's increment."""

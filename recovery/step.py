@@ -1,8 +1,8 @@
-"""What a worker does next: one table for training, evaluation and repair.
+"""The next work of a worker: one table for training, evaluation and repair.
 
 Theory.  A worker is always in exactly one state, and a state *is* a piece of
-work: the trainer does it and reports how it ended with one event.  The table
-below says what comes next.  Nothing else decides.
+work: the trainer does it and reports its end with one event.  The table below
+gives the next state.  Nothing else decides.
 
 A transaction is compute, reduce, vote, apply, whether it is an update of the
 model or a pass over the validation data.  Nothing is changed before the vote,
@@ -11,11 +11,11 @@ and the vote has the same outcome on all survivors, so
     *invariant: between transactions all survivors have committed the same
     transactions, in the same order, to the same bytes.*
 
-A worker whose exchange fails still takes part in the vote, with a "no"
-(``REFUSING``): its peers may have got through the exchange and be waiting for
-its vote.  The exchanges of the other states end with a vote of their own, so
-what is ``BROKEN`` there is so for all.  Whatever breaks at whatever point, the
-way back is the same: repair, catch up, and do the transaction again.
+A worker whose exchange fails still takes part in the vote, with a "no" (``REFUSING``).
+Its peers may have completed the exchange and wait for its vote.  The exchanges of the
+other states end with a vote of their own, so ``BROKEN`` is the outcome for all workers
+there.  After any failure the way back is the same: repair, catch up, and do the
+transaction again.
 
 An event that the table does not list for a state raises and changes nothing.
 """
@@ -47,7 +47,7 @@ class StepState(Enum):
 
 
 class StepEvent(Enum):
-    """How a piece of work ended."""
+    """The end of a piece of work."""
 
     __hash__ = object.__hash__  # that of Enum is a Python function, and looked up every step
 

@@ -1,11 +1,11 @@
-"""The bit field of a vote: one agreement carries all that the world must know.
+"""The bit field of a vote: one agreement tells each worker what the others report and want.
 
-``Agree`` is a bitwise *and*.  What everyone must confirm is a bit that each
-sets; what anyone may ask for is a bit that each leaves set unless it asks.
+``Agree`` is a bitwise *and*.  If every worker must confirm a fact, each sets a bit.  If
+any worker may ask for an action, each leaves a bit set unless it asks.
 
-A save has two stretches that run in the background of training, and one exchange
-between them.  All write their shards; when every shard is durable, the shards' records
-are gathered; then rank 0 writes the manifest and commits.  The bits of each vote tell
+A save has two stretches in the background of training, and one exchange between them.
+First all workers write their shards.  When every shard is durable, the shards' records
+are gathered.  Then rank 0 writes the manifest and commits.  The bits of each vote tell
 when a stretch has ended for all.  So all survivors are always in the same phase, and the
 save needs no message of its own.  A death abandons the save: the survivors begin another.
 """
@@ -37,7 +37,7 @@ class Bit(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a world agreed on."""
+    """The outcome of a vote, the same for every worker of the world."""
 
     is_yes: bool
     is_finite: bool
@@ -55,7 +55,7 @@ _NO_SAVE_WANTED, _NO_STOP_WANTED = Bit.NO_SAVE_WANTED.value, Bit.NO_STOP_WANTED.
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a worker was asked for by its agent."""
+    """The requests of an agent to its worker."""
 
     save: bool = False
     stop: bool = False
@@ -63,7 +63,7 @@ class Wishes:
 
 def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
     """Return the flags of a worker whose exchange succeeded."""
-    # Plain integers: an operator of IntFlag is a search for the member of that value.
+    # Plain integers: each operator of IntFlag searches for the member of its result.
     flags = _STEP_OK | (int(save) & _SAVE_BITS)
     if is_finite:
         flags |= _FINITE
@@ -75,13 +75,13 @@ def ballot(*, is_finite: bool, wishes: Wishes, save: Bit) -> int:
 
 
 REFUSAL = 0
-"""The flags of a worker whose exchange failed: nothing else of it counts."""
+"""The flags of a worker whose exchange failed: its other bits do not count."""
 
 
-# There are few outcomes, and nearly every step has the same one.
+# Cached, because there are few outcomes, and nearly every step has the same one.
 @functools.lru_cache(maxsize=256)
 def outcome(flags: int) -> Outcome:
-    """Return what the agreed ``flags`` mean."""
+    """Return the outcome that the agreed ``flags`` encode."""
     bits = Bit(flags)
     return Outcome(
         is_yes=Bit.STEP_OK in bits,
@@ -93,7 +93,7 @@ def outcome(flags: int) -> Outcome:
 
 
 class SavePhase(Enum):
-    """Where the checkpoint in flight stands."""
+    """The phase of the checkpoint in flight."""
 
     IDLE = "idle"
     WRITING = "writing"

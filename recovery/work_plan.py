@@ -1,4 +1,4 @@
-"""Which transaction comes next, and when a checkpoint is due: functions of the cursor alone."""
+"""The next transaction, and the steps at which a checkpoint is due, from the cursor alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.recovery.cursor import Cursor
 
 
 class Work(Enum):
-    """What a transaction does."""
+    """The kind of a transaction."""
 
     __hash__ = object.__hash__  # that of Enum is a Python function, and looked up every step
 
@@ -25,10 +25,10 @@ class WorkPlan:
         steps_per_epoch: updates of the model in one pass over the data.
         epochs: passes over the data.
         has_validation: whether each epoch ends with a pass over validation data.
-        save_every: steps between checkpoints, None if a clock decides instead; one is
-            always made at the end.
-        verify_every: steps between comparisons of the replicas' states, apart from
-            saves, each of which begins with one; 0 for none.
+        save_every: steps between checkpoints, None if a clock decides instead; the end of
+            the job always has a checkpoint.
+        verify_every: steps between comparisons of the replicas' states, 0 for none; each
+            save begins with a comparison as well.
         saves_epochs: whether a checkpoint is due at each epoch's end too.
         keep_every: steps between checkpoints that are kept for ever, None for none.
     """
@@ -67,8 +67,8 @@ class WorkPlan:
     def is_save_point(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint may be made at ``cursor``.
 
-        Not between an epoch's last update and its validation: the two would be
-        different states of one step.
+        None is made between an epoch's last update and its validation: it would hold another
+        state of the same step than a checkpoint after the validation.
         """
         return cursor.step > 0 and self.next_work(cursor) is not Work.EVALUATE
 

@@ -1,4 +1,4 @@
-"""The ordered set of live workers, with a generation that tags everything it does."""
+"""The ordered set of live workers, with a generation that tags every message."""
 
 from __future__ import annotations
 
