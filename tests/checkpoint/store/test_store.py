@@ -211,9 +211,9 @@ def test_parts_of_another_save_are_refused(store: CheckpointStore, header: Heade
     staging, _ = staged(store, 1.0)
     _, other = staged(store, 2.0, header=header)
 
-    with pytest.raises(CommitRefused, match="stage it on its own"):
+    with pytest.raises(CommitRefused, match="stage it in a directory of its own"):
         staging.commit(other)
-    with pytest.raises(CommitRefused, match="stage it on its own"):
+    with pytest.raises(CommitRefused, match="stage it in a directory of its own"):
         staging.write_shard(state_of(1.0), LAYOUT, 0, header)
 
 
