@@ -1,5 +1,6 @@
-"""How many examples the property tests look at: few as unit tests, more when there is time.
+"""What holds for all tests: nothing is left behind, and how many examples are looked at.
 
+Property tests look at few examples as unit tests, and at more when there is time.
 ``pytest -m hypothesis --hypothesis-profile long`` is the long form, a part of ``ci/test``.  The
 examples are the same ones every time, so a failure needs no seed to come back.
 """
@@ -7,6 +8,8 @@ examples are the same ones every time, so a failure needs no seed to come back.
 from __future__ import annotations
 
 from hypothesis import settings
+
+pytest_plugins = ("leftovers", "run_record")
 
 _SAME_EVERY_TIME = settings(derandomize=True, database=None, deadline=None)
 

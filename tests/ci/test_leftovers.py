@@ -1,0 +1,155 @@
+"""The guard that watches all other tests: what it finds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_record
+
+SUPPORT = Path(run_record.__file__).parent
+PREAMBLE = """
+import os, pathlib, subprocess, sys, tempfile
+import pytest
+
+MEMORY = pathlib.Path("/dev/shm")
+"""
+
+pytestmark = pytest.mark.process
+
+
+def run(folder: Path, body: str) -> tuple[str, list[str]]:
+    """Run a test module with the plugins; return its summary and its record."""
+    module = folder / "test_some.py"
+    module.write_text(PREAMBLE + body)
+    environment = {**os.environ, run_record.VARIABLE: str(folder / "record")}
+    line = [sys.executable, "-m", "pytest", "-p", "leftovers", "-p", "run_record", "-p"]
+    line += ["no:cacheprovider", "--rootdir", str(folder), "-q", "-rfE", str(module)]
+    line += ["--basetemp", str(folder / "basetemp"), "-o", "markers=process: starts some"]
+    done = subprocess.run(
+        line,
+        env={**environment, "PYTHONPATH": str(SUPPORT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout, (folder / "record").read_text().splitlines()
+
+
+def test_test_that_leaves_nothing_passes(tmp_path: Path) -> None:
+    body = """
+def test_clean(tmp_path):
+    (tmp_path / "file").touch()
+    with tempfile.TemporaryDirectory():
+        subprocess.run(["true"], check=True)
+"""
+    said, record = run(tmp_path, body)
+
+    assert "1 passed" in said
+    assert record == ["began test_some.py::test_clean", "ended test_some.py::test_clean"]
+
+
+@pytest.mark.parametrize(
+    ("leak", "named"),
+    [
+        ("tempfile.mkdtemp(prefix='forgotten-')", "leftovers/forgotten-"),
+        ("pathlib.Path(os.environ['TMPDIR'], 'sm_segment.h.0.1').touch()", "sm_segment.h.0.1"),
+        ("os.fork() or os._exit(0)", "which nobody waited for"),
+    ],
+    ids=["directory", "segment", "zombie"],
+)
+def test_test_that_leaves_something_fails_and_the_next_is_not_blamed(
+    tmp_path: Path, leak: str, named: str
+) -> None:
+    said, record = run(tmp_path, f"def test_leaks():\n    {leak}\n\ndef test_next():\n    pass\n")
+
+    assert "2 passed, 1 error" in said
+    assert "test_some.py::test_leaks has left behind: " in said
+    assert named in said
+    assert [line for line in record if line.startswith("failed")] == [
+        "failed test_some.py::test_leaks"
+    ]
+
+
+def test_process_of_another_session_is_found_by_its_mark_and_killed(tmp_path: Path) -> None:
+    """Its parent has ended, so it is nobody's child."""
+    body = """
+import leftovers
+leftovers.ENDS_WITHIN_S = 0.0
+START = '''
+import subprocess
+process = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+print(process.pid)
+'''
+
+@pytest.mark.process
+def test_leaks():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", START], stdout=subprocess.PIPE)
+    pathlib.Path("pid").write_bytes(done.stdout)
+"""
+    said, _ = run(tmp_path, body)
+
+    pid = int((tmp_path / "pid").read_text())
+    assert f"test_leaks has left behind: process {pid} sleep 600" in said
+    assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+
+
+def test_process_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+    body = """
+START = '''
+import subprocess
+subprocess.Popen(["sh", "-c", "read line < fifo"], start_new_session=True)
+'''
+
+@pytest.fixture
+def told():
+    os.mkfifo("fifo")
+    yield
+    with open("fifo", "w") as fifo:
+        fifo.write("end now")
+
+@pytest.mark.process
+def test_waits(told):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", START], check=True)
+"""
+    said, _ = run(tmp_path, body)
+
+    assert "1 passed" in said
+    assert "left behind" not in said
+
+
+def test_shared_memory_of_a_process_of_the_test_is_its_own_and_that_of_others_is_not(
+    tmp_path: Path,
+) -> None:
+    body = """
+def test_leaks():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    (MEMORY / f"holdfast-{process.pid}-mine").mkdir()
+    (MEMORY / f"holdfast-{os.getppid()}-other").mkdir()
+"""
+    others = Path(f"/dev/shm/holdfast-{os.getpid()}-other")
+    try:
+        said, _ = run(tmp_path, body)
+        assert others.exists()
+    finally:
+        others.rmdir()
+
+    assert "-mine" in said
+    assert "-other" not in said
+    assert list(Path("/dev/shm").glob("holdfast-*-mine")) == []
+
+
+def test_run_that_is_killed_in_a_test_has_written_down_its_name(tmp_path: Path) -> None:
+    _, record = run(tmp_path, "def test_one():\n    pass\n\ndef test_two():\n    os._exit(9)\n")
+
+    assert record[-1] == "began test_some.py::test_two"
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
