@@ -18,7 +18,9 @@ Each option answers something that was measured on Open MPI 5.0 with PRRTE 3.0:
 * ``btl_sm_backing_directory`` and ``TMPDIR``: everything that a killed mpiexec
   would leave behind lies in one private directory, which its owner removes.
   Guards keep ``TMPDIR`` to themselves: MPI finds all without it in a worker, whose
-  script would else put its temporary files into memory.
+  script would else put its temporary files into memory;
+* ``shmem mmap``: without it each rank makes ``/dev/shm/open_mpi.0000`` for a moment,
+  to see whether it could, and a rank that is killed then leaves it there.
 
 mpiexec's exit code means nothing under ``--with-ft ulfm``: it is 0 even when
 all ranks were killed.  What became of a launch is known from its workers.
@@ -48,6 +50,7 @@ _TRANSPORT = (
     *("--mca", "btl", "self,sm"),
     *("--mca", "coll", "^han,adapt"),
     *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
+    *("--mca", "shmem", "mmap"),
 )
 PARAMETERS = (*_FAULT_TOLERANCE, *_TRANSPORT)
 """What a trial of an MPI was made with; its answer holds for nothing else."""

@@ -20,7 +20,7 @@ def test_line_of_one_host_with_ulfm() -> None:
         "/opt/mpi/bin/mpiexec --oversubscribe --bind-to none --with-ft ulfm "
         "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
         "--mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
-        "--mca mpi_add_procs_cutoff 1024 "
+        "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap "
         "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
     )
 
