@@ -55,12 +55,12 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.helper_process import program_command
 from holdfast.runtime.system.processes import wait_all_ended
 
-DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_TIMEOUT_S = 180.0
 
 _MARK = "HOLDFAST_TEST_JOB"
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
 _LOOK_S = 0.01
-_ENDS_WITHIN_S = 5.0
+_ENDS_WITHIN_S = 30.0
 """How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
 
 

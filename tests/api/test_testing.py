@@ -54,12 +54,15 @@ def test_a_job_tells_what_became_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_a_job_that_takes_too_long_is_killed_with_everything_it_started(tmp_path: Path) -> None:
+def test_a_job_that_takes_too_long_is_killed_with_everything_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = JobRequest(script=EXAMPLE, run_dir=tmp_path, workers=2, argv=ENDLESS)
 
-    with start_job(request, timeout_s=12.0) as running:
+    with start_job(request) as running:
         running.wait_for("launch")
         pids = list(running.processes())
+        monkeypatch.setattr(running, "_deadline", 0.0)  # all of its time has passed
         with pytest.raises(TimeoutError, match="no such_event"):
             running.wait_for("such_event")
         with pytest.raises(TimeoutError, match="the job did not end in"):
@@ -98,7 +101,10 @@ def test_processes_of_a_job_have_names_and_can_be_signalled(tmp_path: Path) -> N
 
 
 @pytest.mark.mpi
-def test_a_process_that_a_job_leaves_behind_is_found_and_killed(tmp_path: Path) -> None:
+def test_a_process_that_a_job_leaves_behind_is_found_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.testing._ENDS_WITHIN_S", 2.0)  # it does not end
     script = tmp_path / "train.py"
     script.write_text(
         "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"

@@ -26,7 +26,7 @@ from workload import (
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 from holdfast.testing import JobRequest, JobRun, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.mpi
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 

@@ -10,7 +10,7 @@ from workload import assert_refused
 
 from holdfast.testing import JobRequest, JobRun, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.mpi
 
 MISTAKES = Path(__file__).parent / "scripts" / "mistakes.py"
 

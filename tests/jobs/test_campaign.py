@@ -12,7 +12,7 @@ CAMPAIGN = Path(__file__).resolve().parents[2] / "ci" / "campaign.py"
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_random_failures_change_no_byte() -> None:
     done = subprocess.run(
         [sys.executable, CAMPAIGN, "--seed", "2003", "--runs", "8"],

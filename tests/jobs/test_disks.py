@@ -17,7 +17,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.run.journal import Record
 from holdfast.testing import RunningJob, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.testing import JobRun, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(100)]
+pytestmark = pytest.mark.mpi
 
 THREADS = ("--threads", "1")
 

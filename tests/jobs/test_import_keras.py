@@ -20,7 +20,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.comparison import Opened, compare_steps
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "everything_keras.py"

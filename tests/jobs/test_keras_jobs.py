@@ -13,11 +13,11 @@ import pytest
 
 from holdfast.testing import JobRequest, JobRun, run_job, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).parent / "scripts" / "everything_keras.py"
 MICROBATCHES = 6
-OPTIONS = ("--threads", "1", "--heartbeat-timeout", "5")
+OPTIONS = ("--threads", "1", "--heartbeat-timeout", "20")
 
 
 @pytest.fixture(scope="module")

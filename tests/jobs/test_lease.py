@@ -14,9 +14,9 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.system.processes import is_alive, wait_all_ended
 from holdfast.testing import start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.mpi
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 
 
 def test_worker_that_stands_still_in_a_save_does_not_outlive_its_agent(

@@ -12,7 +12,7 @@ from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.testing import JobRun, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.mpi
 
 SCRIPT = Path(__file__).parent / "scripts" / "flip.py"
 

@@ -14,11 +14,13 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.testing import start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.mpi
 
 KEEPING = Path(__file__).parent / "scripts" / "keeping.py"
 TRAINED = Workload(microbatches=7, samples=173, global_batch=25, epochs=12)
-SEVERAL_SECONDS = Workload(microbatches=7, samples=173, global_batch=25, epochs=400)
+SEVERAL_SECONDS = Workload(microbatches=7, samples=173, global_batch=25, epochs=60, pause_ms=20)
+SCRUB_EVERY_S = 4
+"""Long enough for a step to be damaged before the first scrub, and less than the job takes."""
 
 
 def flip(store: CheckpointStore, step: int, shard: int = 0) -> None:
@@ -84,9 +86,13 @@ def test_mirror_that_is_not_there_costs_a_line_and_the_newest_step(
 def test_old_step_that_rots_while_the_job_trains_is_found(
     tmp_path: Path, undisturbed: Undisturbed, *, is_mirrored: bool
 ) -> None:
-    """The first scrub comes a second after the first commit, and reads the oldest step."""
+    """The first scrub comes some seconds after the first commit, and reads the oldest step."""
     run_dir, mirror = tmp_path / "run", tmp_path / "mirror"
-    options = ["--scrub-every", "1", *(["--repair-from", str(mirror)] if is_mirrored else [])]
+    options = [
+        "--scrub-every",
+        str(SCRUB_EVERY_S),
+        *(["--repair-from", str(mirror)] if is_mirrored else []),
+    ]
     request = request_of(SEVERAL_SECONDS, run_dir, workers=2, options=options)
     with start_job(replace(request, script=KEEPING)) as running:
         running.wait_for("checkpoint", step=5)

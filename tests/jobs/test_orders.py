@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from workload import EVEN, LONG, Undisturbed, Workload, assert_whole, request_of
 
 from holdfast.testing import JobRun, RunningJob, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
@@ -58,18 +59,19 @@ def test_a_run_goes_through_many_sizes_and_ends_with_the_same_bytes(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """4 -> 3 -> 8 -> 1 -> 4 workers, each stopped at a checkpoint of its own shards."""
+    longer = replace(LONG, epochs=2 * LONG.epochs)
     reached = 0
     for workers in (4, 3, 8, 1):
-        with start_job(request_of(LONG, tmp_path, workers=workers)) as job:
+        with start_job(request_of(longer, tmp_path, workers=workers)) as job:
             job.wait_for("step", step=reached + 1)
             job.signal(signal.SIGTERM)
             stopped = job.wait()
         assert stopped.exit_code == 75, stopped.stderr
         reached = stopped.events("stopped")[-1]["step"]
-        assert reached < LONG.steps
+        assert reached < longer.steps
 
-    with start_job(request_of(LONG, tmp_path, workers=4)) as job:
-        assert_whole(job.wait(), LONG, undisturbed(LONG))
+    with start_job(request_of(longer, tmp_path, workers=4)) as job:
+        assert_whole(job.wait(), longer, undisturbed(longer))
 
 
 def test_sigusr2_saves_and_goes_on(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_the_end_of_the_supervisor_stops_nothing(
 def test_a_supervisor_that_dies_before_its_agent_lives_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    with start_job(request_of(EVEN, tmp_path, workers=2), timeout_s=40.0) as job:
+    with start_job(request_of(EVEN, tmp_path, workers=2)) as job:
         job.wait_for("launch")
         job.signal(signal.SIGKILL)
 

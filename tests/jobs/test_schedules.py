@@ -15,7 +15,7 @@ from workload import LONG, Undisturbed, Workload, assert_whole, request_of
 from holdfast.recovery.schedule import FIRST_SAVE_S
 from holdfast.testing import JobRun, RunningJob, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.mpi
 
 ENDLESS = Workload(microbatches=3, samples=160, global_batch=40, epochs=10**6, save_every=10**9)
 MAIN = "from holdfast.runtime.cli.main import main; main()"
@@ -49,7 +49,7 @@ def wait_for_saves(job: RunningJob, count: int, after: float = 0.0) -> list[floa
 
 
 def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) -> None:
-    options = ["--save-every", "0.5s"]
+    options = ["--save-every", "2s"]
     with start_job(request_of(ENDLESS, tmp_path, workers=3, options=options)) as job:
         before = wait_for_saves(job, 2)
         job.signal(signal.SIGKILL, "holdfast-w0")
@@ -59,7 +59,7 @@ def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) 
 
     for begins in (before, after[1:]):  # a save that the death has cut off is begun again
         # The copy of the state stands between the clock and the record.
-        assert all(late - early > 0.25 for early, late in itertools.pairwise(begins)), begins
+        assert all(late - early > 1.0 for early, late in itertools.pairwise(begins)), begins
 
 
 def test_often_saved_job_has_the_bytes_of_the_undisturbed(
@@ -76,11 +76,11 @@ def test_often_saved_job_has_the_bytes_of_the_undisturbed(
 def test_auto_saves_early_and_then_seldom(tmp_path: Path) -> None:
     options = ["--save-every", "auto"]
     with start_job(request_of(ENDLESS, tmp_path, workers=2, options=options)) as job:
-        first_step = job.wait_for("step")
         saved = job.wait_for("checkpoint")
         ended = stop(job)
 
-    assert saved["now"] - saved["seconds"] - first_step["now"] > FIRST_SAVE_S - 0.5
+    (world,) = ended.events("world")  # is recorded before the clock starts
+    assert saved["now"] - saved["seconds"] - world["now"] > FIRST_SAVE_S - 0.01
     assert len(ended.report.checkpoints) == 2  # the other one is that of the end
 
 

@@ -19,7 +19,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.testing import JobRun, start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.mpi
 
 
 def make_key(folder: Path, name: str) -> Path:

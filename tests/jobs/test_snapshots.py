@@ -11,7 +11,7 @@ from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.testing import start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.mpi
 
 
 def test_snapshots_of_a_job_that_died_whole_are_what_it_is_relaunched_from(

@@ -9,7 +9,7 @@ from workload import EVEN, SLICED, UNEVEN, Undisturbed, Workload, assert_whole, 
 
 from holdfast.testing import start_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5])

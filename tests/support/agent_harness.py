@@ -22,7 +22,7 @@ from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 
 GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
-BOUND_S = 30.0
+BOUND_S = 90.0
 
 
 class AgentHarness:
@@ -37,7 +37,7 @@ class AgentHarness:
     ) -> None:
         self.directory = directory
         self.events: list[Message] = []
-        self.heartbeat_timeout_s = 0.5
+        self.heartbeat_timeout_s = 5.0
         self._started: list[subprocess.Popen[bytes]] = []
         ready_read, ready_write = os.pipe()
         command = [sys.executable, "-m", "holdfast.runtime.agent"]

@@ -17,7 +17,7 @@ import scenarios
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.mpi_communicator import join_world
 
-LIFETIME_S = 90
+LIFETIME_S = 300
 
 
 def main(directory: Path, names: list[str]) -> None:

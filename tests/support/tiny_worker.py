@@ -107,14 +107,14 @@ def hold_gil(tiny: Tiny) -> None:
 
 
 def compute_in_python(tiny: Tiny) -> None:
-    end = time.monotonic() + 3 * tiny.config.options.heartbeat_timeout_s
+    end = time.monotonic() + 1.5 * tiny.config.options.heartbeat_timeout_s
     while time.monotonic() < end:
         pass
     leave(tiny)
 
 
 def compute_in_c(tiny: Tiny) -> None:
-    ctypes.CDLL(None).usleep(int(3e6 * tiny.config.options.heartbeat_timeout_s))
+    ctypes.CDLL(None).usleep(int(1.5e6 * tiny.config.options.heartbeat_timeout_s))
     leave(tiny)
 
 

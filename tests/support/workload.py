@@ -10,6 +10,7 @@ from holdfast.recovery.fault import parse_fault
 from holdfast.testing import JobRequest, JobRun
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "02_custom_replica.py"
+_PACED = Path(__file__).resolve().parents[1] / "jobs" / "scripts" / "paced.py"
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Workload:
     epochs: int
     save_every: int = 5
     features: int = 32
+    pause_ms: int = 0
+    """How long a step takes at least; the bytes do not depend on it."""
 
     @property
     def steps(self) -> int:
@@ -33,6 +36,7 @@ class Workload:
             *("--samples", str(self.samples), "--global-batch", str(self.global_batch)),
             *("--epochs", str(self.epochs), "--save-every", str(self.save_every)),
             *("--features", str(self.features)),
+            *(("--pause-ms", str(self.pause_ms)) if self.pause_ms else ()),
         ]
 
 
@@ -44,8 +48,8 @@ UNEVEN = Workload(microbatches=7, samples=173, global_batch=25, epochs=3)
 """Nothing divides anything: 7 microbatches, batches of 25, a last one of 23, 3 or 4 to a part."""
 SLICED = Workload(microbatches=7, samples=173, global_batch=25, epochs=3, features=2000)
 """Long enough vectors for the exchange in slices."""
-LONG = Workload(microbatches=7, samples=173, global_batch=25, epochs=30)
-"""Takes seconds, so that something can be done to a job in the middle of it."""
+LONG = Workload(microbatches=7, samples=173, global_batch=25, epochs=30, pause_ms=20)
+"""Takes 4 seconds at least, so that something can be done to a job in the middle of it."""
 
 
 def request_of(
@@ -59,7 +63,7 @@ def request_of(
 ) -> JobRequest:
     """Return the job that trains ``workload`` in ``run_dir``."""
     return JobRequest(
-        script=SCRIPT,
+        script=_PACED if workload.pause_ms else SCRIPT,
         run_dir=run_dir,
         workers=workers,
         microbatches=workload.microbatches,

@@ -1,10 +1,13 @@
-"""The custom replica of the examples, all of whose checkpoints are kept."""
+"""The custom replica of the examples: all checkpoints are kept, and each step takes a while."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import time
 from pathlib import Path
+
+import numpy as np
 
 from holdfast import Trainer
 
@@ -15,13 +18,22 @@ assert SPEC.loader is not None
 example = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(example)
 
+
+class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
+    """Takes its time for an update."""
+
+    def apply(self, total: np.ndarray, samples: int) -> None:
+        super().apply(total, samples)
+        time.sleep(options.pause_ms / 1e3)
+
+
 parser = argparse.ArgumentParser()
-for name in ("samples", "global-batch", "epochs", "save-every", "features"):
+for name in ("samples", "global-batch", "epochs", "save-every", "features", "pause-ms"):
     parser.add_argument(f"--{name}", type=int, required=True)
 options = parser.parse_args()
 
 Trainer(
-    lambda: example.SoftmaxRegression(options.features, 10),
+    lambda: Paced(options.features, 10),
     example.clusters(options.samples, options.features, 10),
     global_batch=options.global_batch,
     epochs=options.epochs,

@@ -293,7 +293,7 @@ def test_agent_whose_supervisor_dies_before_it_calls_ends(tmp_path: Path, *, wai
         "import os, subprocess, sys\n"
         "ready, told = os.pipe()\n"
         "agent = subprocess.Popen([sys.executable, '-m', 'holdfast.runtime.agent', '--directory',"
-        " sys.argv[1], '--heartbeat-timeout', '1', '--ready-fd', str(told)], pass_fds=[told],"
+        " sys.argv[1], '--heartbeat-timeout', '9', '--ready-fd', str(told)], pass_fds=[told],"
         " stdout=subprocess.DEVNULL)\n"
         "waits and os.read(ready, 9)\n".replace("waits", str(waits))
         + "print(agent.pid)\n"

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.runtime.agent.output import OutputForwarder
 
-BOUND_S = 30.0
+BOUND_S = 90.0
 NOISE = b"Error in NBC_Start_round() (-1)\n"
 
 

@@ -28,7 +28,7 @@ from holdfast.runtime.saving.snapshot_place import SnapshotMemory
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.reactor import Reactor
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.process
 
 STATE = {"a": np.arange(9000, dtype=np.float32)}
 

@@ -25,7 +25,7 @@ Scenario = Callable[[Communicator], Communicator]
 MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]
 
 SEEDS = range(10)
-MPI_TIMEOUT_S = 100
+MPI_TIMEOUT_S = 320
 
 
 def named(scenario: object) -> str:

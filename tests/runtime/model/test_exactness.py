@@ -22,7 +22,7 @@ from keras_harness import (
 from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.model.replica import Microbatch, Replica
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.tensorflow
 
 
 def test_a_keras_replica_is_a_replica(replicas: list[Any]) -> None:

@@ -20,7 +20,7 @@ from keras_harness import (
 
 from holdfast.runtime.model.replica import Microbatch
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.tensorflow
 
 
 @pytest.mark.parametrize(

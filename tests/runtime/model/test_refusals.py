@@ -14,7 +14,7 @@ from keras_harness import (
 
 from holdfast.runtime.errors import ProgramError
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.tensorflow
 
 
 def _refused(tf: SimpleNamespace, make: Callable[[SimpleNamespace], Any]) -> str:

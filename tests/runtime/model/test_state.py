@@ -17,7 +17,7 @@ from keras_harness import (
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.vector import aligned_vector
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.tensorflow
 
 
 def test_a_loaded_state_goes_on_with_the_same_bytes(

@@ -23,7 +23,7 @@ from holdfast.runtime.system.processes import (
     wait_all_ended,
 )
 
-BOUND_S = 30.0
+BOUND_S = 90.0
 FAMILY = """
 import subprocess, sys
 child = (
