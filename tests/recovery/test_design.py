@@ -1,4 +1,4 @@
-"""The tables in DESIGN.md are those of the machines, and its nouns are the files."""
+"""The tables in MACHINES.md are those of the machines, and DESIGN.md names every file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from holdfast.recovery import job, step
 
 FOLDER = Path(anchor.__file__).resolve().parent
 DESIGN = (FOLDER / "DESIGN.md").read_text(encoding="utf-8")
+MACHINES = (FOLDER / "MACHINES.md").read_text(encoding="utf-8")
 
 
 def step_table() -> str:
-    """Return the worker's table as DESIGN.md shows it: a row for each state."""
+    """Return the worker's table as MACHINES.md shows it: a row for each state."""
     rows = ["| while it is | this ends it | and it goes on to |", "|---|---|---|"]
     for state in step.StepState:
         ways = {event: to for (at, event), to in step.TRANSITIONS.items() if at is state}
@@ -23,7 +24,7 @@ def step_table() -> str:
 
 
 def job_table() -> str:
-    """Return the job's table as DESIGN.md shows it: a row for each event and what it does."""
+    """Return the job's table as MACHINES.md shows it: a row for each event and what it does."""
     rows = ["| event | while it is | what is done |", "|---|---|---|"]
     ways: dict[tuple[str, str], list[str]] = {}
     for (state, event), action in job.TRANSITIONS.items():
@@ -35,11 +36,11 @@ def job_table() -> str:
 
 
 def test_table_of_the_worker_is_the_machines() -> None:
-    assert step_table() in DESIGN
+    assert step_table() in MACHINES
 
 
 def test_table_of_the_job_is_the_machines() -> None:
-    assert job_table() in DESIGN
+    assert job_table() in MACHINES
 
 
 def test_every_file_has_its_noun() -> None:
