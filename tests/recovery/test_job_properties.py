@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.budget import RestartBudget
-from holdfast.recovery.command import AskToStop, End, KillLaunch, Launch
 from holdfast.recovery.errors import FaultSyntaxError, ScheduleSyntaxError
 from holdfast.recovery.event import (
+    AskToStop,
     CheckpointCommitted,
+    End,
+    KillLaunch,
+    Launch,
     LaunchEnded,
     StopAsked,
     WorkerCompleted,
@@ -23,8 +25,8 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
-from holdfast.recovery.job import JobMachine, JobState, JobTerms
-from holdfast.recovery.launch_view import LaunchView, Sight
+from holdfast.recovery.job import JobMachine, JobState, JobTerms, RestartBudget
+from holdfast.recovery.launch_view import LaunchView, Sight, conclude
 from holdfast.recovery.schedule import (
     FIRST_SAVE_S,
     LARGEST_SHARE,
@@ -38,7 +40,6 @@ from holdfast.recovery.schedule import (
     interval_s,
     parse_schedule,
 )
-from holdfast.recovery.verdict import verdict
 from holdfast.recovery.world import WorkerId
 
 # --- faults -------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ def test_seeing_something_twice_tells_nothing_new_of_the_end(
 ) -> None:
     once = view_of([*sights, more])
 
-    assert verdict(once.seeing(more), None) == verdict(once, None)
+    assert conclude(once.seeing(more), None) == conclude(once, None)
 
 
 @given(HISTORIES, st.sampled_from([None, 130, 143]))
@@ -259,7 +260,7 @@ def test_wish_to_stop_decides_only_what_nothing_else_does(
     sights: list[Sight], stop_code: int | None
 ) -> None:
     view = view_of(sights)
-    unasked, asked = verdict(view, None), verdict(view, stop_code)
+    unasked, asked = conclude(view, None), conclude(view, stop_code)
 
     if unasked is not None:
         assert asked == unasked
@@ -277,14 +278,14 @@ def test_launch_of_which_nobody_came_to_an_end_may_be_relaunched(sights: list[Si
         and not (isinstance(sight, WorkerExited) and sight.is_clean)
     ]
 
-    assert verdict(view_of(deaths), None) is None
+    assert conclude(view_of(deaths), None) is None
 
 
 @given(HISTORIES)
 def test_different_bytes_of_one_step_are_never_a_success(sights: list[Sight]) -> None:
     told = [WorkerCompleted(WORKERS[0], 9, "cafe"), WorkerCompleted(WORKERS[1], 9, "beef")]
 
-    end = verdict(view_of([*sights, *told]), None)
+    end = conclude(view_of([*sights, *told]), None)
 
     assert end is not None
     assert end.exit_code == 70

@@ -17,7 +17,6 @@ from holdfast.recovery.ledger import (
     Ledger,
     fingerprint,
     from_lanes,
-    to_lanes,
     write_lanes,
 )
 from holdfast.recovery.order import SampleOrder, SequentialOrder
@@ -213,7 +212,9 @@ def test_ledger_of_an_epoch_adds_up_through_the_lanes(
     for step in range(order.steps_per_epoch):
         index = epoch * order.steps_per_epoch + step
         parts = [order.microbatch(index, m) for m in range(microbatches)]
-        lanes = [to_lanes(len(part), table.fingerprint(part)) for part in parts]
+        lanes = np.empty((microbatches, LANES), np.float32)
+        for row, part in zip(lanes, parts, strict=True):
+            write_lanes(row, len(part), table.fingerprint(part))
         ledger = ledger.record(*from_lanes(np.sum(lanes, axis=0, dtype=np.float32)))
 
     assert ledger.covers(samples)

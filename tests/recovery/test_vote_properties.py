@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits, Verdict
+from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
 from holdfast.recovery.errors import IllegalTransition
-from holdfast.recovery.saving import SavePhase, after_vote
 from holdfast.recovery.step import OVER, TRANSITIONS, StepEvent, StepState, next_state
-from holdfast.recovery.vote import REFUSAL, SAVE_BITS, Bit, Wishes, ballot, outcome
+from holdfast.recovery.vote import (
+    REFUSAL,
+    SAVE_BITS,
+    Bit,
+    SavePhase,
+    Wishes,
+    after_vote,
+    ballot,
+    outcome,
+)
 from holdfast.recovery.world import WorkerId
 
 FLAGS = st.integers(0, 127)
@@ -161,7 +169,6 @@ def test_worker_whose_work_is_over_hears_nothing(state: StepState, event: StepEv
 
 WORKER = WorkerId(3)
 GAPS = st.lists(st.floats(0.0, 20.0), min_size=1, max_size=30)
-SEVERITY = {Verdict.ALIVE: 0, Verdict.SUSPECT: 1, Verdict.DEAD: 2}
 
 
 def look_all(
@@ -182,7 +189,7 @@ def test_silence_only_grows_and_verdicts_only_get_worse(gaps_s: list[float]) -> 
     findings = [look.finding(WORKER) for look in looks]
     silences = [finding.silent_s for finding in findings]
     assert silences == sorted(silences)
-    grades = [SEVERITY[finding.verdict] for finding in findings]
+    grades = [finding.is_dead for finding in findings]
     assert grades == sorted(grades)
 
 
@@ -195,10 +202,10 @@ def test_silence_is_never_more_than_the_time_that_passed(gaps_s: list[float]) ->
 
 
 @given(GAPS)
-def test_worker_that_counts_at_every_look_is_never_suspect(gaps_s: list[float]) -> None:
+def test_worker_that_counts_at_every_look_is_never_dead(gaps_s: list[float]) -> None:
     looks = look_all(SilenceLimits(0.1), gaps_s, list(range(40)))
 
-    assert {look.finding(WORKER).verdict for look in looks} == {Verdict.ALIVE}
+    assert {look.finding(WORKER).is_dead for look in looks} == {False}
 
 
 @given(GAPS, st.floats(1.0, 50.0))
@@ -206,19 +213,18 @@ def test_longer_limit_never_finds_more_dead(gaps_s: list[float], longer_s: float
     """The phase alone is given longer, so that looks count alike."""
     patient = SilenceLimits(1.0, {5: longer_s})
     verdicts = [
-        look_all(limits, gaps_s, [7] * 40, phase=5)[-1].finding(WORKER).verdict
+        look_all(limits, gaps_s, [7] * 40, phase=5)[-1].finding(WORKER).is_dead
         for limits in (SilenceLimits(1.0), patient)
     ]
 
-    assert SEVERITY[verdicts[1]] <= SEVERITY[verdicts[0]]
+    assert verdicts[1] <= verdicts[0]
 
 
 @given(GAPS)
 def test_verdict_follows_from_silence_and_limit(gaps_s: list[float]) -> None:
     for look in look_all(SilenceLimits(2.0), gaps_s, [7] * 40):
         finding = look.finding(WORKER)
-        assert (finding.verdict is Verdict.DEAD) is (finding.silent_s > 2.0)
-        assert (finding.verdict is Verdict.ALIVE) is (finding.silent_s <= 1.0)
+        assert finding.is_dead is (finding.silent_s > 2.0)
 
 
 @given(GAPS, st.integers(0, 30))
@@ -242,7 +248,7 @@ def test_workers_are_judged_apart(gaps_s: list[float]) -> None:
 
     findings = detector.findings()
     assert findings[WORKER] == alone
-    assert findings[WorkerId(4)].verdict is Verdict.ALIVE
+    assert not findings[WorkerId(4)].is_dead
 
 
 def test_worker_that_nobody_watches_has_no_verdict() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.assignment import Assignment, adopt, assign
-from holdfast.recovery.consensus import compare_digests
-from holdfast.recovery.curriculum import Curriculum, Work
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.digest_majority import compare_digests
 from holdfast.recovery.placement import second_slices
+from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World
 
 MICROBATCHES = st.integers(1, 40)
@@ -222,7 +222,7 @@ def test_half_is_no_majority(half: int) -> None:
 # --- the job as a sequence ----------------------------------------------------------------------
 
 CURRICULA = st.builds(
-    Curriculum,
+    WorkPlan,
     steps_per_epoch=st.integers(1, 6),
     epochs=st.integers(0, 4),
     has_validation=st.booleans(),
@@ -233,7 +233,7 @@ CURRICULA = st.builds(
 )
 
 
-def history_of(curriculum: Curriculum) -> list[Cursor]:
+def history_of(curriculum: WorkPlan) -> list[Cursor]:
     """Return every cursor of a job, from its start to its end."""
     cursors = [Cursor.start(metrics=1)]
     while (work := curriculum.next_work(cursors[-1])) is not None:
@@ -246,7 +246,7 @@ def history_of(curriculum: Curriculum) -> list[Cursor]:
 
 
 @given(CURRICULA)
-def test_job_has_as_many_transactions_as_updates_and_validations(curriculum: Curriculum) -> None:
+def test_job_has_as_many_transactions_as_updates_and_validations(curriculum: WorkPlan) -> None:
     last = history_of(curriculum)[-1]
 
     assert last.step == curriculum.steps
@@ -255,7 +255,7 @@ def test_job_has_as_many_transactions_as_updates_and_validations(curriculum: Cur
 
 
 @given(CURRICULA)
-def test_no_two_cursors_of_one_step_may_both_be_saved(curriculum: Curriculum) -> None:
+def test_no_two_cursors_of_one_step_may_both_be_saved(curriculum: WorkPlan) -> None:
     steps = [c.step for c in history_of(curriculum) if curriculum.is_save_point(c)]
 
     assert len(steps) == len(set(steps))
@@ -263,13 +263,13 @@ def test_no_two_cursors_of_one_step_may_both_be_saved(curriculum: Curriculum) ->
 
 
 @given(CURRICULA)
-def test_save_is_due_at_save_points_only(curriculum: Curriculum) -> None:
+def test_save_is_due_at_save_points_only(curriculum: WorkPlan) -> None:
     for cursor in history_of(curriculum):
         assert curriculum.is_save_point(cursor) or not curriculum.is_save_due(cursor)
 
 
 @given(CURRICULA)
-def test_memory_is_compared_at_multiples_or_never(curriculum: Curriculum) -> None:
+def test_memory_is_compared_at_multiples_or_never(curriculum: WorkPlan) -> None:
     checked = {c.step for c in history_of(curriculum) if curriculum.is_check_due(c)}
     every = curriculum.verify_every
 
