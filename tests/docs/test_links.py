@@ -22,8 +22,6 @@ _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _USERS = frozenset({"train.py", "checkpoints/"})
 """Names of a user's files, and of what lies in a run directory."""
 _PLACEHOLDERS = frozenset({"NAME", "DESIGN"})
-_NOT_YET = frozenset({"docs/options.md"})
-"""Pages that a page may name before they are there."""
 
 
 def _known() -> frozenset[str]:
@@ -72,7 +70,7 @@ def test_links_lead_to_files_that_are_there(page: Path) -> None:
 
     missing = [path for path, _ in links if path and not (page.parent / path).exists()]
 
-    assert set(missing) - _NOT_YET == set()
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id_of)
@@ -95,7 +93,7 @@ def test_named_files_and_folders_are_there() -> None:
         f"{_id_of(page)}: {name}"
         for page in PAGES
         for name in _named_paths(page)
-        if name not in _USERS | _NOT_YET and not any(path.endswith(f"/{name}") for path in known)
+        if name not in _USERS and not any(path.endswith(f"/{name}") for path in known)
     ]
 
     assert missing == []

@@ -47,7 +47,7 @@ class AgentHarness:
             command += ["--heartbeat-timeout", str(self.heartbeat_timeout_s)]
         self.stdout = directory / "stdout"
         self.stderr = directory / "stderr"
-        here = str(Path(__file__).parent)
+        here = str(Path(__file__).parent / "processes")
         with self.stdout.open("wb") as stdout, self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command, *options],

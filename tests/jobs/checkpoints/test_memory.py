@@ -14,7 +14,7 @@ from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi
 
-SCRIPT = Path(__file__).parent / "scripts" / "flip.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "flip.py"
 
 
 def train(run_dir: Path, workers: int, flip_after: int, *options: str) -> JobRun:

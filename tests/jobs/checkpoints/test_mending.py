@@ -16,7 +16,7 @@ from holdfast.testing import start_job
 
 pytestmark = pytest.mark.mpi
 
-KEEPING = Path(__file__).parent / "scripts" / "keeping.py"
+KEEPING = Path(__file__).parents[1] / "scripts" / "keeping.py"
 TRAINED = Workload(microbatches=7, samples=173, global_batch=25, epochs=12)
 SEVERAL_SECONDS = Workload(microbatches=7, samples=173, global_batch=25, epochs=60, pause_ms=20)
 SCRUB_EVERY_S = 4

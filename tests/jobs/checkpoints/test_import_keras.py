@@ -22,7 +22,7 @@ from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 SCRIPT = SCRIPTS / "everything_keras.py"
 MICROBATCHES = 3
 THREADS = ("--threads", "1")

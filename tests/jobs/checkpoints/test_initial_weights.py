@@ -16,7 +16,7 @@ from holdfast.testing import JobRun, run_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
-SCRIPT = Path(__file__).parent / "scripts" / "everything_keras.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "everything_keras.py"
 
 
 def train(run_dir: Path, workers: int, *argv: str) -> JobRun:
