@@ -22,6 +22,7 @@ import harness
 import numpy as np
 
 from holdfast.recovery.assignment import assign
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import plan_reduction
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.common_memory import map_peers
@@ -29,7 +30,6 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.exchange import TreeExchange
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
-from holdfast.runtime.exchange.vector import FloatVector
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -22,9 +22,10 @@ import harness
 import numpy as np
 
 from holdfast import ArrayData, Trainer
-from holdfast.runtime.exchange.vector import FloatVector
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.model.data import Array
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica, Tensors
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
 from holdfast.testing import JobRequest
 
 WORKERS = 2

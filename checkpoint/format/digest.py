@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from enum import Enum
 from typing import TypeAlias
 
 import xxhash
 
 from holdfast.checkpoint.format.layout import specs_of
-from holdfast.checkpoint.format.tensor import Tensor, whole_bytes_of
+from holdfast.checkpoint.format.tensor import Tensors, whole_bytes_of
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -56,7 +55,7 @@ def digest_of(data: Bytes, kind: DigestKind = DigestKind.XXH3_128) -> str:
     return digest.hexdigest()
 
 
-def state_sha256(state: Mapping[str, Tensor]) -> str:
+def state_sha256(state: Tensors) -> str:
     """Return the sha256 over name, dtype, shape and bytes of every tensor, in the order of names.
 
     Two states have the same digest if and only if they restore to the same

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.checkpoint.errors import StateUnsupported
-from holdfast.checkpoint.format.tensor import Tensor, storage_dtype
+from holdfast.checkpoint.format.tensor import Tensors, storage_dtype
 
 CUT_BYTES = 4096  # a page, and the block of every common file system
 LONGEST_NAME_BYTES = 1024  # an HDF5 attribute must fit an object header of 64 KiB
@@ -72,7 +72,7 @@ def _name_of(dtype: np.dtype[np.generic]) -> str:
     return str(dtype.name)
 
 
-def specs_of(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+def specs_of(state: Tensors) -> tuple[TensorSpec, ...]:
     """Return the specs of the tensors of ``state``, in the order of their names.
 
     Raises ``StateUnsupported`` for a tensor that cannot be stored.
@@ -106,7 +106,7 @@ class ShardLayout:
         """Bytes of the whole state."""
         return sum(spec.nbytes for spec in self.specs)
 
-    def refuse_other(self, state: Mapping[str, Tensor]) -> None:
+    def refuse_other(self, state: Tensors) -> None:
         """Raise ``StateUnsupported`` if the tensors of ``state`` differ from the layout's specs."""
         if specs_of(state) != self.specs:
             raise StateUnsupported("the state does not fit the layout; make a layout of its specs")

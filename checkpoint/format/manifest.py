@@ -14,7 +14,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.errors import CommitRefused, ManifestInvalid, StateUnsupported
+from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
+    CommitRefused,
+    ManifestInvalid,
+    StateUnsupported,
+)
 from holdfast.checkpoint.format.entries import PieceEntry, Placed, ShardEntry, TensorEntry
 from holdfast.checkpoint.format.fields import Fields
 from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec
@@ -101,6 +106,11 @@ class Manifest:
                 f"{LARGEST_MANIFEST_BYTES} can be read back; save fewer tensors or a smaller cursor"
             )
         return data
+
+    def refuse_other_run(self, run_id: str | None) -> None:
+        """Raise ``CheckpointInvalid`` if the step belongs to another run than ``run_id``."""
+        if run_id is not None and self.run_id != run_id:
+            raise CheckpointInvalid(self.step, f"it belongs to run {self.run_id}, not to {run_id}")
 
     @staticmethod
     def decode(data: bytes, key: SigningKey | None = None) -> Manifest:

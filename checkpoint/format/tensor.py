@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.errors import StateUnsupported
 
-Tensor = npt.NDArray[np.generic]
+Tensor: TypeAlias = npt.NDArray[np.generic]
+Tensors: TypeAlias = Mapping[str, Tensor]
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _PLAIN = ("bool", *_INTEGERS, "float16", "float32", "float64")

@@ -12,13 +12,11 @@ copy alone: another thread takes the digests as long as the state stands still.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from holdfast.checkpoint.format.digest import DigestKind
 from holdfast.checkpoint.format.layout import ShardLayout
 from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.shard import build_skeleton
-from holdfast.checkpoint.format.tensor import Tensor, bytes_of
+from holdfast.checkpoint.format.tensor import Tensors, bytes_of
 from holdfast.checkpoint.store.writer import describe_shard
 
 _CHUNK_BYTES = 4 * 2**20
@@ -45,7 +43,7 @@ class ShardImage:
         """Bytes of the file."""
         return self._skeleton.size
 
-    def fill(self, buffer: memoryview, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
+    def fill(self, buffer: memoryview, state: Tensors, header: Header) -> ShardRecord:
         """Make ``buffer`` the shard of ``state``; return its record.
 
         Raises ``StateUnsupported`` if the state does not fit the layout.
@@ -53,7 +51,7 @@ class ShardImage:
         self.copy(buffer, state, header)
         return self.describe(state, header)
 
-    def copy(self, buffer: memoryview, state: Mapping[str, Tensor], header: Header) -> None:
+    def copy(self, buffer: memoryview, state: Tensors, header: Header) -> None:
         """Make ``buffer`` the shard of ``state``.
 
         Raises ``StateUnsupported`` if the state does not fit the layout.
@@ -66,14 +64,14 @@ class ShardImage:
             position = _put(buffer, position, self._contents(state, index))
             position = _put(buffer, position, memoryview(gap))
 
-    def describe(self, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
+    def describe(self, state: Tensors, header: Header) -> ShardRecord:
         """Return the record of the shard that ``copy`` makes of the same state."""
         skeleton = self._skeleton
         contents = [self._contents(state, index) for index in range(len(skeleton.pieces))]
         gaps = skeleton.marked(header)
         return describe_shard(self._writer, skeleton, gaps, contents, kind=self._kind)
 
-    def _contents(self, state: Mapping[str, Tensor], index: int) -> memoryview:
+    def _contents(self, state: Tensors, index: int) -> memoryview:
         piece = self._skeleton.pieces[index]
         return bytes_of(state[piece.spec.name], piece.start, piece.stop)
 

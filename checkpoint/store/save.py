@@ -13,13 +13,13 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.store import CheckpointStore
 
 
 def save(
     store: CheckpointStore,
-    state: Mapping[str, Tensor],
+    state: Tensors,
     *,
     header: Header,
     writers: int = 1,

@@ -29,10 +29,7 @@ class StateReader:
         """
         self._scan: Scan = store.scan(step)
         self.manifest: Manifest = self._scan.manifest()
-        if run_id is not None and self.manifest.run_id != run_id:
-            raise CheckpointInvalid(
-                step, f"it belongs to run {self.manifest.run_id}, not to {run_id}"
-            )
+        self.manifest.refuse_other_run(run_id)
         self.state: dict[str, Tensor] = {}
         self._bytes: dict[str, memoryview] = {}
 

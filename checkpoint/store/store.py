@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.checkpoint.disk.disk import Disk
@@ -39,7 +38,7 @@ from holdfast.checkpoint.format.names import (
 )
 from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.signature import SigningKey
-from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.format.version import Version
 from holdfast.checkpoint.store.image_check import check_image
 from holdfast.checkpoint.store.scan import Scan
@@ -188,7 +187,7 @@ class Staging:
         return self._disk.make_directory(self.path)
 
     def write_shard(
-        self, state: Mapping[str, Tensor], layout: ShardLayout, writer: int, header: Header
+        self, state: Tensors, layout: ShardLayout, writer: int, header: Header
     ) -> ShardRecord:
         """Write one writer's shard and make it durable; ``state`` may not change meanwhile.
 

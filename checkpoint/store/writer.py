@@ -10,7 +10,7 @@ The state may not change until ``write_shard`` returns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.disk.disk import Disk
@@ -18,7 +18,7 @@ from holdfast.checkpoint.format.digest import Digest, DigestKind, digest_of
 from holdfast.checkpoint.format.layout import ShardLayout
 from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.format.shard import Skeleton, build_skeleton
-from holdfast.checkpoint.format.tensor import Tensor, bytes_of
+from holdfast.checkpoint.format.tensor import Tensors, bytes_of
 
 
 class ShardWriter:
@@ -36,7 +36,7 @@ class ShardWriter:
         self._writer = writer
         self._kind = kind
 
-    def write(self, path: Path, state: Mapping[str, Tensor], header: Header) -> ShardRecord:
+    def write(self, path: Path, state: Tensors, header: Header) -> ShardRecord:
         """Write a shard and sync it, or leave none behind and raise ``CheckpointError``."""
         self._layout.refuse_other(state)
         skeleton = build_skeleton(self._layout, self._writer, header.run_id)

@@ -25,7 +25,6 @@ from holdfast.checkpoint.store.scan import Scan
 from holdfast.checkpoint.store.store import CheckpointStore, Staging
 from holdfast.checkpoint.upkeep.inventory import CountBytes, Inventory, silent, take_inventory
 from holdfast.checkpoint.upkeep.part import Part, parts_of, read_part
-from holdfast.checkpoint.upkeep.verification import refuse_other_run
 
 _MOST_NAMED = 5
 
@@ -124,7 +123,7 @@ def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest
                 step, f"{complaint}, and no RUN.json tells to which run the step must belong"
             ) from ours
         manifest = _their_manifest(holders.there, step, complaint)
-    refuse_other_run(manifest, run_id)
+    manifest.refuse_other_run(run_id)
     return manifest, complaint
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.format.entries import PieceEntry, TensorEntry
-from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.inventory import CountBytes, silent
@@ -43,17 +42,10 @@ def verify_step(
         scan = store.scan(step)
         manifest = scan.manifest()
         nbytes = manifest.nbytes
-        refuse_other_run(manifest, run_id)
+        manifest.refuse_other_run(run_id)
         scan.read(manifest, pass_by)
     except CheckpointInvalid as error:
         return StepCheck(step, nbytes, error.reason)
     except CheckpointError as error:
         return StepCheck(step, nbytes, str(error))
     return StepCheck(step, nbytes, signature=manifest.signature)
-
-
-def refuse_other_run(manifest: Manifest, run_id: str | None) -> None:
-    """Raise ``CheckpointInvalid`` if the step belongs to another run than ``run_id``."""
-    if run_id is not None and manifest.run_id != run_id:
-        reason = f"it belongs to run {manifest.run_id}, not to {run_id}"
-        raise CheckpointInvalid(manifest.step, reason)

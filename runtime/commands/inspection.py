@@ -20,7 +20,6 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import MANIFEST_NAME, step_name
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.comparison import Comparison, Difference
-from holdfast.checkpoint.upkeep.verification import refuse_other_run
 from holdfast.runtime.run.stored_run import StoredRun
 
 
@@ -109,7 +108,7 @@ def _summary(run: StoredRun, step: int) -> StepSummary:
         scan = run.store.scan(step)
         manifest = scan.manifest_alone()
         nbytes, shards = manifest.nbytes, manifest.writers
-        refuse_other_run(manifest, run.run_id)
+        manifest.refuse_other_run(run.run_id)
         scan.manifest()
     except CheckpointInvalid as error:
         damage = error.reason

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
+from holdfast.runtime.model.replica import make_model
 from holdfast.runtime.model.training_refusal import (
     RefusedTraining,
     TrainingRefused,
@@ -85,8 +86,7 @@ class ModelSource:
     def _make(self, namespace: Mapping[str, Any], training: RefusedTraining | None) -> Any:
         origin = self._origin(namespace, training)
         with _users_fault(str(self)):
-            is_factory = callable(origin) and not hasattr(origin, "trainable_variables")
-            return origin() if is_factory else origin
+            return make_model(origin)
 
     def _origin(self, namespace: Mapping[str, Any], training: RefusedTraining | None) -> Any:
         if self.function is not None:

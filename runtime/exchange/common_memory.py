@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
-from holdfast.runtime.exchange.vector import FloatVector
 
 _LENGTH_BYTES = 2
 

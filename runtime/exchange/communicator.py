@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[Any]
+Buffer: TypeAlias = npt.NDArray[Any]
+"""Memory that is sent, or received into."""
 
 
 class WorldBroken(Exception):
@@ -21,10 +22,10 @@ class WorldBroken(Exception):
 class Flight(Protocol):
     """Messages in the air; leaving the ``with`` block waits for every one of them."""
 
-    def send(self, array: Array, peer: int, tag: int) -> None:
+    def send(self, array: Buffer, peer: int, tag: int) -> None:
         """Post ``array`` (contiguous, unchanged until the flight ends) for ``peer``."""
 
-    def receive(self, array: Array, peer: int, tag: int) -> int:
+    def receive(self, array: Buffer, peer: int, tag: int) -> int:
         """Post a receive into ``array`` and return its ticket."""
 
     def wait(self, ticket: int) -> None:
@@ -56,7 +57,7 @@ class Communicator(Protocol):
     def flight(self) -> Flight:
         """Return a new set of messages between the ranks."""
 
-    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
         """Fill ``everyones`` with the equally long ``mine`` of all ranks, in rank order.
 
         Faster than ``allgather_bytes``, and less sure: when a member dies meanwhile, some of
@@ -66,7 +67,7 @@ class Communicator(Protocol):
     def allgather_bytes(self, payload: bytes) -> list[bytes]:
         """Return the payloads of all ranks, in rank order."""
 
-    def broadcast(self, array: Array, source: int) -> None:
+    def broadcast(self, array: Buffer, source: int) -> None:
         """Make ``array`` on every rank what it is on rank ``source``."""
 
     def agree(self, flags: int) -> int:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import ReductionPlan, quiet_context, slice_bounds
 from holdfast.runtime.exchange.common_memory import CommonMemory
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.message_sum import Slices
 from holdfast.runtime.exchange.shared_sum import Mapped
-from holdfast.runtime.exchange.vector import FloatVector, is_finite
+from holdfast.runtime.exchange.vector import is_finite
 
 
 def _nothing() -> None:

@@ -24,7 +24,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from holdfast.runtime.exchange.communicator import Array, WorldBroken
+from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
 from holdfast.runtime.exchange.simulated_threads import Killed, Turns
 
 _Result = TypeVar("_Result")
@@ -36,8 +36,8 @@ _Wire: TypeAlias = tuple[int, int, object]
 class _Message:
     """What was sent, and the buffer that must not change meanwhile."""
 
-    buffer: Array
-    content: Array
+    buffer: Buffer
+    content: Buffer
     needs_receiver: bool
     was_taken: bool = False
 
@@ -84,12 +84,12 @@ class FakeFlight:
         """Begin with nothing in the air."""
         return self
 
-    def send(self, array: Array, peer: int, tag: object) -> None:
+    def send(self, array: Buffer, peer: int, tag: object) -> None:
         """Post ``array`` for ``peer``."""
         message = self._guarded(lambda: self._communicator.post(array, peer, tag))
         self._endings.append(lambda: self._communicator.end_send(message, peer))
 
-    def receive(self, array: Array, peer: int, tag: object) -> int:
+    def receive(self, array: Buffer, peer: int, tag: object) -> int:
         """Post a receive into ``array`` and return its ticket."""
         assert array.flags.c_contiguous, "MPI receives into contiguous memory"
         place = self._communicator.place_of_next(peer, tag)
@@ -176,7 +176,7 @@ class FakeCommunicator:
         """Return a new set of messages between the ranks."""
         return FakeFlight(self)
 
-    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
         """Fill ``everyones`` with the equally long ``mine`` of all ranks."""
         pieces = self._collect(mine, "allgather_unchecked")
         everyones.reshape(-1)[...] = np.concatenate([piece.reshape(-1) for piece in pieces])
@@ -186,7 +186,7 @@ class FakeCommunicator:
         pieces = self._collect(np.frombuffer(payload, np.uint8), "allgather_bytes")
         return [piece.tobytes() for piece in pieces]
 
-    def broadcast(self, array: Array, source: int) -> None:
+    def broadcast(self, array: Buffer, source: int) -> None:
         """Make ``array`` on every rank what it is on rank ``source``."""
         flat = array.reshape(-1).view(np.uint8)
         with self.flight() as flight:
@@ -224,7 +224,7 @@ class FakeCommunicator:
 
     # What a flight is made of.
 
-    def post(self, array: Array, peer: int, tag: object) -> _Message:
+    def post(self, array: Buffer, peer: int, tag: object) -> _Message:
         """Put a message on its wire."""
         assert array.flags.c_contiguous, "MPI sends contiguous memory"
         self._turns.pause()
@@ -251,7 +251,7 @@ class FakeCommunicator:
         self._group.received[wire] += 1
         return self._group.received[wire] - 1
 
-    def take(self, peer: int, tag: object, place: int) -> Array:
+    def take(self, peer: int, tag: object, place: int) -> Buffer:
         """Wait for a message and return its content."""
         wire = (self._group.members[peer], self._member, tag)
 
@@ -279,7 +279,7 @@ class FakeCommunicator:
     def _peers(self) -> list[int]:
         return [peer for peer in range(self.size) if peer != self.rank]
 
-    def _collect(self, mine: Array, tag: str) -> list[Array]:
+    def _collect(self, mine: Buffer, tag: str) -> list[Buffer]:
         """Return what every rank brought, in rank order."""
         pieces = [mine] * self.size
         with self.flight() as flight:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import ReductionPlan
-from holdfast.runtime.exchange.vector import FloatVector
 
 BUCKET_FLOATS = 256 * 1024
 """1 MiB: the roots of a bucket stay in the second-level cache (bench/reduce)."""

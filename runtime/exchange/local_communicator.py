@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from holdfast.runtime.exchange.communicator import Array
+from holdfast.runtime.exchange.communicator import Buffer
 
 
 class LocalFlight:
@@ -14,11 +14,11 @@ class LocalFlight:
         """Begin with nothing in the air."""
         return self
 
-    def send(self, array: Array, peer: int, tag: int) -> None:
+    def send(self, array: Buffer, peer: int, tag: int) -> None:
         """Refuse: there is no peer."""
         raise AssertionError(f"rank {peer} does not exist in a world of one worker")
 
-    def receive(self, array: Array, peer: int, tag: int) -> int:
+    def receive(self, array: Buffer, peer: int, tag: int) -> int:
         """Refuse: there is no peer."""
         raise AssertionError(f"rank {peer} does not exist in a world of one worker")
 
@@ -45,7 +45,7 @@ class LocalCommunicator:
         """Return an empty set of messages."""
         return LocalFlight()
 
-    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
         """Copy ``mine``."""
         everyones.reshape(-1)[...] = mine.reshape(-1)
 
@@ -53,7 +53,7 @@ class LocalCommunicator:
         """Return the one payload."""
         return [payload]
 
-    def broadcast(self, array: Array, source: int) -> None:
+    def broadcast(self, array: Buffer, source: int) -> None:
         """Do nothing: everyone has it."""
 
     def agree(self, flags: int) -> int:

@@ -20,10 +20,11 @@ from itertools import zip_longest
 
 import numpy as np
 
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.exchange.communicator import Communicator, Flight
 from holdfast.runtime.exchange.fold import BUCKET_FLOATS, Fold, buckets
-from holdfast.runtime.exchange.vector import FloatVector, aligned_vector, is_finite
+from holdfast.runtime.exchange.vector import aligned_vector, is_finite
 
 WINDOW_BUCKETS = 2
 """Buckets that a rank listens to: one to fold, one on its way."""

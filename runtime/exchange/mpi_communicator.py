@@ -34,7 +34,7 @@ from typing import NoReturn
 import mpi4py
 import numpy as np
 
-from holdfast.runtime.exchange.communicator import Array, WorldBroken
+from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
@@ -61,14 +61,14 @@ class MpiFlight:
         """Begin with nothing in the air."""
         return self
 
-    def send(self, array: Array, peer: int, tag: int) -> None:
+    def send(self, array: Buffer, peer: int, tag: int) -> None:
         """Post ``array`` for ``peer``."""
         try:
             self._requests.append(self._isend(array, peer, tag))
         except MPI.Exception as error:
             self._fail(error)
 
-    def receive(self, array: Array, peer: int, tag: int) -> int:
+    def receive(self, array: Buffer, peer: int, tag: int) -> int:
         """Post a receive into ``array`` and return its ticket."""
         try:
             self._requests.append(self._irecv(array, peer, tag))
@@ -144,7 +144,7 @@ class MpiCommunicator:
         """Return a new set of messages between the ranks."""
         return MpiFlight(self._comm, self.revoke)
 
-    def allgather_unchecked(self, mine: Array, everyones: Array) -> None:
+    def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
         """Fill ``everyones``; without the look for deaths that makes its success count."""
         self._call(self._comm.Allgather, mine, everyones)
 
@@ -161,7 +161,7 @@ class MpiCommunicator:
             for stop, length in zip(stops, lengths, strict=True)
         ]
 
-    def broadcast(self, array: Array, source: int) -> None:
+    def broadcast(self, array: Buffer, source: int) -> None:
         """Make ``array`` on every rank what it is on rank ``source``."""
         flat = array.reshape(-1).view(np.uint8)
         for start in range(0, flat.size, LARGEST_BROADCAST):

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.exchange.common_memory import CommonMemory
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.fold import BUCKET_FLOATS, Fold, buckets
-from holdfast.runtime.exchange.vector import FloatVector, is_finite
+from holdfast.runtime.exchange.vector import is_finite
 
 
 class Mapped:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdfast.runtime.exchange.vector import FloatVector
+from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.system.sealed_memory import sealed_memory
 
 _TICKET = struct.Struct("<qqqq16s")

@@ -11,16 +11,6 @@ import numpy as np
 
 from holdfast.recovery.partial import FloatVector
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "FloatVector",
-    "address_of",
-    "aligned_copy",
-    "aligned_vector",
-    "is_finite",
-    "writable_alias",
-]
-
 ALIGNMENT_BYTES = 64
 """TensorFlow aborts the process when a dlpack buffer begins elsewhere (``IsAligned``)."""
 

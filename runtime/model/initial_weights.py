@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,16 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.layout import specs_of
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.reader import compare_specs, restore, restore_newest
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.model.named_variables import some_of
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight
 
 _UNREADABLE = (OSError, EOFError, zipfile.BadZipFile)
 """What is raised of a file that is cut short, or none of its kind; other errors are of a model."""
-
-Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 def load_initial_weights(replica: Replica, source: WeightsSource) -> None:
@@ -50,7 +50,7 @@ def load_initial_weights(replica: Replica, source: WeightsSource) -> None:
             _fill(replica, path, lambda model: _read_tensorflow(model, path))
 
 
-def _of_run(source: WeightsSource) -> Arrays:
+def _of_run(source: WeightsSource) -> Tensors:
     store = CheckpointStore(source.path)
     try:
         if source.step is not None:
@@ -64,7 +64,7 @@ def _of_run(source: WeightsSource) -> Arrays:
     return restored.state
 
 
-def _of_archive(path: Path) -> Arrays:
+def _of_archive(path: Path) -> Tensors:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return dict(archive)
@@ -72,7 +72,7 @@ def _of_archive(path: Path) -> Arrays:
         raise UsageError(f"{path} cannot be read as the weights to begin with: {error}") from error
 
 
-def _take(replica: Replica, found: Arrays, source: Path) -> None:
+def _take(replica: Replica, found: Tensors, source: Path) -> None:
     """Take weights by their names; any replica can do that."""
     state = dict(replica.state())
     given = {name: value for name, value in found.items() if is_weight(name)}
@@ -99,10 +99,11 @@ def _fill(replica: Replica, source: Path, read: Callable[[Any], None]) -> None:
         complaint = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         if isinstance(error, _UNREADABLE) or not _unset(replica):
             raise UsageError(f"{source} cannot be read: {complaint}") from error
-    missing = _unset(replica)
+    missing = [repr(name) for name in _unset(replica)]
     if missing:
         raise UsageError(
-            f"{source} holds another model's weights: {_some(missing)} were not set ({complaint})"
+            f"{source} holds another model's weights: {some_of(missing, 5)} were not set "
+            f"({complaint})"
         )
     after = replica.state()
     replica.load({n: after[n] if is_weight(n) else before[n] for n in before})
@@ -131,8 +132,3 @@ def _read_tensorflow(model: Any, prefix: Path) -> None:
     from holdfast.runtime.model.tensorflow_checkpoint import read_into
 
     read_into(model, prefix)
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:5]))
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -32,11 +32,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
+from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.vector import (
     ALIGNMENT_BYTES,
-    FloatVector,
     address_of,
     aligned_copy,
     aligned_vector,
@@ -44,7 +45,7 @@ from holdfast.runtime.exchange.vector import (
 )
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, make_model
 from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout
 
 
@@ -122,8 +123,7 @@ class KerasReplica:
     @staticmethod
     def build(source: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> KerasReplica:
         """Return the replica of a model, or of what a function without arguments returns."""
-        is_model = isinstance(source, keras.Model)
-        return KerasReplica(source if is_model or not callable(source) else source(), x, y)
+        return KerasReplica(make_model(source), x, y)
 
     @property
     def model(self) -> Any:

@@ -7,12 +7,12 @@ This file looks at variables without importing Keras.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.replica import Tensors
 
 
 def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def check_tensors(variables: Mapping[str, Any], state: Tensors) -> None:
     extra = sorted(state.keys() - variables.keys())
     if missing or extra:
         raise ProgramError(
-            f"the state to load is of another model: missing {_some(missing)}, unknown "
-            f"{_some(extra)}; start with the script that wrote it, or in a new run directory"
+            f"the state to load is of another model: missing {some_of(missing, 3)}, unknown "
+            f"{some_of(extra, 3)}; start with the script that wrote it, or in a new run directory"
         )
     for name, variable in variables.items():
         wanted = (tuple(variable.shape), str(variable.dtype))
@@ -66,9 +66,9 @@ def _unused(name: str, taken: Collection[str]) -> str:
     return candidate
 
 
-def _some(names: list[str]) -> str:
-    """Return the first names, and how many there are."""
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return at most so many of the names, and how many more there are."""
     if not names:
         return "none"
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

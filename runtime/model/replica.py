@@ -13,16 +13,14 @@ same step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.runtime.exchange.vector import FloatVector
-
-Tensors: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.partial import FloatVector
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +88,10 @@ class Replica(Protocol):
 
     def load(self, state: Tensors) -> None:
         """Replace the whole state; names, shapes and dtypes are those of ``state()``."""
+
+
+def make_model(model: Any) -> Any:
+    """Return ``model``, or what it makes if it is a function without arguments, or a class."""
+    # A Keras model is callable, too.
+    is_made = hasattr(model, "trainable_variables") and not isinstance(model, type)
+    return model() if callable(model) and not is_made else model

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.checkpoint.format.digest import Digest
-from holdfast.checkpoint.format.tensor import Tensor, whole_bytes_of
+from holdfast.checkpoint.format.tensor import Tensors, whole_bytes_of
 from holdfast.recovery.digest_majority import DigestComparison, compare_digests
 from holdfast.recovery.vote import REFUSAL
 from holdfast.runtime.errors import WorldLost
@@ -41,8 +41,8 @@ class MemoryCheck:
     def take(
         self,
         step: int,
-        state: Mapping[str, Tensor],
-        then: Callable[[Mapping[str, Tensor], str], None] = lambda _state, _digest: None,
+        state: Tensors,
+        then: Callable[[Tensors, str], None] = lambda _state, _digest: None,
     ) -> None:
         """Begin to digest ``state``, which all members hold after ``step``, to be compared next.
 
@@ -104,8 +104,8 @@ class MemoryCheck:
 
 
 def _digest(
-    state: Mapping[str, Tensor],
-    then: Callable[[Mapping[str, Tensor], str], None],
+    state: Tensors,
+    then: Callable[[Tensors, str], None],
     *,
     is_alone: bool,
 ) -> str | None:

@@ -19,6 +19,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.record import Header, ShardRecord
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.store import Staging
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.placement import Slices, second_slices
@@ -30,7 +31,7 @@ from holdfast.runtime.saving.downgrades import Downgrades
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.save_terms import SaveTerms
 from holdfast.runtime.saving.shard_writers import PendingShard, Shards, SnapshotNotWritten
-from holdfast.runtime.saving.snapshot import SavePlan, State
+from holdfast.runtime.saving.snapshot import SavePlan
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
@@ -112,7 +113,7 @@ class Saver:
         return is_wanted and self._flight is None and cursor.step != self.saved_step
 
     def begin(
-        self, cursor: Cursor, state: Callable[[], State], measured: EpochMetrics | None = None
+        self, cursor: Cursor, state: Callable[[], Tensors], measured: EpochMetrics | None = None
     ) -> bool:
         """Copy this worker's share of the state and write it in the background.
 
@@ -208,19 +209,21 @@ class Saver:
         self._membership.communicator.broadcast(step, source)
         self.saved_step = int(step[0])
 
-    def prepare(self, cursor: Cursor, state: Callable[[], State]) -> None:
+    def prepare(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
         """Take the memory for snapshots of this world ahead of the first one."""
         generation = self._membership.world.generation
         if self._prepared_for != generation:
             self._prepared_for = generation
             self._shards.prepare(self._plan(cursor, state()), self._slices())
 
-    def verify(self, cursor: Cursor, state: Callable[[], State]) -> None:
+    def verify(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
         """Have the states compared without saving them, if that is due."""
         if self._terms.work_plan.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
-    def _plan(self, cursor: Cursor, state: State, measured: EpochMetrics | None = None) -> SavePlan:
+    def _plan(
+        self, cursor: Cursor, state: Tensors, measured: EpochMetrics | None = None
+    ) -> SavePlan:
         """Return the save of ``state`` in this world."""
         place: dict[str, object] = {**self._terms.identity, "step": cursor.step}
         return SavePlan(
@@ -240,7 +243,9 @@ class Saver:
         domains = [str(worker) if has_copies else "" for worker in workers]
         return (rank, *second_slices(domains)[rank])
 
-    def _launch(self, cursor: Cursor, state: State, measured: EpochMetrics | None) -> _SaveInFlight:
+    def _launch(
+        self, cursor: Cursor, state: Tensors, measured: EpochMetrics | None
+    ) -> _SaveInFlight:
         plan = self._plan(cursor, state, measured)
         began = time.monotonic()
         mine = self._shards.begin(plan, self._slices(), state)

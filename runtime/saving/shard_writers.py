@@ -17,9 +17,10 @@ import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.placement import Slices
-from holdfast.runtime.saving.snapshot import SavePlan, Snapshot, State
+from holdfast.runtime.saving.snapshot import SavePlan, Snapshot
 from holdfast.runtime.saving.snapshot_place import SnapshotCopy, SnapshotPlace, take_place
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -45,7 +46,7 @@ class PendingShard(Protocol):
     def record(self) -> ShardRecord:
         """What it is; only of one that is done and has not failed."""
 
-    def hand_over(self, state: State, state_digest: str) -> None:
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Describe it and let somebody else have it, if that is its way.
 
         Called once, by another thread; ``state`` still is the one that was copied.
@@ -73,7 +74,7 @@ class _ThreadShard:
     def record(self) -> ShardRecord:
         return self._future.result()
 
-    def hand_over(self, state: State, state_digest: str) -> None:
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Do nothing: it stays here."""
 
     def wait(self, timeout_s: float) -> None:
@@ -98,7 +99,7 @@ class _AgentShard:
         assert self._record is not None
         return self._record
 
-    def hand_over(self, state: State, state_digest: str) -> None:
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Send it, and what goes with it, to the agent; second copies first."""
         for copy in self._copies:
             self._record = copy.image.describe(state, self._plan.header)
@@ -149,7 +150,7 @@ class Shards:
                 self._memory_thread.submit(_give_back, self._memory)
             self._memory = self._memory_thread.submit(take_place, *shape)
 
-    def begin(self, plan: SavePlan, shards: Slices, state: State) -> PendingShard:
+    def begin(self, plan: SavePlan, shards: Slices, state: Tensors) -> PendingShard:
         """Copy this worker's share of ``state``, which is to be handed over next.
 
         The first of ``shards`` is its own; of the others it holds second copies.
@@ -160,7 +161,7 @@ class Shards:
             return self._begin_thread(plan, shards[0], state)
         return _AgentShard(self._context, plan, place.take(plan, state))
 
-    def _begin_thread(self, plan: SavePlan, rank: int, state: State) -> PendingShard:
+    def _begin_thread(self, plan: SavePlan, rank: int, state: Tensors) -> PendingShard:
         mine = {piece.spec.name for piece in plan.layout.pieces(rank)}
         copy = {
             name: np.array(value, copy=True) if name in mine else value

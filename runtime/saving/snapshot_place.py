@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.format.digest import DigestKind
 from holdfast.checkpoint.format.layout import ShardLayout
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.image import ShardImage
-from holdfast.runtime.saving.snapshot import SavePlan, State
+from holdfast.runtime.saving.snapshot import SavePlan
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.sealed_memory import sealed_memory
 
@@ -120,7 +121,7 @@ class SnapshotPlace:
         """Return whether the buffers whose turn it is have been written."""
         return page.is_answered(self._attempts[0])
 
-    def take(self, plan: SavePlan, state: State) -> list[SnapshotCopy]:
+    def take(self, plan: SavePlan, state: Tensors) -> list[SnapshotCopy]:
         """Copy the shards of ``state``; return where they are, the worker's own last.
 
         So a second copy is there before the first one is looked at.
@@ -141,7 +142,7 @@ class _Desk:
         self._image = image
         self.memory = SnapshotMemory(image.size)
 
-    def copy(self, plan: SavePlan, state: State) -> SnapshotCopy:
+    def copy(self, plan: SavePlan, state: Tensors) -> SnapshotCopy:
         """Copy the shard into the buffer whose turn it is."""
         fd, buffer = self.memory.next()
         self._image.copy(buffer, state, plan.header)

@@ -8,15 +8,16 @@ start are one path, and a death anywhere in it is repaired like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.model.replica import Replica, Tensors
+from holdfast.runtime.model.replica import Replica
 
 NO_STATE = -1
 """Version of a worker that holds no state yet."""
@@ -53,9 +54,7 @@ def load_state(replica: Replica, tensors: Tensors) -> Cursor:
     return Cursor.from_tensors(tensors)
 
 
-def share_state(
-    communicator: Communicator, source: int, state: Mapping[str, npt.NDArray[np.generic]]
-) -> Tensors:
+def share_state(communicator: Communicator, source: int, state: Tensors) -> Tensors:
     """Return the state of rank ``source``; nothing is changed before all of it is here.
 
     Raises:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.work_plan import Work
@@ -20,8 +22,7 @@ from holdfast.recovery.world import World
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
-from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.model.replica import Replica, Tensors
+from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.failure_history import history_of
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver

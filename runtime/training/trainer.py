@@ -16,7 +16,7 @@ from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, StopRequested
 from holdfast.runtime.model.data import Data
-from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.replica import Replica, make_model
 from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.catch_up import whole_state
@@ -138,7 +138,7 @@ def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Repl
         return model
     uses_keras = "keras" in sys.modules or "tensorflow" in sys.modules
     if not uses_keras:
-        made = model() if callable(model) else model
+        made = make_model(model)
         if isinstance(made, Replica):
             return made
         raise ProgramError(
@@ -156,16 +156,11 @@ def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replic
     keras_replica.set_numerics(
         config.threads, config.seed, deterministic=job.numerics.deterministic
     )
-    made = model() if _is_factory(model) else model
+    made = make_model(model)
     if isinstance(made, Replica):
         return made
     x, y = job.data.read(job.order.microbatch(0, 0))
     return keras_replica.KerasReplica.build(made, x, y)
-
-
-def _is_factory(model: Any) -> bool:
-    """Return whether ``model`` has to be called to get a model (a Keras model is callable too)."""
-    return callable(model) and not hasattr(model, "trainable_variables")
 
 
 def _conclude(

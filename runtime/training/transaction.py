@@ -24,12 +24,11 @@ import numpy as np
 from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.ledger import LANES, FingerprintTable, from_lanes, write_lanes
 from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.recovery.partial import PartialSums
+from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
-from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.model.replica import Microbatch, Replica
 

@@ -16,17 +16,18 @@ from configs import worker_config
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.format.record import Header
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics

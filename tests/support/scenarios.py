@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.runtime.exchange.communicator import Array, Communicator, WorldBroken
+from holdfast.runtime.exchange.communicator import Buffer, Communicator, WorldBroken
 
 Die = Callable[[], object]
 
@@ -43,7 +43,7 @@ def flight_delivers_in_the_order_of_posting(world: Communicator) -> Communicator
     return world
 
 
-def _marked(source: int, target: int, part: int) -> Array:
+def _marked(source: int, target: int, part: int) -> Buffer:
     return np.full(5, 100 * source + 10 * target + part, np.float32)
 
 
@@ -94,7 +94,7 @@ def payloads_may_be_empty_and_of_any_length(world: Communicator) -> Communicator
     return world
 
 
-def _arrays(seed: int) -> list[Array]:
+def _arrays(seed: int) -> list[Buffer]:
     dice = np.random.default_rng(seed)
     numbers = dice.integers(0, 100, 12)
     plain = ["float32", "float64", "int8", "int64", "uint16", "bool", "complex64", "float16", "V2"]
@@ -172,7 +172,7 @@ class SmallMessages:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
-    def Bcast(self, array: Array, root: int) -> None:
+    def Bcast(self, array: Buffer, root: int) -> None:
         from mpi4py import MPI
 
         if array.nbytes > self._most:

@@ -18,12 +18,13 @@ import pytest
 from configs import worker_config
 
 from holdfast.checkpoint.format.digest import state_sha256
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
+from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
-from holdfast.runtime.exchange.vector import FloatVector
 from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
+from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from holdfast import ArrayData, Trainer
-from holdfast.runtime.exchange.vector import FloatVector
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, Tensors
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.partial import FloatVector
+from holdfast.runtime.model.replica import ContributionShape, Microbatch
 
 
 class Mean:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.recovery.assignment import Assignment
-from holdfast.recovery.partial import PartialSums
+from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import (
     Node,
     ReductionPlan,
@@ -27,7 +27,6 @@ from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_wo
 from holdfast.runtime.exchange.fold import BUCKET_FLOATS
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
-from holdfast.runtime.exchange.vector import FloatVector
 
 SMALL_BUCKET_FLOATS = 4096
 TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237

@@ -10,6 +10,7 @@ import pytest
 from configs import worker_config
 
 from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.vote import Bit
@@ -21,7 +22,6 @@ from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.saving.shard_writers import Shards
-from holdfast.runtime.saving.snapshot import State
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
@@ -49,7 +49,7 @@ class FailingShard:
     def record(self) -> ShardRecord:
         raise AssertionError("a shard that has failed has no record")
 
-    def hand_over(self, state: State, state_digest: str) -> None:
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
         pass
 
     def wait(self, timeout_s: float) -> None:
