@@ -44,6 +44,12 @@ class Disk:
         """Guarantees that this file system does not give, one sentence each."""
         return tuple(self._downgrades)
 
+    def new_downgrades(self, told: set[str]) -> tuple[str, ...]:
+        """Return the downgrades that are not in ``told``, and add them to it."""
+        new = tuple(downgrade for downgrade in self._downgrades if downgrade not in told)
+        told.update(new)
+        return new
+
     def make_directory(self, path: Path) -> bool:
         """Make a private directory; returns False if anything of that name exists."""
         try:

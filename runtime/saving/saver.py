@@ -27,7 +27,6 @@ from holdfast.recovery.vote import Bit, Outcome, SavePhase, after_vote
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.checkpoint_care import Upkeep
-from holdfast.runtime.saving.downgrades import Downgrades
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.save_terms import SaveTerms
 from holdfast.runtime.saving.shard_writers import PendingShard, Shards, SnapshotNotWritten
@@ -86,7 +85,7 @@ class Saver:
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0
         self._upkeep = Upkeep(context, self._store, terms.retention, self._thread.submit)
-        self._downgrades = Downgrades(self._tell_downgrade)
+        self._downgrades_told: set[str] = set()
         self._flight: _SaveInFlight | None = None
         self._is_wanted = False
         self._attempts = 0
@@ -256,13 +255,11 @@ class Saver:
         """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
         manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
         flight.staging.commit(manifest)
-        self._downgrades.look(self._store.disk)
+        for reason in self._store.disk.new_downgrades(self._downgrades_told):
+            self._context.journal.record("storage_downgrade", reason=reason)
+            self._context.notify(f"checkpoints are at risk: {reason}")
         self._upkeep.committed(flight.step, flight.plan.header.generation)
         return manifest.nbytes
-
-    def _tell_downgrade(self, reason: str) -> None:
-        self._context.journal.record("storage_downgrade", reason=reason)
-        self._context.notify(f"checkpoints are at risk: {reason}")
 
     def _committed(self, flight: _SaveInFlight) -> None:
         self._flight = None

@@ -36,7 +36,6 @@ from holdfast.checkpoint.errors import (
 from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.saving.downgrades import Downgrades
 from holdfast.runtime.saving.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.saving.snapshot import Snapshot
 from holdfast.runtime.system.channel import Channel, Message
@@ -56,7 +55,7 @@ class SnapshotWriter:
         self._channel = channel
         self._save: HeldSave | None = None
         self._kept: HeldSave | None = None
-        self._downgrades = Downgrades(self._tell_downgrade)
+        self._downgrades_told: set[str] = set()
 
     def run(self) -> None:
         """Serve until the agent closes the connection; what has arrived is written."""
@@ -95,7 +94,7 @@ class SnapshotWriter:
             return _hold(held, save) if message["is_second"] else _write(held, save)
         finally:
             self._keep_if_complete()
-            self._downgrades.look(save.store.disk)
+            self._tell_downgrades(save)
             if save is not self._save:
                 save.close()
 
@@ -137,7 +136,7 @@ class SnapshotWriter:
                 step = _commit(save)
             except (CheckpointError, OSError) as error:
                 _record(save, "checkpoint_failed", reason=str(error))
-            self._downgrades.look(save.store.disk)
+            self._tell_downgrades(save)
         self._put_away()
         self._send({"kind": "settled", "step": step})
 
@@ -163,9 +162,9 @@ class SnapshotWriter:
             answer |= {"step": save.step, "manifest": manifest, "pid": os.getpid(), "fds": fds}
         self._send(answer)
 
-    def _tell_downgrade(self, reason: str) -> None:
-        if self._save is not None:
-            _record(self._save, "storage_downgrade", reason=reason)
+    def _tell_downgrades(self, save: HeldSave) -> None:
+        for reason in save.store.disk.new_downgrades(self._downgrades_told):
+            _record(save, "storage_downgrade", reason=reason)
 
     def _send(self, message: Message) -> None:
         try:

@@ -156,6 +156,17 @@ def test_missing_reservation_is_a_recorded_downgrade() -> None:
     assert disk.downgrades == ("space cannot be reserved ahead: a full disk shows late",)
 
 
+def test_downgrade_that_was_told_is_not_new() -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, errno.EINVAL)
+    disk = Disk(files)
+    told: set[str] = set()
+    disk.fsync_directory(ROOT)
+
+    assert disk.new_downgrades(told) == disk.downgrades
+    assert disk.new_downgrades(told) == ()
+
+
 def test_full_device_fails_before_anything_is_written() -> None:
     files = FakeFileSystem()
     files.fail_at(1, errno.ENOSPC)
