@@ -25,7 +25,7 @@ from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.system.channel import Channel, Message, listen
+from holdfast.runtime.system.channel import Channel, Listener, Message
 from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.reactor import Reactor
 
@@ -76,7 +76,7 @@ class Agent:
         self._parent = settings.parent
         self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
         self._exit_code: ExitCode | None = None
-        self._listener = listen(settings.directory / SOCKET_NAME)
+        self._listener = Listener(settings.directory / SOCKET_NAME)
         self._reactor.watch(self._listener, self._accept)
         self._host = WorkerHost(
             self._reactor,

@@ -201,8 +201,9 @@ class Channel:
 class Listener:
     """A Unix socket that accepts connections of the same user only.
 
-    One that a killed process has left at its path is replaced; one that
-    somebody listens at is not, and raises ``OSError`` (``EADDRINUSE``).
+    Its directory should be private (0700).  A socket that a killed process has left at its
+    path is replaced; one that somebody listens at is not, and raises ``OSError``
+    (``EADDRINUSE``).
     """
 
     def __init__(self, path: Path) -> None:
@@ -237,11 +238,6 @@ class Listener:
         """Stop listening and remove the socket's file."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
-
-
-def listen(path: Path) -> Listener:
-    """Listen at ``path``, where nobody else does; its directory should be private (0700)."""
-    return Listener(path)
 
 
 def connect(path: Path) -> Channel:

@@ -54,7 +54,10 @@ class RequestFlag(IntFlag):
 
 
 class HeartbeatPage:
-    """One worker's page: the worker writes what it is doing, the agent reads it."""
+    """One worker's page: the worker writes what it is doing, the agent reads it.
+
+    It owns its descriptor, which a worker inherits from the agent.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -65,11 +68,6 @@ class HeartbeatPage:
     def create() -> HeartbeatPage:
         """Return a fresh page, all zero, whose size nobody can change any more."""
         return HeartbeatPage(sealed_memory("holdfast-heartbeat", _SIZE_BYTES))
-
-    @staticmethod
-    def attach(fd: int) -> HeartbeatPage:
-        """Return the page behind an inherited descriptor, which it owns from now on."""
-        return HeartbeatPage(fd)
 
     @property
     def counter(self) -> int:

@@ -30,7 +30,7 @@ _TENSORFLOW = frozenset({"tensorflow", "keras"})
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     """Be the worker that ``config`` describes; called in a fresh process of the pool."""
     agent = Channel.adopt(control_fd)
-    page = HeartbeatPage.attach(heartbeat_fd)
+    page = HeartbeatPage(heartbeat_fd)
     Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     context = _join(config, agent, page)
     install(context)

@@ -32,7 +32,7 @@ class FakePool:
         owner.pool = self  # type: ignore[attr-defined]
 
     def request(self, request: ForkRequest) -> None:
-        self.pages[request.worker] = HeartbeatPage.attach(os.dup(request.fds[1]))
+        self.pages[request.worker] = HeartbeatPage(os.dup(request.fds[1]))
 
     def close(self) -> None:
         for page in self.pages.values():

@@ -11,9 +11,9 @@ from holdfast.runtime.system.channel import (
     FDS,
     Channel,
     ChannelError,
+    Listener,
     Message,
     connect,
-    listen,
     pair,
 )
 
@@ -224,7 +224,7 @@ def test_listener_serves_several_and_leaves_nothing(tmp_path: Path, depth: int) 
     directory = tmp_path.joinpath(*["deep"] * depth)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "agent.sock"
-    listener = listen(path)
+    listener = Listener(path)
     assert path.stat().st_mode & 0o777 == 0o600
 
     callers = [connect(path), connect(path)]
@@ -247,24 +247,24 @@ def test_socket_that_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
     left.bind(str(path))
     left.close()
 
-    listener = listen(path)
+    listener = Listener(path)
 
     connect(path).close()
     listener.close()
 
 
 def test_socket_in_use_is_left_alone(tmp_path: Path) -> None:
-    first = listen(tmp_path / "agent.sock")
+    first = Listener(tmp_path / "agent.sock")
 
     with pytest.raises(OSError, match="in use"):
-        listen(tmp_path / "agent.sock")
+        Listener(tmp_path / "agent.sock")
 
     connect(tmp_path / "agent.sock").close()
     first.close()
 
 
 def test_other_users_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = listen(tmp_path / "agent.sock")
+    listener = Listener(tmp_path / "agent.sock")
     caller = connect(tmp_path / "agent.sock")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
 

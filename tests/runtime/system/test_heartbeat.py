@@ -18,7 +18,7 @@ from holdfast.runtime.system.heartbeat import (
 def sides() -> Iterator[tuple[HeartbeatPage, HeartbeatPage]]:
     """One page as its agent and as its worker sees it."""
     agent = HeartbeatPage.create()
-    worker = HeartbeatPage.attach(os.dup(agent.fd))
+    worker = HeartbeatPage(os.dup(agent.fd))
     yield agent, worker
     agent.close()
     worker.close()

@@ -22,7 +22,7 @@ FATAL_STEP = 5
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     control = Channel.adopt(control_fd)
-    page = HeartbeatPage.attach(heartbeat_fd)
+    page = HeartbeatPage(heartbeat_fd)
     Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     site, fatal = _fault_of(config)
     if site == "starting":

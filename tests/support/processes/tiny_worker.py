@@ -25,7 +25,7 @@ class Tiny:
     def __init__(self, config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
         self.config = config
         self.control = Channel.adopt(control_fd)
-        self.page = HeartbeatPage.attach(heartbeat_fd)
+        self.page = HeartbeatPage(heartbeat_fd)
 
     def report(self, kind: str, **fields: object) -> None:
         self.control.send({"kind": kind, **fields})
