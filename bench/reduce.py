@@ -24,10 +24,10 @@ import numpy as np
 from holdfast.recovery.assignment import assign
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import plan_reduction
+from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.common_memory import map_peers
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.exchange import TreeExchange
+from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
 
@@ -123,22 +123,24 @@ class _Sums:
     ) -> None:
         size, rank = communicator.size, communicator.rank
         world = World(1, tuple(WorkerId(worker) for worker in range(size)), size)
-        plan = plan_reduction(assign(microbatches, world), world, microbatches)
+        self._assignment = assign(microbatches, world)
+        plan = plan_reduction(self._assignment, world, microbatches)
         random = np.random.default_rng(rank)
         vectors = SharedVectors.create(floats, microbatches)
         self.roots = [vectors.allocate() for root in plan.roots if root.rank == rank]
         for vector in self.roots:
             vector[:] = random.standard_normal(floats, np.float32)
         membership = Membership(WorkerId(rank), world, communicator, clock=time.monotonic)
-        common = map_peers(membership, [vectors])[0] if is_shared else None
-        self._exchange = TreeExchange(communicator, plan, floats, common)
+        self._exchange = Exchange(membership, {Work.TRAIN: vectors}, microbatches)
+        if is_shared:
+            self._exchange.map_peers()
         self._agree = communicator.agree
 
     def total(self) -> FloatVector:
         """Return the sum, after the vote that makes it whole."""
-        total = self._exchange.total(self.roots)
+        total = self._exchange.sum(Work.TRAIN, self.roots, self._assignment)
         self._agree(1)
-        return total
+        return total.vector
 
 
 def _time_rounds(comm: MPI.Intracomm, sums: _Sums, rounds: int) -> dict[str, list[float]]:

@@ -80,7 +80,7 @@ class _Trainer:
 
     def finish(self) -> None:
         """Wait for the thread that goes on with it beside the next step."""
-        self._check.forget()
+        self._check.world_changed()
         self._page.answer_save(self._attempt, is_durable=True)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.exchange.communicator import Communicator, Flight
 from holdfast.runtime.exchange.fold import BUCKET_FLOATS, Fold, buckets
-from holdfast.runtime.exchange.vector import aligned_vector, is_finite
+from holdfast.runtime.exchange.vector import Sum, aligned_vector, is_finite
 
 WINDOW_BUCKETS = 2
 """Buckets that a rank listens to: one to fold, one on its way."""
@@ -57,15 +57,15 @@ class Slices:
         self._away = [part for turn in turns for part in turn if part is not None]
         self._buckets = _buckets(plan, rank, cuts[rank])
         self._fold = Fold(plan, min(BUCKET_FLOATS, size))
-        self.result = aligned_vector(size)
+        self._result = aligned_vector(size)
 
-    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> bool:
-        """Fill ``result`` with the sum; return whether this rank's slice of it is finite.
+    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> Sum:
+        """Return the sum, in the same memory each time.
 
         Raises:
             WorldBroken: a member died; the roots are unchanged.
         """
-        result, has_seen_finite_only = self.result, True
+        result, has_seen_finite_only = self._result, True
         with self._communicator.flight() as flight:
             arrivals = [_listen(flight, bucket) for bucket in self._buckets[:WINDOW_BUCKETS]]
             for peer, part in self._away:
@@ -85,7 +85,7 @@ class Slices:
                 has_seen_finite_only = is_finite(mine) and has_seen_finite_only
                 if index + WINDOW_BUCKETS < len(self._buckets):
                     arrivals.append(_listen(flight, self._buckets[index + WINDOW_BUCKETS]))
-        return has_seen_finite_only
+        return Sum(result, has_seen_finite_only)
 
     def _sum(self, bucket: _Bucket, roots: Sequence[FloatVector], result: FloatVector) -> None:
         for index, root in zip(self._mine, roots, strict=True):

@@ -19,7 +19,7 @@ from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.exchange.common_memory import CommonMemory
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.fold import BUCKET_FLOATS, Fold, buckets
-from holdfast.runtime.exchange.vector import is_finite
+from holdfast.runtime.exchange.vector import Sum, is_finite
 
 
 class Mapped:
@@ -32,7 +32,7 @@ class Mapped:
         self._communicator = communicator
         self._vectors = common.vectors
         self._own = common.vectors[rank]
-        self.result = common.result
+        self._result = common.result
         size = len(common.result)
         self._parts = buckets(*slice_bounds(size, ranks)[rank])
         self._fold = Fold(plan, min(BUCKET_FLOATS, size))
@@ -45,8 +45,8 @@ class Mapped:
         self._known = b""
         self._sums: list[tuple[list[FloatVector], FloatVector]] = []
 
-    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> bool:
-        """Write this rank's slice of the sum into ``result``; return whether it is finite.
+    def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> Sum:
+        """Return the sum, of which this rank has written its slice.
 
         Raises:
             WorldBroken: a member died; the roots are unchanged.
@@ -60,7 +60,7 @@ class Mapped:
         for rows, mine in self._sums:
             self._fold.sum(rows, mine)
             has_seen_finite_only = is_finite(mine) and has_seen_finite_only
-        return has_seen_finite_only
+        return Sum(self._result, has_seen_finite_only)
 
     def _find_roots(self) -> None:
         """Look up what is to be summed; roots seldom lie elsewhere than in the step before."""
@@ -69,5 +69,5 @@ class Mapped:
             return
         indices = self._everyones.tolist()
         roots = [self._vectors[rank].at(indices[rank][place]) for rank, place in self._sources]
-        self._sums = [([root[part] for root in roots], self.result[part]) for part in self._parts]
+        self._sums = [([root[part] for root in roots], self._result[part]) for part in self._parts]
         self._known = told

@@ -6,6 +6,7 @@ A vector begins at a multiple of 64 bytes, so that TensorFlow can use it without
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,18 @@ from holdfast.recovery.partial import FloatVector
 
 ALIGNMENT_BYTES = 64
 """TensorFlow aborts the process when a dlpack buffer begins elsewhere (``IsAligned``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A sum of vectors over the world; whole once a vote of all ranks has followed.
+
+    ``is_finite`` is whether this rank's slice of it holds no infinity and no NaN.  Together
+    the ranks look at all of it; the vote joins their answers.
+    """
+
+    vector: FloatVector
+    is_finite: bool
 
 
 def aligned_vector(size: int) -> FloatVector:

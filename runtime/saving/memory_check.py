@@ -52,7 +52,7 @@ class MemoryCheck:
         is_alone = self._membership.communicator.size == 1
         self._pending = step, self._thread.submit(_digest, state, then, is_alone=is_alone)
 
-    def forget(self) -> None:
+    def world_changed(self) -> None:
         """Compare nothing: the world that took the digest is no more."""
         if self._pending is not None:
             wait([self._pending[1]])  # the state is about to change

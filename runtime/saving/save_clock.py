@@ -79,7 +79,7 @@ class SaveClock:
         self._since = now
         self._during = []
 
-    def interrupted(self) -> None:
+    def world_changed(self) -> None:
         """Forget what is being timed: a repair has come between, and abandoned the save."""
         self._last = None
         self._during = None

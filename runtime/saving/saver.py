@@ -182,9 +182,9 @@ class Saver:
         if self._membership.is_first:
             flight.commit = self._thread.submit(self._commit, flight, records)
 
-    def abandon(self) -> None:
+    def world_changed(self) -> None:
         """Give up the checkpoint in flight: the world it was begun in is no more."""
-        self._check.forget()
+        self._check.world_changed()
         if self._flight is not None:
             # What is staged stays until the next commit: if all die before, the agent needs it.
             self._flight = None

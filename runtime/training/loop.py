@@ -14,14 +14,15 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
-from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import World
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.exchange.vector import Sum
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.failure_history import history_of
 from holdfast.runtime.saving.save_clock import SaveClock
@@ -35,7 +36,6 @@ from holdfast.runtime.training.catch_up import (
     share_state,
     whole_state,
 )
-from holdfast.runtime.training.exchanges import Exchanges
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.tracing_ahead import Preparation
@@ -71,7 +71,8 @@ class TrainingLoop:
         history = history_of(job.schedule, context.run_dir)
         self._clock = SaveClock(job.schedule, history, self._records.note)
         self._transactions: dict[Work, Transaction] = job.transactions(replica)
-        self._exchanges = Exchanges(self._membership, self._transactions, job.microbatches)
+        offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
+        self._exchange = Exchange(self._membership, offers, job.microbatches)
         self._transaction = self._transactions[Work.TRAIN]
         self._assignment = assign(job.microbatches, world)
         self._is_loaded = False
@@ -79,9 +80,9 @@ class TrainingLoop:
         self._is_stopping = False
         self._repairs = 0
         self._detected = 0.0
-        self._is_finite = True
-        self._vector: FloatVector | None = None
-        self._outcome: Outcome | None = None
+        # Of the update in hand: the step table leads nowhere that needs them before they are set.
+        self._sum: Sum
+        self._outcome: Outcome
 
     def run(self) -> Cursor:
         """Train until the job is complete or stops early; return the final cursor.
@@ -140,7 +141,7 @@ class TrainingLoop:
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:
-        self._exchanges.renew()
+        self._exchange.map_peers()
         source = find_source(self._membership.versions)
         if source.is_needed:
             shared = self._membership.together(lambda: self._share_state(source))
@@ -165,15 +166,17 @@ class TrainingLoop:
         self._saver.before_sum()
         transaction = self._transaction
         roots = transaction.roots(self._assignment, self._membership.me)
-        exchange = self._exchanges.of(transaction, self._assignment)
         # Only the vote says that it is whole: peers may not have written their slices yet.
-        self._vector = exchange.total(roots, lambda: self._visit(Site.REDUCE))
-        self._is_finite = exchange.is_finite
+        self._sum = self._exchange.sum(
+            transaction.work, roots, self._assignment, lambda: self._visit(Site.REDUCE)
+        )
         return StepEvent.REDUCED
 
     def _vote(self) -> StepEvent:
         self._visit(Site.VOTE)
-        flags = ballot(is_finite=self._is_finite, wishes=self._wishes(), save=self._saver.bits())
+        flags = ballot(
+            is_finite=self._sum.is_finite, wishes=self._wishes(), save=self._saver.bits()
+        )
         self._outcome = outcome(self._membership.communicator.agree(flags))
         if not self._outcome.is_yes:
             raise WorldBroken("a peer's exchange failed")
@@ -184,9 +187,7 @@ class TrainingLoop:
         raise WorldBroken("this worker's exchange failed")
 
     def _apply(self) -> StepEvent:
-        assert self._outcome is not None
-        assert self._vector is not None
-        work, total = self._transaction.work, self._transaction.split(self._vector)
+        work, total = self._transaction.work, self._transaction.split(self._sum.vector)
         self._visit(Site.APPLY)
         self._saver.hear(self._outcome)
         if work is Work.TRAIN and not self._outcome.is_finite:
@@ -203,11 +204,11 @@ class TrainingLoop:
         self._context.page.phase = Phase.REPAIRING
         before = self._membership.world
         phases = self._membership.repair(self._version, lambda: self._visit(Site.REPAIR))
-        self._saver.abandon()
-        self._clock.interrupted()
+        self._saver.world_changed()
+        self._clock.world_changed()
         self._assignment = adopt(self._assignment, self._membership.world)
         times = RepairTimes(self._detected, *phases)
-        self._records.repaired(before, times, attempts=self._repairs)
+        self._records.world_changed(before, times, attempts=self._repairs)
         self._detected = 0.0
         return StepEvent.FORMED
 

@@ -90,7 +90,7 @@ class LoopRecords:
         if self._membership.is_first:
             self.flush()
 
-    def repaired(self, before: World, times: RepairTimes, attempts: int) -> None:
+    def world_changed(self, before: World, times: RepairTimes, attempts: int) -> None:
         """Keep what is known of a recovery until the next update is applied."""
         after = self._membership.world
         lost = tuple(worker for worker in before.workers if worker not in after.workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,21 +12,20 @@ from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import (
     Node,
-    ReductionPlan,
     children,
     maximal_nodes,
-    plan_reduction,
     root_of,
 )
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.common_memory import map_peers
 from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.exchange import TreeExchange
+from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.fold import BUCKET_FLOATS
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
+from holdfast.runtime.exchange.vector import Sum
 
 SMALL_BUCKET_FLOATS = 4096
 TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237
@@ -54,24 +53,20 @@ class Party:
     ) -> None:
         self.communicator = communicator
         self._me = world.workers[communicator.rank]
-        self._world = world
         self._assignment = assignment
         self._vectors = SharedVectors.create(size, assignment.microbatches + 1)
         self._sums = PartialSums(assignment.microbatches, self._vectors.allocate)
-        self._size = size
+        membership = Membership(self._me, world, communicator, clock=lambda: 0.0)
+        offers = {Work.TRAIN: self._vectors}
+        self._exchange = Exchange(membership, offers, assignment.microbatches)
 
-    @property
-    def plan(self) -> ReductionPlan:
-        return plan_reduction(self._assignment, self._world, self._assignment.microbatches)
+    def meet(self, way: str) -> None:
+        """Begin; a mapped sum needs a meeting, which a death may break."""
+        if way == "mapped":
+            self._exchange.map_peers()
 
-    def exchange(self, way: str) -> TreeExchange:
-        """Return the exchange; a mapped one needs a meeting, which a death may break."""
-        common = None
-        if way == "mapped" and self.communicator.size > 1:
-            membership = Membership(self._me, self._world, self.communicator, clock=lambda: 0.0)
-            (common,) = map_peers(membership, [self._vectors])
-            assert common is not None
-        return TreeExchange(self.communicator, self.plan, self._size, common)
+    def sum(self, roots: Sequence[FloatVector], posted: Callable[[], None] = lambda: None) -> Sum:
+        return self._exchange.sum(Work.TRAIN, roots, self._assignment, posted)
 
     def roots(self, leaves: Sequence[FloatVector]) -> tuple[FloatVector, ...]:
         """Fold what this rank owns, as a transaction does."""
@@ -117,12 +112,12 @@ def check_one(way: str, ranks: int, microbatches: int, size: int) -> None:
 
     def program(communicator: FakeCommunicator) -> list[bytes]:
         party = Party(communicator, world, assignment, size)
-        exchange = party.exchange(way)
+        party.meet(way)
         totals = []
         for leaves in rounds:
             roots = party.roots(leaves)
             before = [root.tobytes() for root in roots]
-            total = exchange.total(roots)
+            total = party.sum(roots).vector
             communicator.agree(1)
             totals.append(total.tobytes())
             assert [root.tobytes() for root in roots] == before
@@ -175,9 +170,9 @@ def test_death_at_any_moment_leaves_the_roots_and_the_next_sum_alone(way: str, s
         before = [root.tobytes() for root in roots]
         ending = "total"
         try:
-            exchange = party.exchange(way)
+            party.meet(way)
             try:
-                total = exchange.total(roots)
+                total = party.sum(roots).vector
             except WorldBroken:
                 communicator.agree(0)
                 raise
@@ -208,7 +203,8 @@ def test_every_rank_visits_the_site_once(way: str) -> None:
 
     def program(communicator: FakeCommunicator) -> None:
         party = Party(communicator, world, assignment, ODD)
-        party.exchange(way).total(party.roots(leaves), lambda: visits.append(1))
+        party.meet(way)
+        party.sum(party.roots(leaves), lambda: visits.append(1))
         communicator.agree(1)
         party.leave()
 
@@ -228,11 +224,11 @@ def test_sum_that_overflows_warns_nobody_and_is_seen_by_its_slice(way: str, size
 
     def program(communicator: FakeCommunicator) -> bool:
         party = Party(communicator, world, assignment, size)
-        exchange = party.exchange(way)
-        exchange.total(party.roots([huge, huge]))
+        party.meet(way)
+        total = party.sum(party.roots([huge, huge]))
         communicator.agree(1)
         party.leave()
-        return exchange.is_finite
+        return total.is_finite
 
     assert run_world(2, program) == [True, False]
 
@@ -240,18 +236,15 @@ def test_sum_that_overflows_warns_nobody_and_is_seen_by_its_slice(way: str, size
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_is_seen_wherever_it_stands(value: float) -> None:
     world = World(1, (WorkerId(0),), 1)
-    plan = plan_reduction(Assignment((WorkerId(0),)), world, 1)
 
     def program(communicator: FakeCommunicator) -> list[bool]:
-        exchange = TreeExchange(communicator, plan, 20)
+        party = Party(communicator, world, Assignment((WorkerId(0),)), 20)
         seen = []
         for place in range(20):
             root = np.full(20, np.finfo(np.float32).max)  # finite, but not its sum
-            exchange.total([root])
-            seen.append(exchange.is_finite)
+            seen.append(party.sum([root]).is_finite)
             root[place] = value
-            exchange.total([root])
-            seen.append(exchange.is_finite)
+            seen.append(party.sum([root]).is_finite)
         return seen
 
     assert run_world(1, program) == [[True, False] * 20]

@@ -56,7 +56,7 @@ class Story:
         self.membership.world = before.shrunk_to([w for w in before.workers if w not in lost])
         self.membership.communicator = Ranked(rank)
         times = RepairTimes(detected, detected + 0.001, detected + 0.002, detected + 0.003)
-        self.records.repaired(before, times, attempts=1)
+        self.records.world_changed(before, times, attempts=1)
         self.records.joined(CURSOR)
         self.records.adopted()
 

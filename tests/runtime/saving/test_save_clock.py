@@ -191,7 +191,7 @@ def test_repair_is_not_counted() -> None:
     training.steps(10, 1.0)
     training.clock.began(training.now)
     training.commit(1.0, is_saving=True)
-    training.clock.interrupted()
+    training.clock.world_changed()
     training.commit(500.0)
     training.commit(1.0)
 
