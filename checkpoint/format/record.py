@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from holdfast.checkpoint.format.digest import DigestKind
+from holdfast.checkpoint.errors import SnapshotDamaged
+from holdfast.checkpoint.format.digest import Digest, DigestKind, digest_of
 from holdfast.checkpoint.format.fields import Fields
 
 
@@ -43,6 +44,26 @@ class ShardRecord:
     pieces: tuple[PieceRecord, ...]
     kind: DigestKind = DigestKind.XXH3_128
     """The kind of all digests of the shard."""
+
+    def check(self, image: memoryview) -> None:
+        """Raise ``SnapshotDamaged`` unless ``image``, a shard in memory, is what was recorded."""
+        outside = Digest(self.kind)
+        position = 0
+        for piece in sorted(self.pieces, key=lambda piece: piece.offset):
+            stop = piece.offset + piece.bytes
+            outside.update(image[position : piece.offset])
+            if digest_of(image[piece.offset : stop], self.kind) != piece.digest:
+                raise SnapshotDamaged(
+                    f"elements {piece.start} to {piece.stop} of tensor {piece.tensor!r} have "
+                    "changed in the memory of the snapshot; look at the machine's memory"
+                )
+            position = stop
+        outside.update(image[position : self.size])
+        if len(image) != self.size or outside.hexdigest() != self.digest:
+            raise SnapshotDamaged(
+                f"shard {self.index} has changed outside its data in the memory of the snapshot; "
+                "look at the machine's memory"
+            )
 
     def encode(self) -> bytes:
         """Return the record as bytes, to send it to the process that commits."""

@@ -40,7 +40,6 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.format.version import Version
-from holdfast.checkpoint.store.image_check import check_image
 from holdfast.checkpoint.store.scan import Scan
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
@@ -211,7 +210,7 @@ class Staging:
         """
         self.open()
         path = self.path / shard_name(record.index, writers)
-        self._disk.write_durably(path, [image], beside=lambda: check_image(image, record))
+        self._disk.write_durably(path, [image], beside=lambda: record.check(image))
 
     def commit(self, manifest: Manifest) -> Path:
         """Make the checkpoint visible and durable; returns its directory.

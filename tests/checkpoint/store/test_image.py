@@ -16,7 +16,6 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.image import ShardImage
-from holdfast.checkpoint.store.image_check import check_image
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.store.writer import ShardWriter
@@ -86,13 +85,13 @@ def test_every_flipped_byte_of_an_image_is_found(store: CheckpointStore) -> None
     image = ShardImage(layout, 0, "run")
     buffer = bytearray(image.size)
     record = image.fill(memoryview(buffer), state, HEADER)
-    check_image(memoryview(buffer), record)
+    record.check(memoryview(buffer))
     staging = store.staging(HEADER.step, HEADER.generation, 1)
 
     for place in range(0, image.size):
         buffer[place] ^= 4
         with pytest.raises(SnapshotDamaged, match="changed"):
-            check_image(memoryview(buffer), record)
+            record.check(memoryview(buffer))
         buffer[place] ^= 4
     buffer[-1] ^= 1
     with pytest.raises(SnapshotDamaged):
@@ -125,7 +124,7 @@ def test_image_of_another_length_is_refused() -> None:
 
     for length in (image.size - 1, image.size + 1):
         with pytest.raises(SnapshotDamaged):
-            check_image(buffer[:length], record)
+            record.check(buffer[:length])
 
 
 def test_state_of_another_layout_is_refused() -> None:
