@@ -1,7 +1,7 @@
-"""A fault-tolerant MPI training runtime: whatever dies, the run ends with the same bytes.
+"""A fault-tolerant MPI training runtime: after any death, the run ends with the same bytes.
 
-This is all that a script and its tests need.  A name is imported from its home when it is
-first used, so ``import holdfast`` itself loads neither NumPy nor TensorFlow::
+A script and its tests need no other names than these.  A name is imported from its home
+at its first use, so ``import holdfast`` itself loads neither NumPy nor TensorFlow::
 
     from holdfast import ArrayData, Trainer
 

@@ -1,4 +1,4 @@
-"""Whole jobs in tests: run one with faults, or stop it at a moment, and see what became of it.
+"""Whole jobs in tests: run one with faults, or stop it at a moment, and look at the outcome.
 
 A training script that survives deaths is tested by killing its workers::
 
@@ -19,8 +19,7 @@ A training script that survives deaths is tested by killing its workers::
         assert job.leftovers == ()
 
 Everything is real: it is ``holdfast run`` in a process of its own, with mpiexec,
-agent and workers.  What a test does to a job while it runs is written with
-``start_job``::
+agent and workers.  A test that acts on a running job uses ``start_job``::
 
     with start_job(JobRequest("train.py", run_dir=tmp_path, workers=2)) as running:
         running.wait_for("step", step=5)
@@ -28,9 +27,9 @@ agent and workers.  What a test does to a job while it runs is written with
         job = running.wait()
     assert job.exit_code == 75
 
-A job is known by a mark in the environment that all of its processes inherit,
-so that what it left behind is found wherever it went, and nothing of others is
-touched.  Needs Linux's ``/proc``.
+All processes of a job inherit a mark in the environment.  By this mark every process that
+is left behind is found, and no process of another job is touched.  Needs Linux's
+``/proc``.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _ENDS_WITHIN_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """One ``holdfast run``; what is left out has the defaults of the command line.
+    """One ``holdfast run``; omitted fields have the defaults of the command line.
 
     ``faults`` are addresses as in ``--inject``, ``argv`` the script's own
     arguments, ``options`` further options of ``holdfast run``, and
@@ -95,11 +94,11 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """What became of a job; ``journal`` and ``report`` also tell of earlier jobs of the run.
+    """The outcome of a job; ``journal`` and ``report`` also hold earlier jobs of the run.
 
     ``exit_code`` is negative for a supervisor that died of a signal.
     ``leftovers`` names every process, shared memory and temporary file that the
-    job should have taken with it; they are gone now.
+    job should have removed; they are gone now.
     """
 
     exit_code: int
@@ -130,10 +129,10 @@ def run_job(  # noqa: PLR0913  (each is one plain wish of the test's)
     options: Sequence[str] = (),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> JobRun:
-    """Run a job to its end and return what became of it; see ``JobRequest`` for the arguments.
+    """Run a job to its end and return its outcome; see ``JobRequest`` for the arguments.
 
     Raises:
-        TimeoutError: it did not end within ``timeout_s``; it was killed.
+        TimeoutError: the job did not end within ``timeout_s``; it was killed.
     """
     request = JobRequest(
         script=script,
@@ -149,12 +148,12 @@ def run_job(  # noqa: PLR0913  (each is one plain wish of the test's)
 
 
 def start_job(request: JobRequest, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> RunningJob:
-    """Start a job and return it at once; all waiting for it ends after ``timeout_s``."""
+    """Start a job and return it at once; every wait for it ends ``timeout_s`` after the start."""
     return RunningJob(request, timeout_s)
 
 
 class RunningJob:
-    """A job that was started; a context manager that leaves nothing of it behind."""
+    """A job that was started; as a context manager it removes all traces at the end."""
 
     def __init__(self, request: JobRequest, timeout_s: float) -> None:
         self._directory = RunDirectory(Path(request.run_dir))
@@ -179,12 +178,12 @@ class RunningJob:
 
     @property
     def pid(self) -> int:
-        """The supervisor's process."""
+        """The process id of the supervisor."""
         return self._process.pid
 
     @property
     def journal(self) -> list[Record]:
-        """What the journal holds by now."""
+        """The records in the journal by now."""
         try:
             return read_journal(self._directory.journal_path)
         except OSError:
@@ -192,13 +191,13 @@ class RunningJob:
 
     @property
     def stderr(self) -> str:
-        """What the job has written to its stderr by now."""
+        """The text that the job has written to its stderr by now."""
         return self._path("stderr").read_text(errors="replace")
 
     def processes(self) -> dict[int, str]:
-        """Return the name of every living process of the job, as ``ps`` shows it, by its number.
+        """Return the name of every living process of the job, as ``ps`` shows it, by process id.
 
-        Those of holdfast's own are ``holdfast-agent``, ``holdfast-pool`` and
+        The names of holdfast's own are ``holdfast-agent``, ``holdfast-pool`` and
         ``holdfast-w3`` for worker 3.
         """
         return _processes_with(f"{_MARK}={self._token}")
@@ -207,7 +206,7 @@ class RunningJob:
         """Send a signal to the supervisor, or to every process of the job called ``name``.
 
         Raises:
-            ProcessLookupError: there is none of that name.
+            ProcessLookupError: no process of the job has that name.
         """
         if name is None:
             self._process.send_signal(number)
@@ -222,7 +221,7 @@ class RunningJob:
         """Wait until the journal holds a record of ``event`` with these fields; return it.
 
         Raises:
-            TimeoutError: none came in time, or while the job lived.
+            TimeoutError: no such record came in time, or the job ended without one.
         """
         while True:
             has_ended = self._process.poll() is not None and not self.processes()
@@ -234,7 +233,7 @@ class RunningJob:
             time.sleep(_LOOK_S)
 
     def wait(self) -> JobRun:
-        """Wait for the job's end, whoever of it lives longest; return what became of it.
+        """Wait until every process of the job has ended; return the job's outcome.
 
         Raises:
             TimeoutError: the supervisor did not end in time; it was killed.
@@ -245,7 +244,7 @@ class RunningJob:
             story = self._story()
             self.close()
             raise TimeoutError(f"the job did not end in {self._timeout_s} s; {story}") from None
-        # Without its supervisor a job goes on to its end.
+        # A job whose supervisor was killed trains on to its end.
         grace_s = _ENDS_WITHIN_S if exit_code >= 0 else self._deadline - time.monotonic()
         wait_all_ended(self.processes(), max(0.0, grace_s))
         journal = self.journal
@@ -259,12 +258,12 @@ class RunningJob:
         )
 
     def leftovers(self) -> tuple[str, ...]:
-        """Name what exists of the job outside its run directory at this moment."""
+        """Name each process and file of the job that exists now outside its run directory."""
         processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
         return (*processes, *map(str, (*self._shared_memory(), *self._temporary.iterdir())))
 
     def close(self) -> None:
-        """Kill what still runs of the job and remove what it left; twice is harmless."""
+        """Kill the job's remaining processes and remove its files; a second call is harmless."""
         while alive := self.processes():
             for pid in alive:
                 _kill_marked(pid, f"{_MARK}={self._token}")
@@ -310,10 +309,10 @@ def _processes_with(mark: str) -> dict[int, str]:
 
 
 def _has_mark(pid: int, mark: str) -> bool:
-    """Return whether a process was started with ``mark``; one that is a zombie has none."""
+    """Return whether a process was started with ``mark``; a zombie has no mark."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # ended meanwhile, or somebody else's
+    except OSError:  # ended meanwhile, or another user's
         return False
     return mark.encode() in variables
 

@@ -1,6 +1,6 @@
 """The acting layer: everything that touches a clock, a process, a socket, MPI or TensorFlow.
 
-Each room is a package with a docstring that says what it owns and what it may import.
+Each room is a package, whose docstring lists its duties and the packages it may import.
 Scripts import from ``holdfast``; the paths that version 0.1 documented still work here.
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Return what a script of version 0.1 imports from here (PEP 562)."""
+        """Return a name that scripts of version 0.1 import from here (PEP 562)."""
         if name in __all__:
             return getattr(importlib.import_module("holdfast"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Moved(ModuleType):
-    """A module of version 0.1: it loads what has taken its place when it is first asked."""
+    """A module of version 0.1: at its first use it loads the module that has replaced it."""
 
     def __getattr__(self, name: str) -> object:
         """Return the name from the module's new home."""

@@ -6,10 +6,10 @@
     ├── UsageError            2   the request makes no sense as it stands
     ├── ProgramError          1   the user's program is at fault
     ├── RecoveryImpossible   70   budget spent, or nothing valid to restore
-    │   └── WorldLost             not in place: a relaunch may
+    │   └── WorldLost             no repair in place; a relaunch resumes
     ├── StoppedEarly         75   stopped with a checkpoint, run again
-    │   └── StopRequested         because somebody asked for it
-    ├── NotSaved             75   a running job did not make the checkpoint that was asked for
+    │   └── StopRequested         on a user's or scheduler's request
+    ├── NotSaved             75   a running job did not make the requested checkpoint
     └── RunDirectoryBusy     76   another job owns the run directory
 """
 
@@ -72,7 +72,7 @@ class StopRequested(StoppedEarly):
 
 
 class NotSaved(JobError):
-    """A running job did not make the checkpoint that was asked for; asking again may help."""
+    """A running job did not make the requested checkpoint; asking again may help."""
 
     exit_code = ExitCode.STOPPED_EARLY
 
