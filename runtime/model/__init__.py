@@ -1,5 +1,5 @@
-"""What is trained and on what: the replica, Keras, weights and data.
+"""The model and its data: the replica, Keras, weights and samples.
 
 Owns the imports of TensorFlow and Keras.  May import ``exchange.vector`` and ``run``.
-Must not know how many workers there are.
+Must not know the number of workers.
 """

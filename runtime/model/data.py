@@ -1,4 +1,4 @@
-"""Where samples come from: a seam of two methods, and arrays in memory."""
+"""The source of samples: a seam of two methods, and arrays in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Data(Protocol):
         """Return inputs and targets of these samples, in the order of ``ids``.
 
         The same ids must give the same bytes on every worker and at any time.
-        The arrays may be views; nobody writes to them.
+        The arrays may be views; the trainer never writes to them.
         """
 
 
@@ -73,5 +73,5 @@ def _rows(ids: SampleIds, samples: int) -> slice | SampleIds:
         return slice(0, 0)
     first, last = int(ids[0]), int(ids[-1])
     is_run = last - first == len(ids) - 1 and bool((np.diff(ids) == 1).all())
-    # A slice would silently be cut at the end of the data; ids that are too high must raise.
+    # NumPy silently cuts a slice at the end of the data, but ids that are too high must raise.
     return slice(first, last + 1) if is_run and first >= 0 and last < samples else ids

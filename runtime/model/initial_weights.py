@@ -1,8 +1,8 @@
-"""The weights that a new run begins with, where they are not those that the model was built with.
+"""The weights that a new run begins with, if the user gives other ones than the model's own.
 
 Only weights are taken: the optimizer's state, with its count of updates and its
-learning rate, begins anew.  Every weight of the model must be set, and whatever is
-not is named; nothing is trained on a mixture that nobody asked for.
+learning rate, begins anew.  The source must set every weight of the model.  If some are
+missing, an error names them, and training does not begin on a mixture of weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight
 
 _UNREADABLE = (OSError, EOFError, zipfile.BadZipFile)
-"""What is raised of a file that is cut short, or none of its kind; other errors are of a model."""
+"""Errors of a file that is cut short or of another kind; other errors come from the model."""
 
 
 def load_initial_weights(replica: Replica, source: WeightsSource) -> None:
@@ -57,10 +57,12 @@ def _of_run(source: WeightsSource) -> Tensors:
             return restore(store, source.step).state
         restored, rejections = restore_newest(store)
     except CheckpointError as error:
-        raise UsageError(f"{source.path} cannot be begun with: {error}") from error
+        raise UsageError(f"{source.path} cannot give the first weights: {error}") from error
     if restored is None:
         reasons = "; ".join(rejection.reason for rejection in rejections) or "there is none"
-        raise UsageError(f"{source.path} has no valid checkpoint to begin with: {reasons}")
+        raise UsageError(
+            f"{source.path} has no valid checkpoint to take the first weights from: {reasons}"
+        )
     return restored.state
 
 
@@ -84,18 +86,18 @@ def _take(replica: Replica, found: Tensors, source: Path) -> None:
 
 
 def _fill(replica: Replica, source: Path, read: Callable[[Any], None]) -> None:
-    """Let Keras or TensorFlow set the weights, and see which ones they have not set."""
+    """Let Keras or TensorFlow set the weights; raise ``UsageError`` if some were not set."""
     model = getattr(replica, "model", None)
     if model is None:
         raise UsageError(f"{source} can only begin a Keras model; begin with a .npz file instead")
     before = {name: np.array(value) for name, value in replica.state().items()}
     replica.load({name: _marked(name, value) for name, value in before.items()})
-    complaint = "it says nothing of them"
+    complaint = "the file does not hold them"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the optimizer's state, which is not wanted
+            warnings.simplefilter("ignore")  # about the optimizer's state, which is not taken
             read(model)
-    except Exception as error:  # both raise anything at all
+    except Exception as error:  # both libraries raise errors of any type
         complaint = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         if isinstance(error, _UNREADABLE) or not _unset(replica):
             raise UsageError(f"{source} cannot be read: {complaint}") from error
@@ -110,14 +112,14 @@ def _fill(replica: Replica, source: Path, read: Callable[[Any], None]) -> None:
 
 
 def _marked(name: str, value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return weights that no file holds, to find out whether they are set."""
+    """Return NaN in place of weights, so that weights that were not set can be found."""
     if not is_weight(name) or value.dtype.kind not in "fV":
         return value
     return np.full(value.shape, np.nan, value.dtype)
 
 
 def _unset(replica: Replica) -> list[str]:
-    """Return the names of weights that still are what ``_marked`` has made them."""
+    """Return the names of weights that still hold the NaN of ``_marked``."""
     return [
         name
         for name, value in replica.state().items()

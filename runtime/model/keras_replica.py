@@ -1,8 +1,8 @@
 """A Keras model as an exact replica: the one file that imports TensorFlow.
 
-A contribution is made by one graph for each shape of microbatch.  It calls the
-model inside a ``keras.StatelessScope``, so the call changes nothing; what it
-would have changed is read from the scope instead:
+One graph for each shape of microbatch makes a contribution.  It calls the model inside a
+``keras.StatelessScope``, so the call changes nothing.  The changes that the call wanted to
+make are read from the scope instead:
 
 * gradients of the loss times the samples, so that sums over microbatches
   divided by all samples are the gradient of the mean loss;
@@ -12,9 +12,9 @@ would have changed is read from the scope instead:
 * metric variables: updated from zero, so that they are sums.
 
 A second graph divides the total by its samples, lets the optimizer apply the
-gradients and assigns the moving statistics.  Tensors leave and enter as views:
-outputs are copied once, into the contribution, and the total is handed back
-through DLPack, for which every tensor in it begins at a multiple of 64 bytes.
+gradients and assigns the moving statistics.  Tensors leave and enter as views.  Outputs
+are copied once, into the contribution.  The total is handed back through DLPack, which
+needs every tensor to begin at a multiple of 64 bytes.
 
 Invariant: between two calls of ``apply`` or ``load`` no variable changes.
 """
@@ -61,12 +61,12 @@ class _Roles:
     """Metric variables that an update changes."""
 
     def paths(self) -> list[str]:
-        """Return what can be compared: variables themselves compare by elements."""
+        """Return the paths, which can be compared; variables would compare by elements."""
         return [v.path for v in self.graded + self.moving + self.metrics]
 
 
 class _Call:
-    """The scope of one call of the model, which starts from ``values``, and metrics from zero."""
+    """The scope of one call of the model: it starts from ``values``, and metrics from zero."""
 
     def __init__(self, model: Any, values: Iterable[tuple[Any, Any]] = ()) -> None:
         trainable = model.trainable_variables
@@ -79,20 +79,20 @@ class _Call:
         self._before = {id(v): self.value(v) for v, _ in mapping}
 
     def value(self, variable: Any) -> Any:
-        """Return what the call would have left in the variable; None if it did not touch it."""
+        """Return the value that the call gives the variable, None if it does not touch it."""
         return self.scope.get_current_value(variable)
 
     def has_changed(self, variable: Any) -> bool:
-        """Return whether the call would have changed the variable."""
+        """Return whether the call gives the variable a new value."""
         return self.value(variable) is not self._before.get(id(variable))
 
 
 class KerasReplica:
     """A compiled Keras model that computes contributions and applies totals.
 
-    ``x`` and ``y`` are sample data of at least one sample: they build what is
-    not built yet.  Give them the shape of a microbatch and its graph is ready
-    before the first step.  Sample weights are not supported.
+    ``x`` and ``y`` hold at least one sample: a model that is not built yet is built with
+    them.  If they have the shape of a microbatch, its graph is ready before the first step.
+    Sample weights are not supported.
     """
 
     def __init__(self, model: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> None:
@@ -122,7 +122,7 @@ class KerasReplica:
 
     @staticmethod
     def build(source: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> KerasReplica:
-        """Return the replica of a model, or of what a function without arguments returns."""
+        """Return the replica of a model, or of the model that a function returns."""
         return KerasReplica(make_model(source), x, y)
 
     @property
@@ -152,8 +152,8 @@ class KerasReplica:
     def prepare(self, batch: Microbatch) -> None:
         """Make and run once the graphs for microbatches of this shape, without any effect.
 
-        What is not prepared is made when it is first needed, which may be in the
-        middle of a recovery: a microbatch of another shape was adopted.
+        Other graphs are made at their first use.  That may be in the middle of a recovery,
+        if the worker has adopted a microbatch of another shape.
         """
         scratch = aligned_vector(self._shape.total)
         self.contribute(batch, scratch)
@@ -181,8 +181,8 @@ class KerasReplica:
     def state(self) -> Tensors:
         """Return views of all tensors, which are read-only and keep their values.
 
-        TensorFlow does not write into a buffer that someone else holds, so the
-        arrays are a snapshot: it costs memory only once the replica moves on.
+        TensorFlow does not write into a buffer that is referenced elsewhere, so the arrays
+        are a snapshot.  It costs memory only after the next update.
         """
         return {
             name: np.asarray(variable.value.read_value())
@@ -212,10 +212,10 @@ class KerasReplica:
     def _graph(
         self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], *, training: bool
     ) -> Any:
-        """Return the graph for microbatches of this shape, traced when first met.
+        """Return the graph for microbatches of this shape, traced at its first use.
 
-        Shapes are fixed in the graph: TensorFlow's bits may depend on them, and
-        so do not depend on the shapes that a worker happened to meet before.
+        Shapes are fixed in the graph, because TensorFlow's bits may depend on them.  So the
+        bits do not depend on the shapes of a worker's earlier microbatches.
         """
         key = (training, x.shape, x.dtype, y.shape, y.dtype)
         if key not in self._graphs:
@@ -258,7 +258,7 @@ class KerasReplica:
         return ((v, seeds[i]) for i, v in enumerate(self._seeds))
 
     def _note_roles(self, call: _Call, gradients: Sequence[Any]) -> None:
-        """Learn from the first trace which variables take part; all others agree with it."""
+        """Learn from the first trace which variables take part; all later traces must agree."""
         known = {id(v) for v in self._trainable + self._state + self._seeds + call.metrics}
         model_rules.check_strangers(len(call.scope.state_mapping.keys() - known))
         moving = tuple(filter(call.has_changed, self._trainable + self._state))
@@ -303,7 +303,7 @@ class KerasReplica:
 
 
 def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
-    """Fix everything that TensorFlow's bits depend on; call it before any TensorFlow operation.
+    """Fix the settings that TensorFlow's bits depend on, before any TensorFlow operation.
 
     ``threads`` work inside one operation, and operations run one after the other.
     """
@@ -323,8 +323,8 @@ def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
 def _tensor_at(rows: Any, place: Place) -> Any:
     """Return a tensor of the flat vector, which TensorFlow gets in rows of 64 bytes.
 
-    A run of whole rows is a view.  Tensors that end within a row are copied, but
-    they are small: the last dimension of large ones is hardly ever odd.
+    A run of whole rows is a view.  A tensor that ends within a row is copied.  Such tensors
+    are small: large ones hardly ever have an odd last dimension.
     """
     run = rows[place.start // ROW_FLOATS : -(-place.stop // ROW_FLOATS)]
     if place.stop % ROW_FLOATS:
@@ -340,7 +340,7 @@ def _build(model: Any, x: Any, y: Any) -> None:
 
 
 def _check_metrics(model: Any, metrics: Sequence[Any], x: Any, y: Any) -> None:
-    """Refuse metrics that are not sums: what an update adds must not depend on what is there."""
+    """Refuse metrics that are not sums: an update must add the same to every earlier value."""
     bases = [2 + np.arange(math.prod(v.shape)).reshape(v.shape) % 5 for v in metrics]
     from_zero = _updated_metrics(model, metrics, (), x, y)
     from_base = _updated_metrics(model, metrics, zip(metrics, bases, strict=True), x, y)
@@ -353,7 +353,7 @@ def _check_metrics(model: Any, metrics: Sequence[Any], x: Any, y: Any) -> None:
 def _updated_metrics(
     model: Any, metrics: Iterable[Any], values: Iterable[tuple[Any, Any]], x: Any, y: Any
 ) -> list[npt.NDArray[np.float32]]:
-    """Return what an update makes of metric variables that hold ``values``."""
+    """Return the metric variables after an update that starts from ``values``."""
     call = _Call(model, values)
     with call.scope:
         prediction, _ = _forward(model, x, y, training=False)

@@ -1,9 +1,9 @@
-"""What a model must be so that a replica of it is exact.
+"""The rules for a model whose replica is exact.
 
 A replica is exact when everything that a step changes is a sum over samples
-that travels in the contribution.  Whatever a model does beyond that is refused
-here by name, before the first step, instead of being left to differ silently
-between workers.  This file looks at models without importing Keras.
+that travels in the contribution.  A model that changes anything else is refused here,
+before the first step, and the message names the change.  Otherwise workers would differ
+silently.  This file looks at models without importing Keras.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HIDDEN_RANDOM_OPS = frozenset(
         "TruncatedNormal",
     }
 )
-"""TensorFlow operations whose state no one can set for a single microbatch."""
+"""TensorFlow operations whose state cannot be set for a single microbatch."""
 
 
 def check_backend(name: str) -> None:
@@ -99,8 +99,8 @@ def check_state_change(variable: Any) -> None:
         )
     if variable.dtype != "float32":
         raise ProgramError(
-            f"the model's call changes {variable.path!r} of type {variable.dtype}, and there is no "
-            "rule how microbatches share such a change: keep it in float32 or make it constant"
+            f"the model's call changes {variable.path!r} of type {variable.dtype}, but only "
+            "float32 can be averaged over microbatches: keep it in float32 or make it constant"
         )
 
 

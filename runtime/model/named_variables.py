@@ -1,7 +1,7 @@
 """Stable names for the variables of a model and its optimizer.
 
-A name is all that connects a tensor in a checkpoint with a variable, so names
-are unique and depend on nothing but the order in which the model was made.
+Only the name connects a tensor in a checkpoint with a variable.  So names are unique, and
+depend only on the order in which the model's variables were made.
 This file looks at variables without importing Keras.
 """
 
@@ -30,7 +30,7 @@ def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[st
 def model_variables(model: Any) -> dict[str, Any]:
     """Return the variables of a built Keras model, and of its optimizer, that a state holds.
 
-    States of seed generators are none of them: each microbatch sets its own.
+    States of seed generators are left out: each microbatch sets its own.
     """
     state = (v for v in model.non_trainable_variables if not model_rules.is_generator_state(v))
     optimizer = getattr(model, "optimizer", None)

@@ -1,4 +1,4 @@
-"""The protocol between the trainer and whatever holds a model.
+"""The protocol between the trainer and a replica, which holds a model.
 
 A replica turns a microbatch into one *contribution*: a flat float32 vector that
 may be added to the contributions of other microbatches in a fixed tree.  It is
@@ -6,9 +6,8 @@ laid out as::
 
     [ gradient: sums over the samples, ``gradient`` floats | metrics: sums, ``metrics`` floats ]
 
-The trainer adds contributions up and hands the total back; nothing else ever
-changes a replica, so all replicas of a world have the same bytes after the
-same step.
+The trainer adds contributions up and hands the total back.  Nothing else ever changes a
+replica, so all replicas of a world have the same bytes after the same step.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class Replica(Protocol):
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update the state from the sum of the contributions of ``samples`` samples.
 
-        ``total`` is read-only, because it lies where all workers of the host read it,
-        and is gone after the call.
+        ``total`` is read-only, because all workers of the host read the same memory.  It is
+        valid only during the call.
         """
 
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 
 def read_into(model: Any, path: Path) -> None:
-    """Set what of a Keras model a checkpoint holds, saved as ``model=…`` or as the root itself.
+    """Set the variables of a Keras model that a checkpoint holds.
 
-    ``path`` is a checkpoint's prefix, or a directory, of which the newest one is read.
-    Nothing is said of what it does not hold: see which variables have changed.
+    The model may have been saved as ``model=…`` or as the root itself.  ``path`` is the
+    prefix of a checkpoint, or a directory, whose newest checkpoint is read.  Variables that
+    the checkpoint lacks stay as they are, without a warning.
 
     Raises:
         OSError: there is no whole checkpoint.
@@ -23,7 +24,7 @@ def read_into(model: Any, path: Path) -> None:
         is_named = any(name.startswith("model/") for name in names)
         root = tf.train.Checkpoint(model=model) if is_named else tf.train.Checkpoint(model)
         root.read(prefix).expect_partial()
-    except tf.errors.InvalidArgumentError:  # a dtype, say: it is another model's
+    except tf.errors.InvalidArgumentError:  # for example a dtype: another model's checkpoint
         raise
     except (tf.errors.OpError, IndexError) as error:  # IndexError: the data are cut short
         raise OSError(str(error)) from error

@@ -1,4 +1,4 @@
-"""A process that runs a training script without wanting it to train: only for its model."""
+"""Running a training script only for its model: the trainer refuses to train."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from holdfast.runtime.model.data import Data
 
 
 class TrainingRefused(ProgramError):
-    """A script that was only asked for its model has come to its training."""
+    """A script has reached its training in a process that wants only its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedTraining:
-    """What a trainer would have trained: a model or what makes one, and the samples."""
+    """The model, or the function that makes it, and the samples of a refused training."""
 
     model: Any
     data: Data
@@ -28,7 +28,7 @@ _refused: list[RefusedTraining] | None = None
 
 @contextlib.contextmanager
 def training_refused() -> Iterator[list[RefusedTraining]]:
-    """Let every trainer that is run meanwhile raise ``TrainingRefused``, and list them."""
+    """Let every trainer raise ``TrainingRefused`` meanwhile, and list the refused trainings."""
     global _refused  # noqa: PLW0603  (one script at a time)
     _refused = []
     try:
@@ -38,7 +38,7 @@ def training_refused() -> Iterator[list[RefusedTraining]]:
 
 
 def check_training(model: Any, data: Data) -> None:
-    """Raise ``TrainingRefused`` if nobody wants this process to train."""
+    """Raise ``TrainingRefused`` if this process wants only the script's model."""
     if _refused is not None:
         _refused.append(RefusedTraining(model, data))
         raise TrainingRefused("the script is only asked for its model here, not to train it")

@@ -1,9 +1,9 @@
-"""Where each tensor stands in the gradient part of a contribution.
+"""The place of each tensor in the gradient part of a contribution.
 
-Every tensor begins at a multiple of 64 bytes of the flat vector, so that a view
-of it can be handed to TensorFlow through DLPack without a copy: TensorFlow ends
-the process when it is given a buffer that is not aligned so.  The floats between
-two tensors are padding and always zero, so equal tensors make equal vectors.
+Every tensor begins at a multiple of 64 bytes of the flat vector.  So a view of it can be
+handed to TensorFlow through DLPack without a copy.  TensorFlow ends the process if a
+buffer has another alignment.  The floats between two tensors are padding and always zero,
+so equal tensors make equal vectors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where the weights of a new run come from: a path, and what kind of thing lies there.
+"""The source of a new run's weights: a path, and the kind of file or directory there.
 
-Paths only: whoever starts a job can tell a wrong one before anything else happens.
+This file looks only at paths, so that a wrong path is refused before the job starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEWEST_OF_TENSORFLOW = "checkpoint"
 
 
 class WeightsKind(Enum):
-    """What can be begun with."""
+    """The kinds of sources that a run can take its first weights from."""
 
     RUN = "another run's directory"
     ARCHIVE = "an .npz file"
@@ -36,7 +36,7 @@ class WeightsSource:
 
     @property
     def kind(self) -> WeightsKind:
-        """What it is, by its name and whether it is a directory."""
+        """The kind, told by the name and by whether the path is a directory."""
         if self.path.is_dir():
             is_tensorflow = (self.path / _NEWEST_OF_TENSORFLOW).is_file()
             return WeightsKind.TENSORFLOW if is_tensorflow else WeightsKind.RUN
@@ -46,10 +46,10 @@ class WeightsSource:
         return WeightsKind.KERAS if is_keras else WeightsKind.TENSORFLOW
 
     def check(self) -> None:
-        """Refuse what can be seen to be wrong without reading any weights.
+        """Refuse a wrong path or step, without reading any weights.
 
         Raises:
-            UsageError: there is nothing of the kind, or no such step.
+            UsageError: the file or directory does not exist, or has no such step.
         """
         kind = self.kind
         if kind is WeightsKind.RUN:
@@ -63,7 +63,7 @@ class WeightsSource:
             self.check_file()
 
     def check_file(self) -> None:
-        """Refuse a path that nothing lies at.
+        """Refuse a path at which there is no file.
 
         Raises:
             UsageError: there is no such file.

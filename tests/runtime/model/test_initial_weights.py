@@ -106,7 +106,7 @@ def test_step_of_another_run_gives_the_weights(tmp_path: Path) -> None:
     load_initial_weights(replica, WeightsSource(tmp_path, step=1))
 
     check_begun(replica)
-    with pytest.raises(UsageError, match="cannot be begun with: checkpoint step 3"):
+    with pytest.raises(UsageError, match="cannot give the first weights: checkpoint step 3"):
         load_initial_weights(replica, WeightsSource(tmp_path, step=3))
 
 
@@ -123,7 +123,7 @@ def test_file_that_the_model_reads_itself_gives_the_weights(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"weights/a": 1}, ["'weights/b' were not set", "says nothing of them"]),
+        ({"weights/a": 1}, ["'weights/b' were not set", "does not hold them"]),
         ({"weights/b": 1, "weights/a": "wrong"}, ["'weights/a' were not set", "shape is wrong"]),
         ({"weights/a": 1, "weights/b": 1, "x": "wrong"}, ["cannot be read", "a shape is wrong"]),
         ({"weights/a": 1, "weights/b": "cut"}, ["cannot be read", "truncated file"]),
