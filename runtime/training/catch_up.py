@@ -1,9 +1,9 @@
-"""Everyone gets the newest state: one routine for starts, resumes and laggards.
+"""All workers get the newest state: one routine for starts, resumes and laggards.
 
-The source is the lowest rank among those that have committed most.  When nobody
-has a state yet, rank 0 loads the newest valid checkpoint, or keeps the state
-that its model was built with, and is the source.  So disk, network and a fresh
-start are one path, and a death anywhere in it is repaired like any other.
+The source is the lowest rank among those that have committed most.  If no worker has a
+state yet, rank 0 loads the newest valid checkpoint, or keeps the state that its model was
+built with, and is the source.  So disk, network and a fresh start are one path.  A death
+anywhere in it is repaired like any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_STATE = -1
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who has the newest state, and whether anyone lacks it."""
+    """The rank with the newest state, and whether any worker lacks that state."""
 
     rank: int
     version: int
@@ -55,7 +55,7 @@ def load_state(replica: Replica, tensors: Tensors) -> Cursor:
 
 
 def share_state(communicator: Communicator, source: int, state: Tensors) -> Tensors:
-    """Return the state of rank ``source``; nothing is changed before all of it is here.
+    """Return the state of rank ``source``, once all of it has arrived; changes nothing.
 
     Raises:
         WorldBroken: a member died; ``state`` is unchanged.

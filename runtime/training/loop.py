@@ -1,8 +1,8 @@
-"""A worker's training loop: does what the step table says and reports how it ended.
+"""A worker's training loop: it does the work of each state and reports its end.
 
-Each state of `recovery.step` is one method.  A method may raise ``WorldBroken``;
-that is the event ``BROKEN``, and the table knows what follows.  Nothing here
-decides what comes next.
+Each state of `recovery.step` is one method.  A method may raise ``WorldBroken``, which is
+the event ``BROKEN``.  The table of `recovery.step` decides the next state; nothing here
+does.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TrainingLoop:
         """Train until the job is complete or stops early; return the final cursor.
 
         Raises:
-            JobError: the job cannot go on; a checkpoint was made where that was possible.
+            JobError: the job cannot go on; a checkpoint was made if that was possible.
         """
         state = StepState.JOINING
         try:
@@ -122,7 +122,7 @@ class TrainingLoop:
 
     @property
     def progress(self) -> Progress:
-        """What was committed, and the metrics of the last epoch."""
+        """The committed cursor, and the metrics of the last epoch."""
         return self._progress
 
     def _act(self, state: StepState) -> StepEvent:
@@ -166,7 +166,7 @@ class TrainingLoop:
         self._saver.before_sum()
         transaction = self._transaction
         roots = transaction.roots(self._assignment, self._membership.me)
-        # Only the vote says that it is whole: peers may not have written their slices yet.
+        # Only after the vote is the total whole: peers may not have written their slices yet.
         self._sum = self._exchange.sum(
             transaction.work, roots, self._assignment, lambda: self._visit(Site.REDUCE)
         )
@@ -213,7 +213,7 @@ class TrainingLoop:
         return StepEvent.FORMED
 
     def _finish(self) -> StepEvent:
-        """Wait for the checkpoint in flight, then make the last one, by votes without steps."""
+        """Wait for the checkpoint in flight, then make the last one, with votes but no steps."""
         self._context.page.phase = Phase.SAVING
         self._membership.together(self._saver.before_sum)
         if self._saver.is_settled(self._progress.cursor):
@@ -226,7 +226,7 @@ class TrainingLoop:
         return StepEvent.PENDING
 
     def _share_state(self, source: Source) -> Tensors:
-        """Return the newest state: from the disk, or as built, if no member has one."""
+        """Return the newest state; if no member has one, read it from the disk or build it."""
         communicator = self._membership.communicator
         cursor = self._progress.cursor
         if source.version == NO_STATE:
@@ -250,7 +250,7 @@ class TrainingLoop:
         return self._transactions[work]
 
     def _transaction_committed(self, agreed: Outcome) -> None:
-        """Do what follows every commit: tell the agent, save if due, stop if asked to."""
+        """Do the work after every commit: tell the agent, save if due, note a request to stop."""
         self._clock.committed(
             time.monotonic(),
             is_step=self._transaction.work is Work.TRAIN,
@@ -285,7 +285,7 @@ class TrainingLoop:
             transaction.forget()
 
     def _has_ended(self) -> bool:
-        """Return whether no update is left, or wanted, or the job was asked to stop here."""
+        """Return whether the loop ends here: no update is left or wanted, or a stop is due."""
         cursor, work_plan = self._progress.cursor, self._job.work_plan
         if not self._context.config.options.trains:
             return True
@@ -305,7 +305,7 @@ class TrainingLoop:
         )
 
     def _visit(self, site: Site, step: int | None = None) -> None:
-        """Pass a fault site, by default of the update in hand or of the one being validated."""
+        """Pass a fault site, by default at the step of the current update or validation."""
         if self._context.injector.is_idle:
             return
         self._records.flush()

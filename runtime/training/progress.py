@@ -1,4 +1,4 @@
-"""What is committed: the cursor, and the metrics that it adds up to."""
+"""The committed progress: the cursor, and the metrics from its sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.runtime.worker.records import LoopRecords
 
 
 class Progress:
-    """Applies agreed totals to the replica and moves the cursor; does neither without the other."""
+    """Applies agreed totals to the replica and moves the cursor, always both together."""
 
     def __init__(self, replica: Replica, job: TrainingJob, records: LoopRecords) -> None:
         self._replica = replica

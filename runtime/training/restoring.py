@@ -1,13 +1,13 @@
 """The newest valid checkpoint of a run, read by all workers together.
 
-All agree on one step.  Each worker reads and verifies its part of the shards, and
-the network does the rest: a file system gives every byte once.  Digests come first:
-no byte is sent on before all shards have verified, nothing is loaded before all
-workers have everything, and a step that fails for one is rejected by all.
+All agree on one step.  Each worker reads and verifies its part of the shards, then sends
+it to the others: the file system delivers every byte once.  Digests come first: no byte is
+sent before all shards have verified.  Nothing is loaded before all workers have
+everything.  If a step fails for one worker, all reject it.
 
-A step that was rejected is mended from a second holder by rank 0, where there is one, and
-read once more.  A step that only a second holder has is a candidate like any other: if it
-is newer than all that are here, then the disk has lost it.
+If there is a second holder, rank 0 mends a rejected step from it, and all read the step
+once more.  A step that only a second holder has is a candidate like any other.  If it is
+newer than all steps here, the disk has lost it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from holdfast.runtime.worker.numerics_check import check_resumed
 
 
 class _Candidate(NamedTuple):
-    """A step that may be restored; one that is not here only a second holder has."""
+    """A step that may be restored; if it is not here, only a second holder has it."""
 
     step: int
     is_here: bool
@@ -47,7 +47,7 @@ class _Candidate(NamedTuple):
 
     @property
     def was_saved(self) -> bool:
-        """Whether it is more than snapshots in memory, which no disk has ever taken."""
+        """Whether it was ever on a disk: snapshots in memory alone are no checkpoint."""
         return self.is_here or not self.is_in_memory
 
 
@@ -61,7 +61,7 @@ class JobRestore:
         self._store = context.open_store()
         self._memory = AgentMemory(context)
         self._mender = Mender(context, second_holders(context))
-        # Later rank 0 may know of one that is of no use, and still all do the same.
+        # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mender.has_holders
         self.saved_step = 0
         """The step that was restored, if the disk has it."""
@@ -69,7 +69,7 @@ class JobRestore:
     def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
         """Return the newest state that verifies, None if the run has no checkpoint.
 
-        Then the replica of rank 0 has the weights that the job begins with.
+        If it is None, the replica of rank 0 has the weights that the job begins with.
 
         Raises:
             UsageError: the checkpoint belongs to another model, job or (if strict)
@@ -94,12 +94,12 @@ class JobRestore:
                 f"none of the {len(lost)} checkpoints of {self._context.run_dir} is valid; "
                 "restore one from a backup, or start over with --fresh"
             )
-        if is_first:  # whose state all others are given
+        if is_first:  # all others get the state of rank 0
             _begin(self._context, self._job, self._replica)
         return None
 
     def _prune(self) -> None:
-        """Carry out what a dead process has left of its plan."""
+        """Prune as a process that has died meanwhile would have."""
         for reason in prune(self._store, self._job.retention):
             self._context.journal.record("prune_failed", reason=reason)
 
@@ -110,13 +110,13 @@ class JobRestore:
         )
 
     def _agreed_candidates(self, communicator: Communicator) -> list[_Candidate]:
-        """Return what rank 0 finds here and at the second holders, newest first."""
+        """Return the steps that rank 0 finds here and at the second holders, newest first."""
         found = self._candidates() if communicator.rank == 0 else []
         agreed = json.loads(_from_first(communicator, json.dumps(found)))
         return [_Candidate(*found) for found in agreed]
 
     def _candidates(self) -> list[_Candidate]:
-        # The agent answers when it is through with what a dead worker has had mended.
+        # The agent answers once it has finished the mends that a dead worker asked for.
         memory = set(self._memory.steps())
         here = set(self._store.steps())
         steps = sorted(here | self._mender.steps(), reverse=True)
@@ -125,7 +125,7 @@ class JobRestore:
     def _restore(
         self, communicator: Communicator, candidate: _Candidate, fresh: Cursor
     ) -> Restored | None:
-        """Return the state of a step, mended if it must be and can; None on all workers alike."""
+        """Return the state of a step, after a mend if it needs one; None on all workers alike."""
         step, restored = candidate.step, None
         if candidate.is_here:
             restored = self._read(communicator, step, fresh)
@@ -175,7 +175,7 @@ class JobRestore:
     def _is_accepted(
         self, communicator: Communicator, step: int, attempt: Callable[[], None]
     ) -> bool:
-        """Return whether ``attempt`` succeeded on all workers; tell the first reason if not."""
+        """Return whether ``attempt`` succeeded on all workers; report the first reason if not."""
         try:
             attempt()
             mine = ""
@@ -201,7 +201,7 @@ class JobRestore:
 
 
 def _from_first(communicator: Communicator, text: str) -> str:
-    """Return what rank 0 says."""
+    """Return the text of rank 0."""
     return communicator.allgather_bytes(text.encode())[0].decode()
 
 
@@ -232,7 +232,7 @@ def _check_identity(context: WorkerContext, job: TrainingJob, restored: Restored
         if found.get(name) != wanted:
             raise UsageError(
                 f"the run in {context.run_dir} was begun with {name} {found.get(name)}, "
-                f"this job has {wanted}; ask for the same, or choose another --run-dir"
+                f"this job has {wanted}; use the same value, or choose another --run-dir"
             )
 
 

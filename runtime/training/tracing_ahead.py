@@ -1,9 +1,8 @@
-"""Makes a replica ready for every shape of microbatch, while nothing is in a hurry.
+"""Makes a replica ready for every shape of microbatch, outside of any recovery.
 
-A microbatch that a worker has not owned yet may have another shape, and the
-first of a shape costs a trace.  A worker that adopts one in a recovery should
-not pay then, so what the job may ask of it is prepared after the first
-commits, one shape at a time.
+A microbatch that a worker has not owned yet may have another shape, and the first one of
+a shape costs a trace.  A worker that adopts one in a recovery should not pay then.  So all
+shapes of the job are prepared after the first commits, one shape at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from holdfast.runtime.training.training_job import TrainingJob
 
 @runtime_checkable
 class Preparable(Protocol):
-    """A replica to which the shape of a microbatch makes a difference."""
+    """A replica that needs preparation for each shape of microbatch."""
 
     def prepare(self, batch: Microbatch) -> None:
         """Become ready for microbatches of this shape; changes no state."""
 
 
 class Preparation:
-    """The shapes that a replica is still to be prepared for."""
+    """The shapes for which a replica must still be prepared."""
 
     def __init__(self, replica: Replica, job: TrainingJob) -> None:
         self._replica = replica if isinstance(replica, Preparable) else None
@@ -43,7 +42,7 @@ class Preparation:
 
 
 def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
-    """Yield one microbatch of every size that the job can ask for, each once."""
+    """Yield one microbatch of every size that the job has."""
     orders: list[tuple[Data, SampleOrder | SequentialOrder]] = [(job.data, job.order)]
     if job.validation is not None and job.validation_order is not None:
         orders.append((job.validation, job.validation_order))

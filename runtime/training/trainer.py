@@ -1,7 +1,7 @@
-"""The trainer: what a training script calls.
+"""The trainer: the object that a training script calls.
 
-A script says what to train on what; where it runs, with how many others, and
-what to do when one of them dies is not its business.
+A script names the model and the data.  It does not know the machines and the number of
+workers, and need not handle a death.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.runtime.worker.standalone import standalone
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a training run came to; but for ``is_first`` the same on every worker.
+    """The result of a training run; except for ``is_first`` the same on every worker.
 
     ``metrics`` and ``validation`` are those of the last epoch that ended since
     the job was launched; ``sha256`` is the digest of the whole final state
@@ -60,21 +60,21 @@ class Trainer:
         global_batch: samples of one update, over all workers.
         epochs: passes over the data.
         validation: samples to evaluate on at the end of each epoch.
-        save_every: when to make a checkpoint: every so many updates (100), after a time
-            ("90s", "10min", "2h"), at each epoch's end ("epoch"), or "auto": as often
-            as loses least, given what a save costs and how often the job fails, and
-            never for more than 3.5 % of the time.  One is always made at the end.
+        save_every: a number of updates (100), a time ("90s", "10min", "2h"), the end of each
+            epoch ("epoch"), or "auto".  "auto" measures the cost of a save and the failures
+            of the job, and chooses the interval that loses the least time.  Saves then take
+            at most 3.5 % of the time.  The end of the job always has a checkpoint.
         keep: newest checkpoints to keep, at least 2.
         verify_every: updates between comparisons of the workers' states, which find a
-            worker whose memory is wrong; every save has one too.  0 for none.
-        initial: what a new run begins with instead of the weights that the model was built
-            with: a ``.weights.h5``, ``.keras`` or ``.npz`` file, the prefix or directory of a
+            worker whose memory is wrong; 0 for none.  Every save begins with one too.
+        initial: the source of a new run's weights, None for the model's own: a
+            ``.weights.h5``, ``.keras`` or ``.npz`` file, the prefix or directory of a
             TensorFlow checkpoint, or another run's directory.  ``holdfast run --initial``
-            comes before it; a run that resumes looks at neither.
-        keep_every: at every multiple of so many updates a checkpoint is made and kept for ever.
-        keep_best: a metric and "min" or "max", such as ("val/loss", "min"): the
-            checkpoint of the epoch with the best one is kept too, and one is made at each
-            epoch's end.
+            overrides it; a run that resumes ignores both.
+        keep_every: updates between checkpoints that are made and kept for ever.
+        keep_best: a metric and "min" or "max", such as ("val/loss", "min"): the checkpoint
+            of the epoch with the best value is kept too.  Each epoch's end then has a
+            checkpoint.
     """
 
     def __init__(  # noqa: PLR0913  (each is one plain wish of the user's)
@@ -110,15 +110,15 @@ class Trainer:
 
     @property
     def replica(self) -> Replica:
-        """The replica that was trained; that of a Keras model has it as ``model``."""
+        """The replica that was trained; for a Keras model, its ``model`` is the Keras model."""
         assert self._replica is not None, "run() makes the replica"
         return self._replica
 
     def run(self) -> Result:
-        """Train to the end, through whatever dies on the way, and return the result.
+        """Train to the end, through deaths of workers, and return the result.
 
         Raises:
-            JobError: the job cannot go on, or was asked to stop; one sentence says why.
+            JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
         """
         check_training(self._model, self._request.data)
         context = contexts.claim(otherwise=standalone)
@@ -133,7 +133,7 @@ class Trainer:
 
 
 def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
-    """Return the replica that ``model`` is or makes, built with the job's seeds."""
+    """Return the replica of ``model``, built with the job's seeds."""
     if isinstance(model, Replica) and not isinstance(model, type):
         return model
     uses_keras = "keras" in sys.modules or "tensorflow" in sys.modules
@@ -193,7 +193,7 @@ def _conclude(
         "metrics": result.metrics,
         "validation": result.validation,
     }
-    # The supervisor records it too: rank 0 may die before it does, and it may be dead itself.
+    # The supervisor records it too, because rank 0 or the supervisor may die before it records.
     loop.records.note("completed", **fields)
     context.tell_agent({"kind": "complete", **fields})
     return result

@@ -1,4 +1,4 @@
-"""The job that a script describes: its data in order, its transactions, and what identifies it."""
+"""The job that a script describes: its data in order, its transactions, and its identity."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.runtime.training.transaction import (
 
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
-    """What the script asks of the trainer, as it says it."""
+    """The arguments that the script gives the trainer, unchecked."""
 
     data: Data
     validation: Data | None
@@ -46,7 +46,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """Everything about a job that all workers know alike and that never changes."""
+    """The constants of a job, equal on all workers."""
 
     data: Data
     validation: Data | None
@@ -65,7 +65,7 @@ class TrainingJob:
 
     @property
     def identity(self) -> dict[str, int]:
-        """What must be the same when a checkpoint of the job is restored."""
+        """The values that must be the same when a checkpoint of the job is restored."""
         return {
             "seed": self.order.seed,
             "samples": self.order.samples,
@@ -75,7 +75,7 @@ class TrainingJob:
 
     @property
     def save_terms(self) -> SaveTerms:
-        """What the saver has to know of the job."""
+        """The part of the job that the saver needs."""
         return SaveTerms(self.work_plan, self.retention, self.identity, self.numerics.to_json())
 
     def transactions(self, replica: Replica) -> dict[Work, Transaction]:
@@ -97,7 +97,7 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
     """Return the job that ``request`` describes.
 
     Raises:
-        ProgramError: a value makes no sense; the message says which and what to do.
+        ProgramError: a value is not valid; the message names it and says what to do.
     """
     _check(request)
     samples = len(request.data)
@@ -108,18 +108,15 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
             len(request.validation), request.global_batch, config.microbatches
         )
     schedule = _schedule_of(request, config)
+    verify_every = config.options.verify_every
     retention = retention_of(request.keep, request.keep_every, request.keep_best)
     work_plan = WorkPlan(
         steps_per_epoch=order.steps_per_epoch,
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
-        verify_every=(
-            request.verify_every
-            if config.options.verify_every is None
-            else config.options.verify_every
-        ),
-        # What is best is known of an epoch's end only, so there has to be a checkpoint of it.
+        verify_every=request.verify_every if verify_every is None else verify_every,
+        # Metrics exist only at the end of an epoch, so each end needs a checkpoint.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
         keep_every=retention.every,
     )
@@ -137,7 +134,7 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
 
 
 def _initial_of(request: TrainingRequest, config: WorkerConfig) -> WeightsSource | None:
-    """Return what the command line begins a new run with, else the script."""
+    """Return the source of a new run's weights: the command line's, else the script's."""
     if config.options.initial is not None:
         return WeightsSource(Path(config.options.initial), config.options.initial_step)
     return None if request.initial is None else WeightsSource(request.initial)
@@ -172,10 +169,10 @@ _MODES = ("min", "max")
 
 
 def retention_of(keep: object, keep_every: object, keep_best: object) -> Retention:
-    """Return the retention that the trainer's three options mean.
+    """Return the retention of the trainer's three options.
 
     Raises:
-        ProgramError: one of them makes no sense; the message says which and what would.
+        ProgramError: an option is not valid; the message names it and the valid values.
     """
     newest = _at_least(FEWEST_KEPT, keep, "keep")
     every = None if keep_every is None else _at_least(1, keep_every, "keep_every")
@@ -186,11 +183,11 @@ def check_metric(retention: Retention, replica: Replica, *, has_validation: bool
     """Refuse a metric that no epoch will have.
 
     Raises:
-        ProgramError: the message names those that an epoch has.
+        ProgramError: no epoch has the metric; the message lists the metrics of an epoch.
     """
     if retention.best is None:
         return
-    # Names do not depend on the sums, and ones can be divided by.
+    # Names do not depend on the sums; ones avoid a division by zero.
     names = replica.results(np.ones(replica.shape.metrics, np.float64), 1)
     known = EpochMetrics.join(1, 1, names, names if has_validation else {}).values
     if retention.best.metric not in known:

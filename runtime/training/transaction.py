@@ -1,15 +1,14 @@
-"""The contributions of one transaction: what each owned microbatch adds to the total.
+"""The contributions of one transaction: the vector that each owned microbatch adds to the total.
 
-Two kinds share one shape, a flat vector of the replica's part followed by the
-ledger's lanes (`recovery.ledger`), which prove how many samples went in and
-which:
+Two kinds share one shape: a flat vector of the replica's part, then the ledger's lanes
+(`recovery.ledger`), which prove which samples went in:
 
 * an update of the model: one microbatch of the step's batch is one leaf;
 * a pass over validation data: leaf m is the sum over the m-th microbatch of
   every batch of the pass.
 
-Leaves that were computed stay until the transaction is committed, so redoing
-it after a death computes only what was adopted.
+Computed leaves stay until the transaction is committed.  So a transaction that is redone
+after a death computes only the adopted leaves.
 """
 
 from __future__ import annotations
@@ -109,12 +108,12 @@ class Transaction:
         self.size = contributor.size + LANES
         self._contributor = contributor
         self._microbatches = microbatches
-        # One leaf in work, and at most one held vector for each microbatch.
+        # One vector for the leaf being computed, and at most one held for each microbatch.
         self.vectors = SharedVectors.create(self.size, microbatches + 1)
         self._sums = PartialSums(microbatches, self.vectors.allocate)
 
     def compute(self, index: int, owned: Collection[int]) -> None:
-        """Compute the leaves of update ``index`` (from 0) in ``owned`` that are not there yet."""
+        """Compute the leaves in ``owned`` of update ``index`` (from 0) that are still missing."""
         body = self._contributor.size
         for m in self._sums.missing(owned):
             leaf = self._sums.buffer()
@@ -127,7 +126,7 @@ class Transaction:
         return self._sums.take(_nodes_of(assignment, worker))
 
     def split(self, vector: FloatVector) -> Total:
-        """Return what the sum over all microbatches means."""
+        """Return the total that the sum over all microbatches encodes."""
         body = self._contributor.size
         samples, proof = from_lanes(vector[body:])
         contribution = vector[:body]
@@ -139,7 +138,7 @@ class Transaction:
         self._sums.clear()
 
 
-# The same for every step of a world.
+# Cached, because the nodes are the same for every step of a world.
 @functools.lru_cache(maxsize=8)
 def _nodes_of(assignment: Assignment, worker: WorkerId) -> tuple[Node, ...]:
     owned = assignment.owned_by(worker)
