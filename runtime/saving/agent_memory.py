@@ -1,9 +1,8 @@
 """The snapshots that outlived their workers: the agent's memory as a second holder of one step.
 
-A step that the disk has damaged is mended from them by the process that keeps them, on
-the disk, like from any other second holder.  What the disk cannot take at all, because it
-is full or gone, is read straight from memory: whoever asks maps the images and reads them
-like files.
+The process that keeps the snapshots mends a damaged step on the disk from them.  If the
+disk cannot take the step at all, because it is full or gone, the step is read straight
+from memory: a worker maps the images and reads them like files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from holdfast.runtime.worker.context import WorkerContext
 
 
 class AgentMemory:
-    """What the agent of this worker keeps of the newest save; nothing, without an agent."""
+    """The snapshots of the newest save that this worker's agent keeps; none without an agent."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._run_dir = context.run_dir
@@ -31,18 +30,18 @@ class AgentMemory:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The holder's name in messages."""
         return "snapshots in memory"
 
     def steps(self) -> tuple[int, ...]:
-        """Return the step of which there are snapshots, if there are any."""
+        """Return the step that the snapshots hold, or nothing if there are none."""
         step = self._ask({"kind": "keeps"}).get("step")
         return () if step is None else (int(step),)
 
     def mend(self, step: int) -> MendResult | None:
-        """Have the step made whole on the disk; return None if there are no snapshots of it.
+        """Let the agent's writer mend the step on the disk; None if it has no snapshots of it.
 
-        Raises ``MendImpossible`` if that cannot be done.
+        Raises ``MendImpossible`` if the step cannot be mended.
         """
         if step not in self.steps():
             return None
@@ -71,7 +70,7 @@ class AgentMemory:
 
 
 def _images(manifest: Manifest, answer: dict[str, Any]) -> dict[int, memoryview]:
-    """Map the memory of the process that keeps it, which is of this host and user."""
+    """Map the images in the memory of the agent's writer, a process of this host and user."""
     descriptors = Path(f"/proc/{answer['pid']}/fd")
     images = {}
     for index, number in answer["fds"].items():

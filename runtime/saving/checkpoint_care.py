@@ -1,8 +1,8 @@
-"""What becomes of old checkpoints after each commit: pruned, and now and then read again.
+"""The care of old checkpoints after each commit: they are pruned, and now and then read again.
 
-It belongs to the process that commits.  Everything that changes the store runs on
-the thread that commits; only the reading of a scrub has a thread of its own, of the
-lowest priority, because it may take long and nothing should wait for it.
+It belongs to the process that commits.  Every change of the store runs on the thread that
+commits.  Only the reading of a scrub has a thread of its own, of the lowest priority: it
+may take long, and nothing should wait for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LOWEST_PRIORITY = 19
 
 
 class Upkeep:
-    """Keeps one store as the job wants it, and tells what goes wrong with it.
+    """Prunes and scrubs one store, and reports failures.
 
     Args:
-        context: where to tell it.
+        context: takes the reports, for the journal and the user.
         store: the checkpoints.
-        retention: which of them stay.
+        retention: the rule which of them stay.
         submit: runs a call, soon, on the thread that commits.
     """
 

@@ -1,8 +1,8 @@
-"""One save as the process that writes it holds it: images in memory, and what of it is durable.
+"""One save in the process that writes it: its images in memory, and the durable ones.
 
-Nothing in an image is believed, since memory may change and its worker may write the next
-snapshot into it: whoever uses one compares it with the digests that its record has.
-A save may be complete in memory and not durable, because the disk is full or gone.
+No image is trusted: memory may change, and the worker may write its next snapshot into it.
+Every use of an image compares it with the digests of its record.  A save may be complete
+in memory but not durable, because the disk is full or gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.runtime.system.channel import FDS, Message
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot and its image; ``fd`` is the memory's, for others to map it, too."""
+    """A snapshot and its image; other processes can map the memory of ``fd`` as well."""
 
     snapshot: Snapshot
     image: memoryview
@@ -33,7 +33,7 @@ class HeldSnapshot:
         """Map the memory that came with a message, and own its descriptor.
 
         Raises:
-            OSError: it cannot be mapped; then the descriptor is closed.
+            OSError: the memory cannot be mapped; then the descriptor is closed.
         """
         (fd,) = message[FDS]
         snapshot = Snapshot.of(message)
@@ -42,18 +42,18 @@ class HeldSnapshot:
         except OSError:
             os.close(fd)
             raise
-        # Unmapped with its last view: after an error, the traceback still holds some.
+        # Unmapped with its last view: after an error, the traceback still holds views.
         return HeldSnapshot(snapshot, memoryview(memory)[: snapshot.record.size], fd)
 
     def is_of_same_state(self, other: HeldSnapshot) -> bool:
-        """Return whether both are of one shard, and of states that are alike."""
+        """Return whether both hold the same shard of equal states."""
         mine, theirs = self.snapshot, other.snapshot
         return (mine.record, mine.state_digest) == (theirs.record, theirs.state_digest)
 
 
 @dataclass(slots=True)
 class HeldSave:
-    """What there is of a save, by the index of the shard: first and second copies, durable ones."""
+    """The snapshots of a save, by the index of the shard: first copies, second copies, durable."""
 
     run_dir: Path
     plan: SavePlan
@@ -65,9 +65,9 @@ class HeldSave:
 
     @staticmethod
     def begun_by(snapshot: Snapshot) -> HeldSave:
-        """Return the save that a snapshot is the first one of.
+        """Return a new save, to which ``snapshot`` belongs.
 
-        Raises ``KeyUnusable`` if the key is no longer where the job has found it.
+        Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
         """
         key = snapshot.key_file.read() if snapshot.key_file else None
         store = CheckpointStore(snapshot.run_dir, key=key)
@@ -80,23 +80,23 @@ class HeldSave:
 
     @property
     def age(self) -> tuple[int, int]:
-        """What is larger for the later of two saves of a launch."""
+        """Generation and attempt; the later of two saves of a launch has the larger pair."""
         return self.plan.header.generation, self.plan.attempt
 
     @property
     def images(self) -> dict[int, HeldSnapshot]:
-        """The best copy in memory of each shard: the one that was found sound, if any was."""
+        """The best copy in memory of each shard: durable, else the first, else the second."""
         return {**self.seconds, **self.firsts, **self.durable}
 
     @property
     def is_complete(self) -> bool:
-        """Whether all shards are in memory, and of one and the same state."""
+        """Whether all shards are in memory and belong to the same state."""
         images = self.images
         digests = {held.snapshot.state_digest for held in images.values()}
         return len(images) == self.plan.layout.writers and len(digests) == 1
 
     def lacking(self) -> list[HeldSnapshot]:
-        """Return the copies of shards that are not durable."""
+        """Return the best copies of shards that are not durable."""
         return [held for index, held in self.images.items() if index not in self.durable]
 
     def manifest(self) -> Manifest:
@@ -111,7 +111,7 @@ class HeldSave:
         return CheckpointStore(self.run_dir, files, key)
 
     def forget(self, held: HeldSnapshot) -> None:
-        """Give the memory of one copy back: it is of no use."""
+        """Give the memory of one useless copy back."""
         for copies in (self.firsts, self.seconds, self.durable):
             if copies.get(held.snapshot.record.index) is held:
                 del copies[held.snapshot.record.index]
@@ -125,7 +125,7 @@ class HeldSave:
                 self.forget(held)
 
     def close(self) -> None:
-        """Give the memory back, as soon as nobody looks at it any more."""
+        """Give the memory back; it is freed with its last view."""
         for held in (*self.firsts.values(), *self.seconds.values()):
             os.close(held.fd)
         for copies in (self.firsts, self.seconds, self.durable):

@@ -1,10 +1,10 @@
 """Replicas compare digests of their states: a wrong bit in memory must not reach a checkpoint.
 
-A digest is taken after a commit, by a thread, while the next transaction is computed, which
-only reads the state.  It is compared before the sum of that transaction, so a replica
-whose memory is wrong takes part in no sum after the check that finds it, and no
-checkpoint is committed whose state was not compared.  What it has put into sums since
-the check before cannot be taken back; with a check after every step there is none.
+A thread takes a digest after a commit, while the next transaction is computed, which only
+reads the state.  The digests are compared before the sum of that transaction.  So a
+replica whose memory is wrong takes part in no sum after the check that finds it.  No
+checkpoint is committed whose state was not compared.  Sums between the previous check and
+this one may hold wrong contributions; with a check after every step there are no such sums.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ class MemoryCheck:
         state: Tensors,
         then: Callable[[Tensors, str], None] = lambda _state, _digest: None,
     ) -> None:
-        """Begin to digest ``state``, which all members hold after ``step``, to be compared next.
+        """Begin to digest ``state``, which all members hold after ``step``, for ``compare``.
 
-        ``then`` is called with the state and its digest, by the thread.  A member that is
-        alone has nobody to compare with, and no digest.
+        The thread calls ``then`` with the state and its digest.  A member that is alone has
+        no peer to compare with, and takes no digest.
         """
         is_alone = self._membership.communicator.size == 1
         self._pending = step, self._thread.submit(_digest, state, then, is_alone=is_alone)
 
     def world_changed(self) -> None:
-        """Compare nothing: the world that took the digest is no more."""
+        """Drop the digest: the world that took it exists no more."""
         if self._pending is not None:
             wait([self._pending[1]])  # the state is about to change
         self._pending = None
 
     def compare(self) -> None:
-        """Compare the digest that was taken with everyone's; called by all at the same point.
+        """Compare the digest of ``take`` with all members'; all must call this at the same point.
 
-        Whoever differs from the majority does not return: it fences itself.
+        A worker that differs from the majority does not return: it fences itself.
 
         Raises:
             WorldBroken: a member died, or is about to because its memory is wrong.
-            WorldLost: the members differ, and no majority says who is right.
+            WorldLost: the members differ, and no majority shows which is right.
         """
         if self._pending is None:
             return
@@ -79,7 +79,7 @@ class MemoryCheck:
             self._settle(step, found)
 
     def _settle(self, step: int, found: DigestComparison) -> None:
-        """Do what follows from a difference; never returns."""
+        """Act on a difference: raise, or fence this worker; never returns."""
         workers = [self._membership.world.workers[rank] for rank in found.minority]
         self._records.note(
             "memory_differs", step=step, workers=workers, has_majority=found.has_majority
@@ -90,8 +90,8 @@ class MemoryCheck:
             with contextlib.suppress(WorldBroken):
                 self._membership.communicator.agree(REFUSAL)
             raise WorldLost(
-                f"the states of workers {workers} differ after step {step} and no majority says "
-                "which is right; nothing of it is saved, the job goes back to its last checkpoint"
+                f"the states of workers {workers} differ after step {step}, and no majority shows "
+                "which is right; the step is not saved, the job goes back to its last checkpoint"
             )
         rank = self._membership.communicator.rank
         if rank not in found.minority:

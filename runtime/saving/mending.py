@@ -1,7 +1,7 @@
 """A damaged checkpoint made whole from a second holder, instead of being given up.
 
-Whoever commits mends: rank 0 while the job is restored, and the scrub of old steps.
-What a second holder cannot do is told, and never fails anything.
+The process that commits also mends: rank 0 while the job is restored, and the scrub of old
+steps.  A failure of a second holder is reported, and never fails the job.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from holdfast.runtime.worker.context import WorkerContext
 
 
 class SecondHolder(Protocol):
-    """Another place that may have what a run directory has lost."""
+    """Another place that may have parts that a run directory has lost."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The holder's name in messages."""
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of this run that it has; raise ``CheckpointError`` if it is no use."""
+        """Return the steps of this run that it has; raise ``CheckpointError`` if it is useless."""
 
     def mend(self, step: int) -> MendResult | None:
-        """Make a step of the run directory whole; return None if it knows nothing of that step.
+        """Make a step of the run directory whole; return None if the holder lacks the step.
 
-        Raises ``CheckpointError`` if it cannot be done.
+        Raises ``CheckpointError`` if the step cannot be mended.
         """
 
 
 def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
     """Return the second holders of a run, in the order in which they are asked.
 
-    All workers know alike how many there are.
+    Their number is the same on all workers.
     """
     memory = () if context.ask_agent is None else (AgentMemory(context),)
     return (*memory, *mirrors(context))
 
 
 def mirrors(context: WorkerContext) -> tuple[SecondHolder, ...]:
-    """Return the second holders that have older steps, too, and mend with this process.
+    """Return the second holders that have older steps too, and that mend in this process.
 
-    A mend by another one could go on when this one is dead and somebody else commits.
+    A mend in another process could go on after this one's death, while a new rank 0 commits.
     """
     config = context.config
     if config.options.repair_from is None:
@@ -54,7 +54,7 @@ def mirrors(context: WorkerContext) -> tuple[SecondHolder, ...]:
 
 
 class Mender:
-    """Asks second holders of a run, one after the other, and tells what came of it."""
+    """Asks the second holders of a run, one after the other, and reports each outcome."""
 
     def __init__(self, context: WorkerContext, holders: tuple[SecondHolder, ...]) -> None:
         self._context = context
@@ -62,11 +62,11 @@ class Mender:
 
     @property
     def has_holders(self) -> bool:
-        """Whether there is anybody to ask; the same on all workers."""
+        """Whether the run has a second holder; the same on all workers."""
         return bool(self._holders)
 
     def steps(self) -> frozenset[int]:
-        """Return the steps that any of them has; who is of no use is not asked any more."""
+        """Return the steps that any holder has; a useless holder is not asked again."""
         found: set[int] = set()
         useful = []
         for holder in self._holders:
@@ -79,7 +79,7 @@ class Mender:
         return frozenset(found)
 
     def mend(self, step: int) -> MendResult | None:
-        """Make a step whole with the first that can; return None if none of them can."""
+        """Make a step whole from the first holder that can; return None if none of them can."""
         for holder in self._holders:
             try:
                 result = holder.mend(step)
@@ -93,7 +93,7 @@ class Mender:
 
     def _tell(self, holder: SecondHolder, result: MendResult) -> None:
         if not result.faults:
-            return  # it is whole: whatever was the matter with it has passed
+            return  # it is whole: the fault was gone at this reading
         self._context.journal.record(
             "mended",
             step=result.step,

@@ -1,10 +1,10 @@
-"""Another copy of a run directory, as ``--repair-from`` names it: the usual second holder.
+"""A mirror: another copy of a run directory, as ``--repair-from`` names it.
 
-It is often on another machine's disk, and a network file system whose server is gone
-lets a call hang instead of failing.  So a thread of its own reads it, and it is given up
-when *one call* has not come back for a while, however long a whole mend takes.  That
-call fails when it does come back, and so does every later one of this process, so that
-nothing is committed behind the back of whoever has gone on.
+It is the usual second holder.  It is often on another machine's disk.  If the server of a
+network file system is gone, a call hangs instead of failing.  So a thread of its own
+reads the mirror.  The mirror is given up when *one call* has not returned for a while; a
+whole mend may take longer.  When the call does return, it fails, and so does every later
+call of this process.  So the thread commits nothing after the worker has gone on.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _Result = TypeVar("_Result")
 
 
 class MirrorUnusable(CheckpointError):
-    """A copy of the run directory is none, or nobody can read it."""
+    """A mirror is no copy of the run directory, or cannot be read."""
 
 
 class Mirror:
-    """Mends the checkpoints of one run from another copy of its directory."""
+    """Mends the checkpoints of one run from a mirror of its directory."""
 
     def __init__(
         self, here: CheckpointStore, path: Path, run_id: str, call_within_s: float = _CALL_WITHIN_S
@@ -46,7 +46,7 @@ class Mirror:
         self._run_id = run_id
         self._call_within_s = call_within_s
         self._files = _WatchedFiles(path)
-        # The run's key, if it has one, is asked of its copy as well.
+        # If the run has a key, the mirror's checkpoints must be signed with it as well.
         self._holders = Holders(here, CheckpointStore(path, self._files, here.key))
 
     @property
@@ -57,14 +57,14 @@ class Mirror:
     def steps(self) -> tuple[int, ...]:
         """Return the steps of this run that it has, newest first.
 
-        Raises ``CheckpointError`` if it is no copy of this run, or cannot be read.
+        Raises ``CheckpointError`` if the mirror is not of this run, or cannot be read.
         """
         return self._within_bounds(self._steps)
 
     def mend(self, step: int) -> MendResult:
         """Make ``step`` of the run whole, and return once it verifies.
 
-        Raises ``CheckpointError`` if that cannot be done; then nothing has changed.
+        Raises ``CheckpointError`` if the step cannot be mended; then nothing has changed.
         """
         return self._within_bounds(lambda: mend_step(self._holders, step, run_id=self._run_id))
 
@@ -86,7 +86,7 @@ class Mirror:
         return steps
 
     def _run_id_there(self, steps: tuple[int, ...]) -> str | None:
-        """Return whose copy it is, None if nobody can say."""
+        """Return the id of the run that it mirrors, None if that cannot be read."""
         try:
             with self._files.call():
                 record = RunDirectory(self._path).load_record()
@@ -115,12 +115,12 @@ class Mirror:
 def _settle(result: Future[_Result], work: Callable[[], _Result]) -> None:
     try:
         result.set_result(work())
-    except BaseException as error:  # whoever waits raises it
+    except BaseException as error:  # raised again in the thread that waits
         result.set_exception(error)
 
 
 class _WatchedFiles(LocalFileSystem):
-    """A file system to read from, of which is known how long its call in hand has taken."""
+    """A file system for reading that knows how long its current call has taken."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -128,7 +128,7 @@ class _WatchedFiles(LocalFileSystem):
         self._is_given_up = False
 
     def waits_for_s(self) -> float:
-        """Return for how long the call in hand has not come back, 0 if there is none."""
+        """Return the seconds since the current call began, 0 if there is none."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -138,7 +138,7 @@ class _WatchedFiles(LocalFileSystem):
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Be in a call that may hang."""
+        """Time the block, a call that may hang; raise ``OSError`` once given up."""
         self._refuse_if_given_up()
         self._since = time.monotonic()
         try:

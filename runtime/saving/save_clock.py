@@ -1,12 +1,12 @@
-"""Whether this worker's clock says that a checkpoint is due, and what the last ones cost.
+"""The clock that tells when a checkpoint is due, and measures the cost of the last ones.
 
-All workers keep such a clock, because any of them may become rank 0, whose clock
-alone counts: it makes rank 0 wish for a checkpoint in its next vote, and all learn
-that from the outcome.  Time is passed in.
+Only the clock of rank 0 counts: it makes rank 0 wish for a checkpoint in its next vote,
+and all learn that from the outcome.  All workers keep a clock, because any of them may
+become rank 0.  Time is passed in.
 
-The cost of a save is what it took away from training: the time of the steps from its
-beginning to its end beyond what as many steps usually take.  That holds the copy of
-the state, which stands in the way, as well as the slowdown by the writing beside.
+The cost of a save is the training time that it took.  It is the time of the steps from
+its beginning to its end, minus the usual time of as many steps.  So it holds the copy of
+the state, for which training waits, and the slowdown by the writing in the background.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SaveClock:
     """Times the steps and saves of one worker's training loop.
 
     Args:
-        schedule: what the job asks for.
-        history: what is known of the run's failures when the launch begins.
-        tell: takes a journal record's event and fields, of each interval that was found.
+        schedule: the job's schedule of checkpoints.
+        history: the run's failures before this launch.
+        tell: takes the event and fields of a journal record, for each new interval.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SaveClock:
         return self._interval
 
     def is_due(self, now: float) -> bool:
-        """Return whether the last save was begun so long ago that another one is due."""
+        """Return whether an interval has passed since the last save was begun."""
         if self._interval is None or self._started is None or self._during is not None:
             return False
         return now - self._since >= self._interval
@@ -75,17 +75,17 @@ class SaveClock:
             self._saved(now)
 
     def began(self, now: float) -> None:
-        """Take note that a save has begun, whoever asked for it."""
+        """Take note that a save has begun, at anyone's request."""
         self._since = now
         self._during = []
 
     def world_changed(self) -> None:
-        """Forget what is being timed: a repair has come between, and abandoned the save."""
+        """Drop the current timing: a repair has interrupted the steps and abandoned the save."""
         self._last = None
         self._during = None
 
     def _saved(self, now: float) -> None:
-        """Count what the save cost, if it is known how long its steps would have taken."""
+        """Record the cost of the save, if the usual time of its steps is known."""
         during, self._during = self._during or [], None
         if self._usual and during:
             self._costs.append(max(0.0, sum(during) - len(during) * median(self._usual)))
@@ -93,7 +93,7 @@ class SaveClock:
             self._decide(now)
 
     def _decide(self, now: float) -> None:
-        """Find the interval anew from what saves cost and what has failed by now."""
+        """Compute the interval anew from the costs of saves and the failures so far."""
         seconds = self._history.seconds + now - (self._started or now)
         history = FailureHistory(seconds, self._history.failures)
         self._interval = interval_s(self._schedule, self._costs, history)

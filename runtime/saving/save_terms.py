@@ -1,4 +1,4 @@
-"""What a saver has to know of the job whose state it saves."""
+"""The part of a job that its saver needs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.recovery.work_plan import WorkPlan
 
 @dataclass(frozen=True, slots=True)
 class SaveTerms:
-    """When a job's state is saved, what the manifest says of the job, and what stays.
+    """The steps at which a job is saved, the fields of its manifests, and its retention.
 
-    ``identity`` is what must be the same when a checkpoint is restored; ``numerics`` are
-    the job's, as JSON.
+    ``identity`` holds the values that must be the same when a checkpoint is restored;
+    ``numerics`` are the job's, as JSON.
     """
 
     work_plan: WorkPlan

@@ -1,8 +1,8 @@
 """Checkpoints made in the background of training, one at a time.
 
-A save costs the training loop one copy of this worker's share of the state; the
-agent's writer makes it durable (`pending_shard`).  How it goes on is decided by votes
-(`recovery.saving`), so that all workers always know alike what is in flight.
+A save costs the training loop one copy of this worker's share of the state.  The agent's
+writer makes the copy durable (`shard_writers`).  Votes decide the next phase of the save
+(`recovery.vote`), so all workers always agree on the save in flight.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _SaveInFlight:
 
     @property
     def failure(self) -> BaseException | None:
-        """What went wrong on this worker, if anything did."""
+        """The error of the save on this worker, None if there is none."""
         if self.mine.failure is not None or self.commit is None or not self.commit.done():
             return self.mine.failure
         return self.commit.exception()
@@ -90,7 +90,7 @@ class Saver:
         self._is_wanted = False
         self._attempts = 0
         self._failures: Counter[int] = Counter()
-        # What a run begins with needs no checkpoint, unless that is all that is wanted.
+        # Step 0 needs no checkpoint, unless the job does not train and only saves.
         self.saved_step = 0 if context.config.options.trains else _NOTHING_SAVED
 
     @property
@@ -103,7 +103,7 @@ class Saver:
         self._is_wanted = self._is_wanted or is_asked
 
     def is_due(self, cursor: Cursor) -> bool:
-        """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips one."""
+        """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips it."""
         work_plan = self._terms.work_plan
         is_due = work_plan.is_save_due(cursor)
         if is_due and self._flight is not None:
@@ -116,8 +116,8 @@ class Saver:
     ) -> bool:
         """Copy this worker's share of the state and write it in the background.
 
-        Returns whether a save was begun; one at a time is in flight.  The manifest will
-        hold what was ``measured`` last.
+        Returns whether a save was begun; at most one is in flight.  The manifest will hold
+        the metrics ``measured``.
         """
         if self._flight is not None:
             return False
@@ -127,7 +127,7 @@ class Saver:
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:
-        """Make an end of trying to save the last step; before it, no failure stops anything.
+        """Stop the job after too many failed saves of its last step; earlier failures do not.
 
         Raises:
             StoppedEarly: too many saves of ``cursor`` have failed.
@@ -135,16 +135,16 @@ class Saver:
         if self._failures.get(cursor.step, 0) >= MAX_FAILURES:
             raise StoppedEarly(
                 f"the checkpoint of step {cursor.step} could not be written to "
-                f"{self._context.run_dir} in {MAX_FAILURES} attempts; make room or make it "
+                f"{self._context.run_dir} in {MAX_FAILURES} attempts; free space or make it "
                 "writable, then run again: the run resumes from its newest checkpoint"
             )
 
     def bits(self) -> Bit:
-        """Return what this worker has to say about the checkpoint in flight."""
+        """Return this worker's bits about the checkpoint in flight."""
         flight = self._flight
         if flight is None:
             return Bit(0)
-        # In this order: a shard that is done has failed by then, or never will.
+        # Read before the failure: once a shard is done, its failure is final.
         has_settled = flight.commit is None or flight.commit.done()
         is_done = flight.mine.is_done
         bits = Bit(0) if flight.failure is not None else Bit.INTACT
@@ -155,7 +155,7 @@ class Saver:
         return bits
 
     def hear(self, agreed: Outcome) -> None:
-        """Go on as all agreed."""
+        """Move the checkpoint in flight to the phase that all agreed on."""
         flight = self._flight
         if flight is None:
             return
@@ -166,11 +166,11 @@ class Saver:
             self._failed(flight)
 
     def before_sum(self) -> None:
-        """Compare states, collect the records of shards that are durable, begin the commit.
+        """Compare states, collect the records of durable shards, begin the commit.
 
         Raises:
             WorldBroken: a member died; the save will be abandoned.
-            WorldLost: the members' states differ, and nobody knows who is right.
+            WorldLost: the members' states differ, and no majority shows which is right.
         """
         self._check.compare()
         flight = self._flight
@@ -183,15 +183,15 @@ class Saver:
             flight.commit = self._thread.submit(self._commit, flight, records)
 
     def world_changed(self) -> None:
-        """Give up the checkpoint in flight: the world it was begun in is no more."""
+        """Give up the checkpoint in flight: the world that began it exists no more."""
         self._check.world_changed()
         if self._flight is not None:
-            # What is staged stays until the next commit: if all die before, the agent needs it.
+            # The staging stays until the next commit: if all die before, the agent needs it.
             self._flight = None
             self._is_wanted = True
 
     def wait(self, timeout_s: float) -> None:
-        """Wait a little for what runs in the background."""
+        """Wait up to ``timeout_s`` for the work in the background."""
         flight = self._flight
         if flight is not None and not flight.mine.is_done:
             flight.mine.wait(timeout_s)
@@ -199,11 +199,11 @@ class Saver:
             wait([flight.commit], timeout_s)
 
     def is_settled(self, cursor: Cursor) -> bool:
-        """Return whether nothing is in flight and ``cursor`` is on the disk, or has nothing."""
+        """Return whether nothing is in flight and ``cursor`` needs no further save."""
         return self._flight is None and self.saved_step == cursor.step
 
     def share_saved_step(self, source: int) -> None:
-        """Let everyone know which step rank ``source`` has found, or made, on the disk."""
+        """Tell all members the newest step that rank ``source`` knows to be on the disk."""
         step = np.array([self.saved_step], np.int64)
         self._membership.communicator.broadcast(step, source)
         self.saved_step = int(step[0])
@@ -216,7 +216,7 @@ class Saver:
             self._shards.prepare(self._plan(cursor, state()), self._slices())
 
     def verify(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
-        """Have the states compared without saving them, if that is due."""
+        """Begin a comparison of the states without a save, if one is due."""
         if self._terms.work_plan.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
@@ -234,7 +234,7 @@ class Saver:
         )
 
     def _slices(self) -> Slices:
-        """Return the slices of which this worker takes snapshots, its own first."""
+        """Return the slices that this worker copies into snapshots, its own first."""
         rank = self._membership.communicator.rank
         workers = self._membership.world.workers
         # On one host a second copy, made only if asked for, is lost with its worker alone.
@@ -272,7 +272,7 @@ class Saver:
             self._context.tell_agent({"kind": "checkpoint", "step": self.saved_step})
 
     def _failed(self, flight: _SaveInFlight) -> None:
-        """Say loudly what failed here, and go on training."""
+        """Report the failure to journal and user, and go on training."""
         self._flight = None
         self._failures[flight.step] += 1
         failure = flight.failure

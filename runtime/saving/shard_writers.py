@@ -1,9 +1,8 @@
 """A worker's shard on its way to the disk, by one of two ways.
 
-Usually it is a snapshot in memory that the agent has written: training goes on
-beside another process, and the snapshot is written even if this worker dies.
-Without an agent, or without memory for snapshots, a thread of this worker writes
-it from a copy of its share.
+Usually it is a snapshot in memory, and a process of the agent writes it.  Training goes on
+meanwhile, and the snapshot is written even if this worker dies.  Without an agent, or
+without memory for snapshots, a thread of this worker writes the shard from a copy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LOOK_S = 0.001
 
 
 class SnapshotNotWritten(CheckpointError):
-    """The agent's writer has failed, and has told why in the journal."""
+    """The agent's writer has failed; the journal holds its reason."""
 
 
 class PendingShard(Protocol):
@@ -40,20 +39,20 @@ class PendingShard(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it has failed, if it has."""
+        """The error if it has failed, else None."""
 
     @property
     def record(self) -> ShardRecord:
-        """What it is; only of one that is done and has not failed."""
+        """The shard's record; only valid once the shard is done and has not failed."""
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
-        """Describe it and let somebody else have it, if that is its way.
+        """Make the shard's record and send the snapshot to the agent, if the agent writes it.
 
-        Called once, by another thread; ``state`` still is the one that was copied.
+        Another thread calls this once; ``state`` is still the state that was copied.
         """
 
     def wait(self, timeout_s: float) -> None:
-        """Wait a little for it to be done."""
+        """Wait up to ``timeout_s`` until it is done."""
 
 
 class _ThreadShard:
@@ -75,14 +74,14 @@ class _ThreadShard:
         return self._future.result()
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
-        """Do nothing: it stays here."""
+        """Do nothing: this worker writes the shard itself."""
 
     def wait(self, timeout_s: float) -> None:
         wait([self._future], timeout_s)
 
 
 class _AgentShard:
-    """A snapshot that the agent has written; its answer is in the heartbeat page."""
+    """A snapshot that the agent's writer writes; the answer comes in the heartbeat page."""
 
     def __init__(
         self, context: WorkerContext, plan: SavePlan, copies: Sequence[SnapshotCopy]
@@ -100,7 +99,7 @@ class _AgentShard:
         return self._record
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
-        """Send it, and what goes with it, to the agent; second copies first."""
+        """Send the snapshots and their records to the agent; second copies first."""
         for copy in self._copies:
             self._record = copy.image.describe(state, self._plan.header)
             self._send(copy, self._record, state_digest)
@@ -136,7 +135,7 @@ class Shards:
         self._context = context
         self._store = store
         self._thread = thread
-        # Not that of the commits: one that hangs must not keep the next snapshot waiting.
+        # Apart from the thread of commits: a commit that hangs must not delay a snapshot.
         self._memory_thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-memory")
         self._memory: Future[SnapshotPlace | None] | None = None
         self._shape: object = None
@@ -151,9 +150,9 @@ class Shards:
             self._memory = self._memory_thread.submit(take_place, *shape)
 
     def begin(self, plan: SavePlan, shards: Slices, state: Tensors) -> PendingShard:
-        """Copy this worker's share of ``state``, which is to be handed over next.
+        """Copy this worker's share of ``state``; ``hand_over`` must follow.
 
-        The first of ``shards`` is its own; of the others it holds second copies.
+        The first of ``shards`` is its own; it holds second copies of the others.
         """
         self.prepare(plan, shards)
         place = self._memory.result() if self._memory is not None else None

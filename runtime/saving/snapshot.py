@@ -1,7 +1,7 @@
-"""What goes with a snapshot from the worker that made it to the process that writes it.
+"""The message that goes with a snapshot from its worker to the process that writes it.
 
-A plan holds all that a commit needs and that no shard contains, so that a checkpoint
-whose snapshots are complete can be committed when everybody who made it is dead.
+A plan holds everything that a commit needs and no shard contains.  So a checkpoint whose
+snapshots are complete can be committed after the death of all its workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """One save, as everyone in its world knows it."""
+    """One save; every worker of its world has an equal plan."""
 
     header: Header
     attempt: int
@@ -30,13 +30,13 @@ class SavePlan:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What names the save: step, generation and attempt."""
+        """The name of the save: step, generation and attempt."""
         return (self.header.step, self.header.generation, self.attempt)
 
     def manifest(self, records: list[ShardRecord]) -> Manifest:
         """Return the manifest of the checkpoint.
 
-        Raises ``CommitRefused`` if the records do not make it whole.
+        Raises ``CommitRefused`` if the records do not make the checkpoint whole.
         """
         return Manifest.assemble(
             self.layout, records, header=self.header, cursor=self.cursor, numerics=self.numerics
@@ -51,9 +51,9 @@ class Snapshot:
     plan: SavePlan
     record: ShardRecord
     state_digest: str
-    """Digest of the whole state that its worker held; equal on all, or something is wrong."""
+    """Digest of the whole state that its worker held; all workers must have the same one."""
     key_file: KeyFile | None = None
-    """Where the key lies that the checkpoint is signed with, if it is."""
+    """The file of the key that signs the checkpoint, None without a key."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the snapshot as a JSON object."""
@@ -75,7 +75,7 @@ class Snapshot:
 
     @staticmethod
     def of(message: Mapping[str, Any]) -> Snapshot:
-        """Return the snapshot that ``as_json`` has described."""
+        """Return the snapshot from the fields that ``as_json`` has made."""
         specs = tuple(TensorSpec(n, dtype, tuple(shape)) for n, dtype, shape in message["specs"])
         plan = SavePlan(
             Header(message["run_id"], message["generation"], message["step"]),

@@ -1,7 +1,7 @@
-"""Where a worker puts its snapshots in one world: its own shard, and those that it holds second.
+"""The memory of a worker's snapshots in one world: its own shard, and second copies of others.
 
-Each shard has memory of its own, laid out once.  Room for second copies is welcome and
-not needed: a worker that has none holds none.
+Each shard has memory of its own, laid out once.  Second copies are optional: a worker
+without room for them holds none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.runtime.system.sealed_memory import sealed_memory
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14
 _AT_ONCE_BYTES = 32 * 2**20
-"""13 ms: the interpreter's lock is held meanwhile, and a worker has to show that it lives."""
+"""This takes 13 ms and holds the interpreter's lock, which heartbeats need."""
 
 
 class SnapshotMemory:
@@ -32,7 +32,7 @@ class SnapshotMemory:
         """Take the memory now.
 
         Raises:
-            OSError: there is not that much.
+            OSError: there is not enough memory.
         """
         self.size = size
         self._buffers: list[_Buffer] = []
@@ -41,7 +41,7 @@ class SnapshotMemory:
             for _ in range(2):
                 self._buffers.append(_Buffer(size))
         except BaseException:
-            self.close()  # or half of what was too much stays taken
+            self.close()  # else the first buffer would stay taken
             raise
 
     def next(self) -> tuple[int, memoryview]:
@@ -51,7 +51,7 @@ class SnapshotMemory:
         return buffer.fd, buffer.contents
 
     def close(self) -> None:
-        """Give the memory back; who has mapped it keeps it."""
+        """Give the memory back; a process that has mapped it keeps it."""
         for buffer in self._buffers:
             buffer.close()
 
@@ -72,7 +72,7 @@ class _Buffer:
             self._touch(start, min(_AT_ONCE_BYTES, size - start))
 
     def _touch(self, start: int, size: int) -> None:
-        """Have every page mapped."""
+        """Map every page now, so that a copy meets no page faults."""
         try:
             self._map.madvise(_POPULATE_WRITE, start, size)
         except OSError:  # an older kernel
@@ -91,7 +91,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCopy:
-    """A shard that was copied: where to, and how to say what it is."""
+    """A shard that was copied: the descriptor of its memory, and its image for the record."""
 
     fd: int
     image: ShardImage
@@ -106,7 +106,7 @@ class SnapshotPlace:
         """Take memory for ``shards``, the worker's own first.
 
         Raises:
-            OSError: there is not that much for its own.
+            OSError: there is not enough memory for its own shard.
         """
         first, *seconds = (ShardImage(layout, shard, run_id, kind) for shard in shards)
         self._desks = [_Desk(first)]
@@ -118,13 +118,13 @@ class SnapshotPlace:
             _LOG.warning("no memory for a second copy of %d bytes (%s)", image.size, error)
 
     def is_free(self, page: HeartbeatPage) -> bool:
-        """Return whether the buffers whose turn it is have been written."""
+        """Return whether the next buffers are free: their snapshots have been written."""
         return page.is_answered(self._attempts[0])
 
     def take(self, plan: SavePlan, state: Tensors) -> list[SnapshotCopy]:
-        """Copy the shards of ``state``; return where they are, the worker's own last.
+        """Copy the shards of ``state``; return the copies, the worker's own last.
 
-        So a second copy is there before the first one is looked at.
+        So a second copy reaches the writer before it checks the first one.
         """
         self._attempts = [self._attempts[1], plan.attempt]
         return [desk.copy(plan, state) for desk in reversed(self._desks)]
@@ -136,14 +136,14 @@ class SnapshotPlace:
 
 
 class _Desk:
-    """A shard's image and the memory for two of it."""
+    """A shard's image, and the memory for two snapshots of it."""
 
     def __init__(self, image: ShardImage) -> None:
         self._image = image
         self.memory = SnapshotMemory(image.size)
 
     def copy(self, plan: SavePlan, state: Tensors) -> SnapshotCopy:
-        """Copy the shard into the buffer whose turn it is."""
+        """Copy the shard into the next buffer."""
         fd, buffer = self.memory.next()
         self._image.copy(buffer, state, plan.header)
         return SnapshotCopy(fd, self._image)
@@ -152,13 +152,13 @@ class _Desk:
 def take_place(
     layout: ShardLayout, shards: Sequence[int], run_id: str, kind: DigestKind
 ) -> SnapshotPlace | None:
-    """Return memory for snapshots, None if there is not that much."""
+    """Return memory for snapshots, None if there is not enough."""
     try:
         return SnapshotPlace(layout, shards, run_id, kind)
     except (OSError, MemoryError) as error:
         _LOG.warning(
-            "no memory for snapshots (%s): checkpoints are written by the worker itself, "
-            "from a copy made anew each time",
+            "no memory for snapshots (%s): the worker itself writes checkpoints, "
+            "from a new copy each time",
             error,
         )
         return None

@@ -1,17 +1,16 @@
 """The process that writes the snapshots of a host's workers: a child of the agent.
 
 It is niced and has neither MPI nor TensorFlow nor HDF5: a snapshot is the file, byte
-for byte.  While workers live they decide what becomes of a save, and one of them
-commits it.  When all of them are dead, the agent asks to *settle*: a save whose shards
-are all durable is committed then, so that nothing that was complete in memory is lost.
-So everything that is ever restored is restored from the disk.
+for byte.  While workers live, they decide the fate of a save, and one of them commits it.
+When all of them are dead, the agent asks to *settle*: the writer then commits the newest
+save if all its shards are in memory.  So no save that was complete in memory is lost.
 
 Every snapshot is answered, with ``durable`` or ``held``, or with ``failed`` and a reason.
 
-A second copy of a shard is only held, until it is needed: because the first has changed
-in memory, or because its worker died before it was complete.  The images of the newest
-save that is complete are kept: what the disk has lost or could not take is mended from
-them, or read from them by a job that is relaunched.
+A second copy of a shard is held until it is needed: the first copy has changed in memory,
+or its worker died before it was complete.  The images of the newest complete save are
+kept.  If the disk has lost that step or could not take it, it is mended from them, or a
+relaunched job reads them.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from holdfast.runtime.system.processes import allow_many_files, die_with_parent,
 
 _NICE = 10
 _NOT_AS_IT_WAS_STAGED = frozenset({errno.ENOENT, errno.EEXIST})
-"""Its workers had given the save up, or had begun to write a shard themselves."""
+"""Errors of a save that its workers had given up, or had begun to write themselves."""
 _ANSWERED = ("launch", "worker", "attempt", "step", "is_second", "shard")
 """Fields of a snapshot that its answer repeats."""
 
 
 class SnapshotWriter:
-    """Writes what it is given, in order, and remembers the newest save."""
+    """Writes snapshots in the order in which they arrive, and remembers the newest save."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -58,7 +57,7 @@ class SnapshotWriter:
         self._downgrades_told: set[str] = set()
 
     def run(self) -> None:
-        """Serve until the agent closes the connection; what has arrived is written."""
+        """Serve until the agent closes the connection; write every snapshot that has arrived."""
         while (message := self._channel.receive()) is not None:
             if message["kind"] == "snapshot":
                 self._take(message)
@@ -88,7 +87,7 @@ class SnapshotWriter:
         try:
             save = self._save_of(held.snapshot)
         except CheckpointError:
-            os.close(held.fd)  # which no save owns
+            os.close(held.fd)  # no save owns it
             raise
         try:
             return _hold(held, save) if message["is_second"] else _write(held, save)
@@ -99,7 +98,7 @@ class SnapshotWriter:
                 save.close()
 
     def _save_of(self, snapshot: Snapshot) -> HeldSave:
-        """Return the save that a snapshot is of; only the newest one is kept."""
+        """Return the save to which a snapshot belongs; only the newest save is kept."""
         if self._save is None or self._save.plan.key != snapshot.plan.key:
             begun = HeldSave.begun_by(snapshot)
             if self._save is not None and begun.age < self._save.age:
@@ -116,10 +115,10 @@ class SnapshotWriter:
             if save is not None:
                 save.close()
         elif self._kept is not None and not self._kept.is_complete:
-            self._kept = None  # the newest, in which damage was found since
+            self._kept = None  # damage was found in it since
 
     def _put_away(self) -> None:
-        """Be through with the newest save; of what is kept of it, one copy is enough."""
+        """Let go of the newest save; if it is kept, keep one copy of each shard."""
         self._keep_if_complete()
         save, self._save = self._save, None
         if save is not None and save is self._kept:
@@ -128,7 +127,7 @@ class SnapshotWriter:
             save.close()
 
     def _settle(self) -> None:
-        """Commit the newest save if it is complete and nobody has committed it yet."""
+        """Commit the newest save if it is complete and not committed yet."""
         step: int | None = None
         save = self._save
         if save is not None and save.is_complete:
@@ -141,7 +140,7 @@ class SnapshotWriter:
         self._send({"kind": "settled", "step": step})
 
     def _mend(self, step: int) -> None:
-        """Make a step of the disk whole from the images that are kept of it, if any are."""
+        """Mend a step on the disk from its kept images, if there are any."""
         answer: Message = {"kind": "mended", "step": step, "reason": None, "result": None}
         save = self._kept
         if save is None or save.step != step:
@@ -154,7 +153,7 @@ class SnapshotWriter:
         self._send(answer)
 
     def _tell_where_images_are(self) -> None:
-        """Tell of which step images are kept, and where whoever asks can map them."""
+        """Tell the step whose images are kept, and the descriptors by which to map them."""
         answer: Message = {"kind": "opened", "step": None}
         if (save := self._kept) is not None:
             manifest = save.manifest().encode(save.store.key).decode()
@@ -170,7 +169,7 @@ class SnapshotWriter:
         try:
             self._channel.send(message)
         except (BrokenPipeError, ConnectionResetError):
-            return  # the agent is gone: nobody waits for an answer
+            return  # the agent is gone, so no process waits for the answer
 
 
 def _hold(held: HeldSnapshot, save: HeldSave) -> str:
@@ -187,7 +186,7 @@ def _write(held: HeldSnapshot, save: HeldSave) -> str:
 
 
 def _write_one_of(held: HeldSnapshot, save: HeldSave) -> None:
-    """Write a shard; from its second copy, if the first has changed in memory."""
+    """Write a shard, from its second copy if the first has changed in memory."""
     index = held.snapshot.record.index
     try:
         _write_shard(held, save)
@@ -230,9 +229,9 @@ def _commit_staged(save: HeldSave) -> None:
 
 
 def _is_committed(save: HeldSave) -> bool:
-    """Return whether its workers have committed a save, and were not able to say so.
+    """Return whether the workers committed the save before they died without reporting it.
 
-    What lies under the step's name may as well be an older save, which was found damaged.
+    The checkpoint under the step's name may also be an older save that was found damaged.
     """
     try:
         found = save.store.scan(save.step).manifest_alone()
@@ -250,7 +249,7 @@ def _mend_save(save: HeldSave) -> MendResult:
 
 
 def _record(about: Snapshot | HeldSave, event: str, **fields: object) -> None:
-    """Write into the run's journal, if there still is a run directory."""
+    """Write into the run's journal, if the run directory still exists."""
     step, generation, _ = about.plan.key
     path = RunDirectory(about.run_dir).journal_path
     with contextlib.suppress(OSError):
@@ -260,7 +259,7 @@ def _record(about: Snapshot | HeldSave, event: str, **fields: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Be the writer of the agent at the other end of the descriptor."""
+    """Run the writer of the agent at the other end of the descriptor."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.saving.snapshot_writer")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument(

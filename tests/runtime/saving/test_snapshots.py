@@ -799,7 +799,7 @@ def test_without_memory_the_worker_writes_by_itself(
 
     shard.wait(60.0)
     assert (shard.is_done, shard.failure, workers[0].sent) == (True, None, [])
-    assert "written by the worker itself" in caplog.text
+    assert "the worker itself writes checkpoints" in caplog.text
 
 
 def test_other_world_gets_memory_of_its_own(workers: list[Worker]) -> None:
