@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _remove(directory: Path) -> None:
-    """Remove the directory in which an mpiexec may be cleaning up at the same time."""
+    """Remove the directory; retry for a while, as an mpiexec may still clean up in it."""
     deadline = time.monotonic() + _REMOVED_WITHIN_S
     while directory.exists() and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)
@@ -50,7 +50,9 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--private", action="store_true", help="the directory goes with the job")
-    parser.add_argument("--parent", type=int, default=os.getppid(), help="who starts this agent")
+    parser.add_argument(
+        "--parent", type=int, default=os.getppid(), help="process that starts this agent"
+    )
     parser.add_argument("--ready-fd", type=int, help="gets a line as soon as the socket listens")
     options = parser.parse_args(argv)
     preload = tuple(name for name in options.preload.split(",") if name)

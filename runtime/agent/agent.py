@@ -2,10 +2,10 @@
 
 It listens at ``agent.sock`` in its directory for one supervisor and any number
 of guards.  It outlives MPI jobs and even the supervisor: losing the supervisor
-stops nothing, since workers and guards need only the agent.  When the agent
-itself dies the kernel kills its workers (``PR_SET_PDEATHSIG``) and the guards
-see their connections close.  An agent whose supervisor is lost removes its
-directory at the end, since nobody else is left to do so.
+stops nothing, since workers and guards need only the agent.  If the agent itself dies,
+the kernel kills its workers (``PR_SET_PDEATHSIG``) and the guards see their connections
+close.  An agent that has lost its supervisor removes its directory at the end, because no
+other process would.
 
 It imports no MPI, TensorFlow, NumPy or HDF5; its pool does.
 """
@@ -38,7 +38,7 @@ _OUTPUT_ENDS_WITHIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What the agent is told when it starts."""
+    """The settings that the agent gets at its start."""
 
     directory: Path
     heartbeat_timeout_s: float
@@ -51,22 +51,22 @@ class AgentSettings:
 
 @dataclass(slots=True)
 class _Visitor:
-    """A connection: what to do with its messages changes once it has said who it is."""
+    """A connection; its handlers change once it has introduced itself."""
 
     on_message: Callable[[Message], None]
     on_end: Callable[[], None]
 
     def hear(self, message: Message) -> None:
-        """Handle a message as the visitor's present role says."""
+        """Handle a message in the visitor's present role."""
         self.on_message(message)
 
     def end(self) -> None:
-        """Handle the end of the connection as the visitor's present role says."""
+        """Handle the end of the connection in the visitor's present role."""
         self.on_end()
 
 
 class Agent:
-    """The agent's loop: connections, the supervisor's orders, and when to end."""
+    """The agent's loop: connections, the supervisor's orders, and its own end."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._look_s = pulse_interval_s(settings.heartbeat_timeout_s)
@@ -89,7 +89,7 @@ class Agent:
             self._say_ready(settings.ready_fd)
 
     def run(self) -> ExitCode:
-        """Serve until told to end, or until nobody needs this agent; return the exit code."""
+        """Serve until told to end, or until no process needs this agent; return the exit code."""
         looked_at = time.monotonic()
         while self._exit_code is None:
             pause_s = _IDLE_LOOK_S if self._host.is_idle else self._look_s
@@ -111,7 +111,7 @@ class Agent:
 
     @property
     def has_supervisor(self) -> bool:
-        """Whether somebody is there who cleans up."""
+        """Whether a supervisor is connected, which will clean up."""
         return self._supervisor.channel is not None
 
     def end_on_signals(self) -> None:
@@ -128,7 +128,7 @@ class Agent:
         try:
             os.write(fd, b"ready\n")
         except BrokenPipeError:
-            self._end(ExitCode.DONE)  # who started this agent is gone already
+            self._end(ExitCode.DONE)  # the starter of this agent is gone already
         os.close(fd)
 
     def _accept(self) -> None:

@@ -1,19 +1,18 @@
 """The process that MPI's launcher believes to be a worker.
 
-``mpiexec`` starts one guard per rank.  The guard hands its rank's environment
-to the agent of the host, which starts the worker with it, and waits.  The
+``mpiexec`` starts one guard per rank.  The guard hands its rank's environment to the
+agent of the host, which starts the worker with it.  Then the guard waits.  The
 invariant: *guard and worker die together, and an unclean death is a SIGKILL*.
 
-Why: Open MPI reports a death by signal to the survivors within milliseconds,
-but after ``exit(1)``, ``MPI_Abort`` or an uncaught exception they wait for ever.
-So when the worker ended in any other way than by leaving, or when the agent is
-gone, the guard kills itself with SIGKILL, the one death that always works.
-When ``mpiexec`` is gone the guard goes too, and the agent, which sees the
-connection close, kills the worker.
+Why: Open MPI reports a death by signal to the survivors within milliseconds.  After
+``exit(1)``, ``MPI_Abort`` or an uncaught exception the survivors wait for ever.  So the
+guard kills itself with SIGKILL, the one death that always works, in two cases: the agent
+is gone, or the worker ended in any other way than by leaving.  When ``mpiexec`` is gone
+the guard goes too.  Then the agent sees the connection close and kills the worker.
 
-Run by path as ``python -I -S guard.py``: it imports nothing but the standard
-library, and of that only what is compiled in: ``json`` and ``socket`` would
-more than double its start, and every rank waits for it.
+Run by path as ``python -I -S guard.py``: it imports only modules of the standard library
+that are compiled in.  ``json`` and ``socket`` would more than double its start, and every
+rank waits for it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _FORWARDED = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
-"""Without ``OPAL_`` Open MPI looks for its help files and plugins in a wrong prefix."""
+"""Without ``OPAL_`` Open MPI looks for its help files and plugins under a wrong prefix."""
 
 _WORKER_HAS_LEFT = b'{"kind":"worker_ended","clean":true}\n'
 """The one message that ends a guard in peace, as channel.py writes it."""

@@ -16,7 +16,7 @@ from holdfast.runtime.system.processes import describe_status, kill_group
 
 @dataclass(frozen=True, slots=True)
 class GuardHello:
-    """What a guard says when it connects."""
+    """The message of a guard that connects."""
 
     rank: int
     generation: int
@@ -26,7 +26,7 @@ class GuardHello:
 
     @staticmethod
     def of(message: Message) -> GuardHello:
-        """Return what a ``guard`` message says; raises ``KeyError`` if it is incomplete."""
+        """Return the contents of a ``guard`` message; raises ``KeyError`` if it is incomplete."""
         return GuardHello(
             rank=int(message["rank"]),
             generation=int(message["generation"]),
@@ -45,9 +45,9 @@ class HostedLaunch:
 
     @staticmethod
     def of(message: Message) -> HostedLaunch:
-        """Return what a ``launch`` message says.
+        """Return the contents of a ``launch`` message.
 
-        Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is not complete.
+        Raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is incomplete.
         """
         return HostedLaunch(WorkerConfig.from_json(message["config"]), dict(message.get("env", {})))
 
@@ -62,7 +62,7 @@ class HostedLaunch:
         return self.config.workers
 
     def config_of(self, worker: WorkerId) -> WorkerConfig:
-        """Return what ``worker`` is told."""
+        """Return the configuration of ``worker``."""
         return dataclasses.replace(self.config, worker=worker)
 
 
@@ -99,12 +99,12 @@ class HostedWorker:
 
     @property
     def view(self) -> HeartbeatView:
-        """What the heartbeat page shows now."""
+        """The heartbeat page at this moment."""
         return HeartbeatView(self.page.counter, self.page.phase)
 
     @property
     def is_condemned(self) -> bool:
-        """Whether it was killed, or is to be killed as soon as it exists."""
+        """Whether it was killed, or will be killed as soon as it exists."""
         return self._why_killed is not None
 
     @property
@@ -142,7 +142,7 @@ class HostedWorker:
         return self.exit_event(status, self._cause(status))
 
     def exit_event(self, status: int, cause: str) -> Message:
-        """Return the event that says how the worker ended, and where it was then."""
+        """Return the event of the worker's end: status, cause, step and phase."""
         return {
             "kind": "worker_exited",
             "worker": self.worker,
@@ -156,7 +156,7 @@ class HostedWorker:
         }
 
     def close(self) -> None:
-        """Close everything but stdout and stderr, which belong to whoever forwards them."""
+        """Close everything but stdout and stderr, which belong to the output forwarder."""
         self._close_their_ends()
         self.control.close()
         self.page.close()

@@ -1,10 +1,9 @@
 """Remarks of libraries that mean nothing to a user whose job goes on.
 
 After a death Open MPI and PMIx print lines about broken pipes and aborted
-schedules, and banners that announce the end of a job that does not end.  Only
-what is known from real runs (Open MPI 5.0.9 with ranks killed in collectives
-and in point to point, over shared memory and TCP) is taken for noise; anything
-else is shown.
+schedules, and banners that announce the end of a job that does not end.  Only lines known
+from real runs are noise; any other line is shown.  The runs had Open MPI 5.0.9, and ranks
+killed in collectives and in point to point, over shared memory and TCP.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MARKS = (
     *(b"NBC_", b"[warn] Epoll ", b"pmix_ptl_base", b"absl::InitializeLog", b"I0000 "),
     *(b"To enable the following", b"-" * 74),
 )
-"""Text without any of these has no noise; looking for them is much faster."""
+"""Text without any of these has no noise; this test is much faster than the patterns."""
 _BANNER_EDGE = re.compile(rb"^-{74}$")
 _BANNER_BEGIN = re.compile(rb"^MPI_ABORT was invoked on rank")
 _BLANK = re.compile(rb"^[\s\0]*$")
@@ -52,7 +51,7 @@ class NoiseFilter:
         return b"".join(self._sift(line) for line in lines.splitlines(keepends=True))
 
     def rest(self) -> bytes:
-        """Return what was kept back when the stream has ended."""
+        """Return the line that was kept back; call it when the stream has ended."""
         rest, self._rule = self._rule, b""
         return rest
 

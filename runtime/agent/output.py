@@ -1,12 +1,12 @@
-"""What workers print, forwarded line by line with a prefix that names the worker.
+"""The output of workers, forwarded line by line with a prefix that names the worker.
 
-One thread reads all pipes and writes to our own stdout and stderr.  It is a
-thread, so that a terminal that is slow to take lines slows down the workers
-that print (their pipes fill up) and never the loop that watches them.
+One thread reads all pipes and writes to our own stdout and stderr.  Because it is a
+thread of its own, a slow terminal never slows down the loop that watches the workers.  It
+slows down only the workers that print, because their pipes fill up.
 
-Complete lines are written in pieces of at most ``PIPE_BUF`` bytes that end at a
-line's end: the kernel does not mix such writes with those of other processes
-(pipe(7)), so no line is torn.
+Complete lines are written in pieces of at most ``PIPE_BUF`` bytes that end at a line's
+end.  The kernel does not mix such writes with those of other processes (pipe(7)), so no
+line is torn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Stream:
         return self._dressed(complete)
 
     def last_line(self) -> bytes:
-        """Return what was kept back when the pipe has ended, prefixed."""
+        """Return the unfinished line, prefixed; call it when the pipe has ended."""
         lines = self._dressed(self.rest())
         return lines if self.noise is None else lines + self._prefixed(self.noise.rest())
 
@@ -83,13 +83,13 @@ class OutputForwarder:
         self._thread.start()
 
     def forward(self, fd: int, prefix: str, sink_fd: int) -> None:
-        """Forward what comes from ``fd``, which is owned from now on, to ``sink_fd``."""
+        """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``."""
         noise = None if self._verbose else NoiseFilter()
         self._new.append(_Stream(fd, prefix.encode(), sink_fd, noise))
         os.write(self._wake_write, b"w")
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all pipes have ended, or ``timeout_s``; then forward nothing any more."""
+        """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding."""
         self._deadline = time.monotonic() + timeout_s
         os.write(self._wake_write, b"w")
         self._thread.join(timeout_s + 1.0)
@@ -139,7 +139,7 @@ class OutputForwarder:
 
 
 def _write_lines(sink_fd: int, lines: bytes) -> None:
-    """Write whole lines; if nobody reads them any more they are dropped."""
+    """Write whole lines; drop them if their reader is gone."""
     start = 0
     with contextlib.suppress(OSError):
         while start < len(lines):

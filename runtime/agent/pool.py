@@ -4,20 +4,19 @@ Importing TensorFlow is most of a worker's start.  This process, a child of the
 agent, imports the heavy modules once and then forks a worker on each request,
 within milliseconds, for every launch of the job.
 
-What makes that safe: when it forks it has one thread (a fork copies only the
-calling thread, so a lock that another one held would stay locked), it installs no
-signal handler, and it never imports ``mpi4py.MPI``, whose libraries belong to
-one MPI job.  A module whose import breaks the first rule is refused, and so is
-one that cannot be imported: the agent then starts a pool without it.
+Three rules make that safe.  When the pool forks, it has one thread: a fork copies only the
+calling thread, so a lock held by another thread would stay locked.  It installs no signal
+handler.  It never imports ``mpi4py.MPI``, whose libraries belong to one MPI job.  A module
+whose import breaks the first rule is refused, and so is a module that cannot be imported.
+The agent then starts a pool without it.
 
-A worker is forked twice, by way of a middle process that ends at once, so that
-the kernel hands it to the agent (a subreaper), which then can wait for it.  The
-worker goes on only when that has happened, because handing over would clear
-"die with your parent".
+A worker is forked twice, by way of a middle process that ends at once.  So the kernel
+hands it to the agent (a subreaper), which can wait for it.  The worker goes on only after
+that, because the handing over would clear "die with your parent".
 
-Workers are forked when a launch is announced, while ``mpiexec`` is still
-starting.  Each then waits on its control channel for the ``begin`` message,
-which brings what its guard knows: the rank's environment and the directory.
+Workers are forked when a launch is announced, while ``mpiexec`` is still starting.  Each
+then waits on its control channel for the ``begin`` message.  It brings the guard's
+knowledge: the rank's environment and the directory.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _THREADS_END_WITHIN_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Import what was asked for, then fork workers until the agent is gone."""
+    """Import the requested modules, then fork workers until the agent is gone."""
     options = _parse(argv)
     die_with_parent(options.agent)
     name_process("holdfast-pool")
@@ -57,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not _preload(module, agent):
             return
     gc.collect()
-    gc.freeze()  # or the first collection in each worker would copy every page
+    gc.freeze()  # without it the first collection in each worker would copy every page
     agent.send({"kind": "warm"})
     while (message := agent.receive()) is not None:
-        # all that were asked for by now are made together, for one middle process
+        # all workers requested by now are forked together, by one middle process
         requests = [message, *agent.drain()]
         births = [Birth.of(request, options.entry) for request in requests]
         _serve(births, agent, options.agent)
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Everything that a new worker is given."""
+    """The request of one new worker, with everything that it gets."""
 
     worker: int
     generation: int
@@ -81,7 +80,7 @@ class Birth:
 
     @staticmethod
     def of(message: Message, entry: str) -> Birth:
-        """Return what a ``fork`` message asks for."""
+        """Return the birth that a ``fork`` message requests."""
         control_fd, heartbeat_fd, stdout_fd, stderr_fd = message[FDS]
         return Birth(
             worker=int(message["worker"]),
@@ -138,8 +137,8 @@ def _report_failure(module: str, message: str, agent: Channel) -> None:
 def _settle_threads() -> bool:
     """Return whether one thread is left, after giving libraries a chance to end theirs.
 
-    Libraries such as OpenBLAS start threads when loaded and end them before
-    any fork (pthread_atfork(3)), so a fork for nothing shows which ones do.
+    Libraries such as OpenBLAS start threads when loaded and end them before any fork
+    (pthread_atfork(3)).  So a child that ends at once lets them end their threads.
     """
     if thread_count() == 1:
         return True
@@ -158,7 +157,7 @@ def _serve(births: Sequence[Birth], agent: Channel, agent_pid: int) -> None:
     os.close(go_read)
     for fd in (fd for birth in births for fd in birth.fds):
         os.close(fd)
-    # told before begun: if this process dies in between, so do the workers
+    # The agent hears of workers before they begin: if the pool dies between, so do they.
     for birth, pid in zip_longest(births, pids):
         about = {"worker": birth.worker, "generation": birth.generation}
         if pid is not None:
@@ -174,9 +173,9 @@ def _serve(births: Sequence[Birth], agent: Channel, agent_pid: int) -> None:
 def _fork_twice(
     births: Sequence[Birth], agent: Channel, agent_pid: int, go: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Return processes that wait at ``go`` and are the agent's children.
+    """Return the ids of new processes that wait at ``go`` and are the agent's children.
 
-    They stand in the order of ``births``; they are fewer if the system has no more to give.
+    They stand in the order of ``births``.  They are fewer if the system refuses a fork.
     """
     pid_read, pid_write = os.pipe()
     sys.stdout.flush()
@@ -208,7 +207,7 @@ def _fork_or_end() -> int:
 
 
 def _begin(birth: Birth, agent_pid: int, go_read: int) -> NoReturn:
-    """Be a worker, from its first moment to its last."""
+    """Run a worker from its first moment to its last."""
     status = 1
     try:
         go = os.read(go_read, 1)
@@ -247,7 +246,7 @@ def _enter(birth: Birth) -> None:
     config = WorkerConfig.decode(birth.config)
     control = Channel.adopt(birth.control_fd)
     if (begin := control.receive()) is None:
-        return  # nobody needs this worker
+        return  # the agent has closed the channel: this worker is not needed
     os.environ.update(begin["env"])
     os.chdir(begin["cwd"])
     entry(config, control.detach(), birth.heartbeat_fd)
@@ -261,7 +260,7 @@ def _status_of(end: SystemExit) -> int:
 
 
 if __name__ == "__main__":
-    # neither a thread that an import has left nor the unloading of libraries may delay the end
+    # os._exit, because leftover threads and the unloading of libraries may delay a normal end
     try:
         main()
     except BaseException:

@@ -1,4 +1,4 @@
-"""The agent's events on their way to the supervisor, whether one listens or not.
+"""The agent's events on their way to the supervisor, kept while none is connected.
 
 Training goes on without a supervisor, so events wait here until one connects
 (again).  The newest connection is the supervisor; an older one is closed.
@@ -22,14 +22,14 @@ class SupervisorLink:
         self._waiting: deque[Message] = deque(maxlen=_KEPT_EVENTS)
 
     def attach(self, channel: Channel, greeting: Message) -> None:
-        """Make ``channel`` the supervisor: greet it, then tell it what it has missed."""
+        """Make ``channel`` the supervisor: greet it, then send the events that it has missed."""
         self.channel = channel
         channel.post({**greeting, "now": time.monotonic()})
         while self._waiting:
             channel.post(self._waiting.popleft())
 
     def tell(self, event: Message) -> None:
-        """Send ``event`` with the time of now."""
+        """Send ``event`` with the current time."""
         stamped = {**event, "now": time.monotonic()}
         if self.channel is None:
             self._waiting.append(stamped)

@@ -1,9 +1,9 @@
 """The agent's handle on its pool: asks it for workers and replaces it when it dies.
 
-Invariant: every worker that was asked for is either pending here or was
-reported through ``on_forked`` exactly once.  What a dead pool had not
-delivered is asked of its successor.  A module that a pool died of importing is
-left out from then on, so a bad module costs time, never the job.
+Invariant: every requested worker is either pending here or was reported through
+``on_forked`` exactly once.  Requests that a dead pool had not answered go to its
+successor.  If a pool dies while it imports a module, later pools leave that module out.
+So a bad module costs time, never the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
 
 _EARLY_DEATHS_ALLOWED = 5
-"""A pool that dies this often before it is warm will never be; chosen by us."""
+"""A pool that dies more often before it is warm is given up; the number is our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ForkRequest:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What names the request: generation and worker id."""
+        """The name of the request: generation and worker id."""
         return (self.generation, self.worker)
 
     def message(self) -> Message:
@@ -55,10 +55,10 @@ class ForkRequest:
 
 
 class PoolOwner(Protocol):
-    """Whoever wants workers: the agent."""
+    """The agent's part that wants workers."""
 
     def on_forked(self, generation: int, worker: int, pid: int) -> None:
-        """Take over the process ``pid``, which is our child and begins now."""
+        """Take over the process ``pid``, a child of this process that begins now."""
 
     def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
         """Give the worker up: there is no process for it."""
@@ -86,7 +86,7 @@ class WarmPool:
 
     @property
     def pid(self) -> int:
-        """The pool's process."""
+        """The process id of the pool."""
         return self._process.pid
 
     def request(self, request: ForkRequest) -> None:
@@ -95,7 +95,7 @@ class WarmPool:
         self._channel.post(request.message(), request.fds)
 
     def close(self) -> None:
-        """End the pool and wait for it; what is pending is dropped."""
+        """End the pool and wait for it; pending requests are dropped."""
         self._stop_watching()
         self._process.kill()
         self._process.wait()
@@ -118,7 +118,7 @@ class WarmPool:
         theirs.close()
         self._owner.on_pool_output(stdout[0], stderr[0])
         self._end = os.pidfd_open(self._process.pid)
-        # a pool's last words come first, then its death; the end of its channel says nothing more
+        # the pool's last messages are handled before its death; the channel's end adds nothing
         self._reactor.watch_channel(self._channel, self._on_message, lambda: None)
         self._reactor.watch(self._end, self._on_death, order=2)
         for request in self._pending.values():

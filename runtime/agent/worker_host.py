@@ -1,12 +1,12 @@
 """The workers of a host: each tied to its guard, watched, and fenced when silent.
 
-The invariant: *a worker lives exactly as long as its guard*.  A guard that is
-gone costs its worker a SIGKILL; a worker that ended without leaving costs its
-guard the connection, whereupon the guard kills itself and MPI tells the
-survivors.  So every way to die becomes the one that ULFM handles.
+The invariant: *a worker lives exactly as long as its guard*.  If a guard is gone, its
+worker gets a SIGKILL.  If a worker ends without leaving, its guard loses the connection
+and kills itself, and MPI tells the survivors.  So every death becomes one that ULFM
+handles.
 
-Death by silence is not decided here: the heartbeat pages are shown to the
-failure detector, and who it finds dead is killed.
+Death by silence is not decided here: the failure detector looks at the heartbeat pages,
+and a worker that it finds dead is killed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WorkerHost:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no worker is hosted, and nothing that the last ones left is being saved."""
+        """Whether no worker is hosted, and no save of dead workers is being committed."""
         return not self._workers and not self._writer.is_settling
 
     @property
@@ -70,7 +70,7 @@ class WorkerHost:
     def begin(self, launch: HostedLaunch) -> None:
         """Make the workers of ``launch``, which wait for their guards.
 
-        What is left of an earlier launch is killed.
+        The remaining workers of an earlier launch are killed.
         """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
@@ -84,8 +84,8 @@ class WorkerHost:
     def take_guard(self, guard: Channel, hello: GuardHello) -> None:
         """Tie a guard that has connected to its worker, or turn it away.
 
-        A guard of another launch, of an unknown rank, or of a worker that is
-        dead or has a guard already loses its connection, and so its life.
+        The guard must be of this launch and of a known rank, and its worker must be alive
+        and without a guard.  Any other guard loses its connection, and so its life.
         """
         hosted = self._expecting(hello)
         if hosted is None or self._launch is None:
@@ -109,10 +109,10 @@ class WorkerHost:
             hosted.kill(why)
 
     def look(self, now: float) -> None:
-        """Show the heartbeats to the detector and fence who is found dead.
+        """Show the heartbeats to the detector and fence workers that it finds dead.
 
-        From the first guard of a launch on: a worker whose own guard never comes
-        is silent too, and the others would wait for it in ``MPI_Init`` for ever.
+        Watching begins with the first guard of a launch.  A worker whose own guard never
+        comes is silent too, and the others would wait for it in ``MPI_Init`` for ever.
         """
         watched = {
             hosted.worker: hosted
@@ -146,7 +146,7 @@ class WorkerHost:
         end = hosted.join_process(pid)
         self._output.forward(hosted.stdout_fd, f"[w{worker}] ", 1)
         self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2)
-        # a worker's last words come first, then its death
+        # a worker's last messages are handled before its death
         self._reactor.watch(end, lambda: self._on_end(hosted), order=2)
         self._reactor.watch_channel(
             hosted.control, lambda message: self._on_report(hosted, message), lambda: None
@@ -161,19 +161,19 @@ class WorkerHost:
         self._bury(hosted, hosted.exit_event(1, f"not started: {message}"))
 
     def on_pool_event(self, event: Message) -> None:
-        """Tell the supervisor what became of the pool."""
+        """Tell the supervisor an event of the pool."""
         self.has_lost_pool |= event["kind"] == "pool_lost"
         self._tell(event)
 
     def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
-        """Forward what the pool itself prints."""
+        """Forward the output of the pool itself."""
         self._output.forward(stdout_fd, "[pool] ", 1)
         self._output.forward(stderr_fd, "[pool] ", 2)
 
     def on_written(self, answer: Message) -> None:
-        """Tell a worker what became of its snapshot; a failure is told to everyone.
+        """Tell a worker the outcome of its snapshot, and the supervisor a failure.
 
-        Nobody waits for a second copy.
+        No worker waits for the answer to a second copy.
         """
         if answer["is_second"]:
             return
@@ -188,7 +188,7 @@ class WorkerHost:
             self._tell_report(WorkerId(answer["worker"]), {"kind": "notice", "text": text})
 
     def _tell_report(self, worker: WorkerId, report: Message) -> None:
-        """Pass on what a worker says, or what is said in its stead."""
+        """Pass a report of a worker, or one on its behalf, to the supervisor."""
         self._tell({"kind": "worker_report", "worker": worker, "report": report})
 
     def _expecting(self, hello: GuardHello) -> HostedWorker | None:
@@ -258,16 +258,16 @@ class WorkerHost:
             )
 
     def _tell_last_end(self, worker: WorkerId, event: Message, step: int | None) -> None:
-        """Tell the end of a launch's last worker once what they left in memory is saved.
+        """Tell the end of a launch's last worker, once the snapshots in memory are settled.
 
-        So a relaunch finds it on the disk, like everything else that it restores.
+        So a relaunch finds the step on the disk.
         """
         if step is not None:
             self._tell_report(worker, {"kind": "checkpoint", "step": step})
         self._tell(event)
 
     def _reap_strangers(self) -> None:
-        """Wait for orphans that workers left to us; stop at a death that is another's to see."""
+        """Reap orphans that workers have left; stop at a death that other code must see."""
         ours = {hosted.pid for hosted in self._workers.values()}
         ours |= {self._pool.pid, self._writer.pid}
         if any(hosted.pid is None for hosted in self._workers.values()):
@@ -280,6 +280,6 @@ class WorkerHost:
 
 
 def _post(hosted: HostedWorker, answer: Message) -> None:
-    """Answer a worker, if it still is there."""
+    """Answer a worker, if it still has its channel."""
     if not hosted.control.is_closed:
         hosted.control.post(answer)

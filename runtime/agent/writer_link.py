@@ -1,12 +1,12 @@
 """The agent's handle on the process that writes its workers' snapshots.
 
-Invariant: every snapshot is answered exactly once, by the writer or, when that has
-died or makes no progress, here.  A writer that is lost is replaced when the next
-snapshot comes.
+Invariant: every snapshot is answered exactly once.  If the writer has died or makes no
+progress, the answer comes from here.  A lost writer is replaced when the next snapshot
+comes.
 
-A disk that hangs holds whoever writes to it, and may even keep it from dying.  So
-nothing here waits for the writer's end, and there is a bound to every wait for an
-answer: it grows with the state, and begins anew with each answer.
+A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
+nothing here waits for the writer's end.  Every wait for an answer has a bound, which grows
+with the state and begins anew with each answer.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from holdfast.runtime.system.reactor import Reactor
 
 ANSWERED_WITHIN_S = 60.0
 SLOWEST_BYTES_PER_S = 10e6
-"""Slower than this a disk hangs."""
+"""A disk that is slower than this counts as hanging."""
 KILLED_SETTLES_WITHIN_S = 5.0
-"""Whoever had the workers killed does not want to wait; begins anew with each answer, too."""
+"""The bound after the workers were killed on request, whose sender does not want to wait.  It
+begins anew with each answer, too."""
 _PASSES_OF_A_MEND = 3
-"""What is damaged is read, what is whole is written, and read again."""
+"""The damaged step is read, the whole step is written, and then read again."""
 _ENDED_WITHIN_S = 5.0
 
 _Key = tuple[int, int, int, int]
 _ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
 QUESTIONS = frozenset({"keeps", "mend", "open"})
-"""What a worker may ask: of which step snapshots are kept, to mend it from them, where they are."""
+"""The questions of a worker: which step has kept snapshots, mend it from them, and map them."""
 
 
 Then: TypeAlias = Callable[[Message], None]
 
 
 class WriterOwner(Protocol):
-    """Whoever hosts the workers whose snapshots are written."""
+    """The host of the workers whose snapshots are written."""
 
     def on_written(self, answer: Message) -> None:
         """Take note of an answer: kind ``durable``, ``held`` or ``failed``, of a snapshot."""
@@ -71,21 +72,21 @@ class WriterLink:
 
     @property
     def pid(self) -> int | None:
-        """The writer's process, if there is one."""
+        """The process id of the writer, None if there is none."""
         return None if self._process is None else self._process.pid
 
     @property
     def is_settling(self) -> bool:
-        """Whether somebody waits for what is left to be committed."""
+        """Whether a ``settle`` waits for its answer."""
         return any(kind == "settled" for kind, _ in self._asked)
 
     def start(self) -> None:
-        """Have the writer ready before the first snapshot."""
-        with contextlib.suppress(OSError):  # it will be tried again, and answered for
+        """Start the writer before the first snapshot."""
+        with contextlib.suppress(OSError):  # the next snapshot tries again, and gets an answer
             self._connected()
 
     def write(self, snapshot: Message) -> None:
-        """Have a snapshot written; owns its descriptor from now on."""
+        """Let the writer write a snapshot; owns its descriptor from now on."""
         if not self._pending:
             self._progressed = self._clock()
         self._pending[_key(snapshot)] = snapshot
@@ -98,17 +99,17 @@ class WriterLink:
             self._answer({**snapshot, "kind": "failed", "reason": reason})
 
     def settle(self, then: Then, *, is_urgent: bool = False) -> None:
-        """Have what is complete committed, then call ``then`` with the answer.
+        """Let the writer commit a complete save, then call ``then`` with the answer.
 
-        Its ``step`` is that of what was committed, if anything was.
+        Its ``step`` is the committed step, None if there was none.
         """
         self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
         self.ask({"kind": "settle"}, then)
 
     def ask(self, question: Message, then: Then) -> None:
-        """Pass a question on, then call ``then`` with the answer, or with why there is none.
+        """Pass a question on, then call ``then`` with the answer, or the reason why none comes.
 
-        Several may ask: the writer answers in order.
+        Several questions may wait at once: the writer answers in order.
         """
         kind = _ANSWERS[question["kind"]]
         if self._channel is None:
@@ -119,13 +120,13 @@ class WriterLink:
         self._channel.post(question)
 
     def look(self, now: float) -> None:
-        """Give a writer up that has made no progress for longer than is good."""
+        """Give up a writer that has made no progress for longer than the bound."""
         self._lost = [process for process in self._lost if process.poll() is None]
         if (self._pending or self._asked) and now - self._progressed > self._patience_s():
             self._give_up("makes no progress: the disk hangs")
 
     def close(self) -> None:
-        """Let the writer finish what it has, for a moment, and end it."""
+        """Give the writer a moment to finish its snapshots, then end it."""
         if self._process is not None and self._channel is not None:
             self._reactor.forget(self._channel)
             self._channel.close()
@@ -138,7 +139,7 @@ class WriterLink:
                 process.kill()
 
     def _patience_s(self) -> float:
-        """Return how long the next answer may take."""
+        """Return the seconds that the next answer may take."""
         if self.is_settling and self._settles_within_s < ANSWERED_WITHIN_S:
             return self._settles_within_s
         is_mending = any(kind == _ANSWERS["mend"] for kind, _ in self._asked)
@@ -146,9 +147,9 @@ class WriterLink:
         return ANSWERED_WITHIN_S + passes * sum(self._sizes.values()) / SLOWEST_BYTES_PER_S
 
     def _connected(self) -> Channel:
-        """Return the channel to the writer, which is started if there is none.
+        """Return the channel to the writer; start the writer if there is none.
 
-        Raises OSError if that is not possible just now.
+        Raises ``OSError`` if it cannot be started just now.
         """
         if self._channel is None:
             ours, theirs = pair()
@@ -179,13 +180,13 @@ class WriterLink:
         self._give_up("has died")
 
     def _give_up(self, why: str) -> None:
-        """Kill the writer without waiting for its end, and answer for it."""
+        """Kill the writer without waiting for its end, and answer its snapshots and questions."""
         assert self._channel is not None
         assert self._process is not None
         self._reactor.forget(self._channel)
         self._channel.close()
         self._process.kill()
-        self._lost.append(self._process)  # until it ends, which a disk that hangs may put off
+        self._lost.append(self._process)  # kept until it ends, which a hanging disk may delay
         self._process = self._channel = None
         for snapshot in list(self._pending.values()):
             reason = f"the process that writes snapshots {why}"
