@@ -1,4 +1,4 @@
-"""Messages, worlds and exact sums: all that workers do together.
+"""Messages, worlds and exact sums: all common work of the workers.
 
 Owns the one import of mpi4py.  May import ``system`` and ``recovery``.  Must not know
 models, data, checkpoints or the run directory.

@@ -1,11 +1,11 @@
-"""What the workers of a world map of each other, when all of them are on one host.
+"""The memory that the workers of a world map of each other, if all are on one host.
 
-Each worker maps the vectors of all others, and one vector for the result, which
-belongs to rank 0 and is new for every world: a worker that was given up for dead
-but is still about to die can only write into a result that nobody reads any more.
+Each worker maps the vectors of all others, and one vector for the result.  The result
+belongs to rank 0 and is new for every world.  So a worker that was given up for dead, but
+still runs for a moment, can only write into an old result that no worker reads.
 
-Invariant: nobody writes into a vector that holds a root, or reads the result,
-before the vote that follows the sum (`exchange`).
+Invariant: no worker writes into a vector that holds a root, or reads the result, before
+the vote that follows the sum (`exchange`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class CommonMemory:
-    """Everyone's vectors for one kind of transaction."""
+    """The vectors of all ranks for one kind of transaction."""
 
     vectors: tuple[SharedVectors, ...]
     """By rank; the one of this rank is its own."""
@@ -33,14 +33,14 @@ class CommonMemory:
 
 
 def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
-    """Map what all members offer, one offer for each kind of transaction.
+    """Map the vectors that all members offer, one offer for each kind of transaction.
 
-    Called by all members of a new world at the same point.  The entries are None on
-    all of them alike where one cannot map another's memory: they are on several
-    hosts, or may not look into each other's ``/proc``.
+    All members of a new world call this at the same point.  The entries are None on all of
+    them alike if one cannot map another's memory.  Then they are on several hosts, or may
+    not look into each other's ``/proc``.
 
     Raises:
-        WorldBroken: someone has died; repair.
+        WorldBroken: a member has died; repair.
     """
     communicator = membership.communicator
     results = [SharedVectors.create(v.floats, 1) for v in mine] if membership.is_first else []
@@ -81,7 +81,7 @@ def _map_all(
 
 @functools.lru_cache(maxsize=1)
 def _host() -> bytes:
-    """Return what is the same for processes that see each other in ``/proc``, and only them."""
+    """Return bytes that are equal only for processes that see each other in ``/proc``."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     return boot + b" %d" % os.stat("/proc/self/ns/pid").st_ino
 

@@ -1,7 +1,7 @@
-"""What the trainer needs of a message-passing library, as a protocol.
+"""The protocol of a message-passing library, as the trainer needs it.
 
-There is one failure, ``WorldBroken``, whatever the library calls it: an
-exchange either succeeds or the world that it ran in has to be repaired.
+There is one failure, ``WorldBroken``, for every error of the library: an exchange either
+succeeds or the world that it ran in must be repaired.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Flight(Protocol):
 
 
 class Communicator(Protocol):
-    """What the trainer needs of a message-passing library."""
+    """The ranks of one world, and their exchanges."""
 
     @property
     def rank(self) -> int:
@@ -68,7 +68,7 @@ class Communicator(Protocol):
         """Return the payloads of all ranks, in rank order."""
 
     def broadcast(self, array: Buffer, source: int) -> None:
-        """Make ``array`` on every rank what it is on rank ``source``."""
+        """Copy the ``array`` of rank ``source`` into the ``array`` of every rank."""
 
     def agree(self, flags: int) -> int:
         """Return the bitwise and of all ranks' flags; raise on all ranks alike."""

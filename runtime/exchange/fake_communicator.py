@@ -1,15 +1,14 @@
 """A message-passing library in one process, for tests: ranks are threads, deaths are exact.
 
-It keeps the communicator's contract as badly as MPI is allowed to.  What a
-library may do one way or another is drawn from a seeded generator: whether a
-message that has arrived can still be read after its sender's death or after a
-revoke, and whether a send waits for its receiver.  Collectives are made of
-single messages, so a member that dies within one leaves some peers served and
-others not, which is where protocols go wrong.
+It keeps the communicator's contract as badly as MPI may.  A seeded generator draws every
+choice of a library.  A message that has arrived may or may not be readable after its
+sender's death or after a revoke.  A send may or may not wait for its receiver.
+Collectives are made of single messages.  So a member that dies within one leaves some
+peers served and others not, and there protocols go wrong.
 
-What MPI leaves undefined is an error here: members that call different
-agreements (an ``agree`` that meets a ``shrink``), a buffer that changes while
-it is in flight, a message of another size or type than its receive.
+Cases that MPI leaves undefined are errors here: members that call different agreements (an
+``agree`` that meets a ``shrink``), a buffer that changes while it is in flight, a message
+of another size or type than its receive.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _Wire: TypeAlias = tuple[int, int, object]
 
 @dataclass(slots=True)
 class _Message:
-    """What was sent, and the buffer that must not change meanwhile."""
+    """The sent contents, and the buffer that must not change meanwhile."""
 
     buffer: Buffer
     content: Buffer
@@ -44,12 +43,12 @@ class _Message:
 
 @dataclass(slots=True)
 class _Meeting:
-    """One agreement: everyone calls it, and what comes out is the same for all."""
+    """One agreement: every member calls it, and all get the same outcome."""
 
     kind: str
     votes: dict[int, int] = field(default_factory=dict)
     dead: frozenset[int] | None = None
-    """Members that were gone when it was decided; None before that."""
+    """Members that were gone at the decision; None before the decision."""
     successor: _Group | None = None
 
     @property
@@ -60,12 +59,12 @@ class _Meeting:
 
 @dataclass(slots=True)
 class _Group:
-    """What the members of one communicator share."""
+    """The common state of the members of one communicator."""
 
     members: tuple[int, ...]
     is_revoked: bool = False
     informed: set[int] = field(default_factory=set)
-    """Members to whom the revoke has come: no exchange of theirs succeeds any more."""
+    """Members that the revoke has reached: no exchange of theirs succeeds any more."""
     wires: dict[_Wire, list[_Message]] = field(default_factory=dict)
     received: Counter[_Wire] = field(default_factory=Counter)
     meetings: list[_Meeting] = field(default_factory=list)
@@ -114,7 +113,7 @@ class FakeFlight:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for every message to its own end, then tell whether all went well."""
+        """Wait for every message to its own end, then raise if any of them failed."""
         if isinstance(error, Killed):
             return
         if error is not None and self._broken is None:
@@ -187,7 +186,7 @@ class FakeCommunicator:
         return [piece.tobytes() for piece in pieces]
 
     def broadcast(self, array: Buffer, source: int) -> None:
-        """Make ``array`` on every rank what it is on rank ``source``."""
+        """Copy the ``array`` of rank ``source`` into the ``array`` of every rank."""
         flat = array.reshape(-1).view(np.uint8)
         with self.flight() as flight:
             if self.rank == source:
@@ -222,7 +221,7 @@ class FakeCommunicator:
         """Return when every survivor has called this."""
         self._meet("leave", 1)
 
-    # What a flight is made of.
+    # The calls of a flight.
 
     def post(self, array: Buffer, peer: int, tag: object) -> _Message:
         """Put a message on its wire."""
@@ -236,7 +235,7 @@ class FakeCommunicator:
         return message
 
     def end_send(self, message: _Message, peer: int) -> None:
-        """Wait until a message needs its buffer no more."""
+        """Wait until the buffer of a sent message may change again."""
         if message.needs_receiver:
             self._turns.wait_until(
                 lambda: message.was_taken or self._is_lost(peer), f"rank {peer} to receive"
@@ -246,7 +245,7 @@ class FakeCommunicator:
         assert message.buffer.tobytes() == message.content.tobytes(), "changed in flight"
 
     def place_of_next(self, peer: int, tag: object) -> int:
-        """Return which message of its wire the next receive is for."""
+        """Return the index, on its wire, of the message for the next receive."""
         wire = (self._group.members[peer], self._member, tag)
         self._group.received[wire] += 1
         return self._group.received[wire] - 1
@@ -271,7 +270,7 @@ class FakeCommunicator:
         return self._group.is_revoked or self._turns.is_gone(self._group.members[peer])
 
     def _hears_of_trouble(self) -> bool:
-        """Return whether news of a revoke or a death get here before the message does."""
+        """Return whether news of a revoke or a death arrive before the message."""
         if self._turns.coin() and self._group.is_revoked:
             self._group.informed.add(self._member)
         return self._member in self._group.informed or self._turns.coin()
@@ -280,7 +279,7 @@ class FakeCommunicator:
         return [peer for peer in range(self.size) if peer != self.rank]
 
     def _collect(self, mine: Buffer, tag: str) -> list[Buffer]:
-        """Return what every rank brought, in rank order."""
+        """Return the ``mine`` of every rank, in rank order."""
         pieces = [mine] * self.size
         with self.flight() as flight:
             for peer in self._peers():
@@ -310,7 +309,7 @@ class FakeCommunicator:
         turns.wait_until(is_complete, f"everyone to {kind}")
         if meeting.dead is None:
             gone = [m for m in group.members if turns.is_gone(m)]
-            # who has voted and died since may or may not be missed
+            # a member that has voted and died since may or may not count as dead
             meeting.dead = frozenset(m for m in gone if m not in meeting.votes or turns.coin())
         turns.pause()
         return meeting
@@ -329,7 +328,7 @@ def run_world(
     of the communicator is one or several moments, counted from 1.
 
     Raises:
-        Deadlock: everyone waits for somebody.
+        Deadlock: every rank waits for another one.
         BaseException: the first error that a program ended with.
     """
     turns: Turns[object] = Turns(size, seed=seed, deaths=deaths)

@@ -19,8 +19,8 @@ class Fold:
     def __init__(self, plan: ReductionPlan, floats: int) -> None:
         """Make buffers for buckets of up to ``floats``."""
         self._combines = plan.combines
-        # Sums of nodes that begin at the first leaf build up in the result; a sum
-        # that waits for its left neighbour needs a buffer of its own.
+        # Sums of nodes that begin at the first leaf build up in the result.  A sum that
+        # waits for its left neighbour needs a buffer of its own.
         waiting = {left for left, _ in plan.combines if left}
         self._scratch = {left: np.empty(floats, np.float32) for left in waiting}
 
@@ -37,6 +37,6 @@ class Fold:
 
 
 def buckets(start: int, stop: int) -> list[slice]:
-    """Return the run ``start`` to ``stop`` of a vector in buckets."""
+    """Return the range ``start`` to ``stop`` of a vector, cut into buckets."""
     begins = range(start, stop, BUCKET_FLOATS)
     return [slice(begin, min(begin + BUCKET_FLOATS, stop)) for begin in begins]

@@ -8,7 +8,7 @@ from holdfast.runtime.exchange.communicator import Buffer
 
 
 class LocalFlight:
-    """Nobody to send to: posting a message is a programming error."""
+    """A flight without peers: posting a message is a programming error."""
 
     def __enter__(self) -> LocalFlight:
         """Begin with nothing in the air."""
@@ -54,7 +54,7 @@ class LocalCommunicator:
         return [payload]
 
     def broadcast(self, array: Buffer, source: int) -> None:
-        """Do nothing: everyone has it."""
+        """Do nothing: the only rank has it."""
 
     def agree(self, flags: int) -> int:
         """Return ``flags``."""
@@ -64,7 +64,7 @@ class LocalCommunicator:
         """Do nothing: no exchange is pending."""
 
     def shrink(self) -> LocalCommunicator:
-        """Return this world: nobody else could have died."""
+        """Return this world: it has no other member that could have died."""
         return self
 
     def leave(self) -> None:

@@ -1,16 +1,14 @@
-"""Who is in the world: forming it at the start, and again after every death.
+"""The members of the world: it is formed at the start, and again after every death.
 
-Both ways end alike.  A new communicator is only a proposal until everyone in it
-has told who it is and all have agreed that everyone has: after an agreement
-every survivor holds the same ``World``, or none does and all try again (the
-rule of the ULFM tutorial: agree on what a collective has created before using
-it).
+Both ways end alike.  A new communicator is only a proposal.  Every member tells its id,
+and then all agree that every id has arrived.  After the agreement every survivor holds the
+same ``World``, or none does and all try again.  This is the rule of the ULFM tutorial:
+agree on the result of a collective before using it.
 
-The same holds for every exchange outside a step.  A death breaks it for some
-members and not for others; were those to go different ways, one would call
-``agree`` where another calls ``shrink``, and both would wait for ever.  So an
-exchange is made ``together``: it ends with a vote, in which the members take
-part whose exchange broke.
+The same holds for every exchange outside a step.  A death breaks it for some members and
+not for others.  If those went different ways, one would call ``agree`` while another calls
+``shrink``, and both would wait for ever.  So an exchange is made ``together``: it ends
+with a vote, and members whose exchange broke take part in it as well.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class RepairTimes:
-    """When the phases of a repair ended, in monotonic seconds."""
+    """The ends of the phases of a repair, in monotonic seconds."""
 
     detected: float
     revoked: float
@@ -54,7 +52,7 @@ class Membership:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker is the one that writes what all know alike."""
+        """Whether this worker is rank 0, which writes on behalf of all."""
         return self.communicator.rank == 0
 
     @property
@@ -66,20 +64,20 @@ class Membership:
         """Agree on the world of the launch.
 
         Raises:
-            WorldBroken: someone has died; repair.
+            WorldBroken: a member has died; repair.
         """
         present = self._roll_call(version)
         assert tuple(present) == self.world.workers, (present, self.world)
 
     def repair(self, version: int, on_revoked: Callable[[], None]) -> tuple[float, float, float]:
-        """Revoke, shrink and agree; return when each phase ended.
+        """Revoke, shrink and agree; return the end of each phase, in monotonic seconds.
 
         Args:
             version: number of transactions that this worker has committed.
             on_revoked: called between revoke and shrink (fault injection).
 
         Raises:
-            WorldBroken: someone died meanwhile; repair again.
+            WorldBroken: a member died meanwhile; repair again.
         """
         self.communicator.revoke()
         revoked = self._clock()
@@ -91,17 +89,17 @@ class Membership:
         return revoked, shrunk, self._clock()
 
     def together(self, exchange: Callable[[], _Result]) -> _Result:
-        """Return what ``exchange`` returns, after an agreement that it succeeded everywhere.
+        """Return the result of ``exchange``, after an agreement that all members succeeded.
 
-        Called by all members at the same point.
+        All members call this at the same point.
 
         Raises:
-            WorldBroken: it broke for some member; raised on all alike.
+            WorldBroken: the exchange broke for some member; raised on all alike.
         """
         try:
             result = exchange()
         except WorldBroken:
-            self.communicator.agree(REFUSAL)  # the peers may be through and wait for our vote
+            self.communicator.agree(REFUSAL)  # peers may have finished and wait for this vote
             raise
         if self.communicator.agree(_ALL_WELL) != _ALL_WELL:
             raise WorldBroken("the exchange of a peer failed")
@@ -111,7 +109,7 @@ class Membership:
         """Return whether all members say yes.  Called by all at the same point.
 
         Raises:
-            WorldBroken: someone died; raised on all alike.
+            WorldBroken: a member died; raised on all alike.
         """
         return bool(self.communicator.agree(_ALL_WELL if can else REFUSAL))
 

@@ -1,15 +1,14 @@
 """The exact sum of large vectors: every rank folds one slice and sends it to all others.
 
-Each rank sends every other rank its roots' share of that rank's slice, folds its
-own slice in tree order, and sends the result to everyone (the reduce-scatter plus
-allgather of Rabenseifner 2004, with the order of the sums taken out of the hands
-of the ranks).
+Each rank sends every other rank the part of its roots that lies in that rank's slice.  It
+folds its own slice in tree order, and sends the result to all.  This is the reduce-scatter
+plus allgather of Rabenseifner 2004, but the order of the sums does not depend on the
+ranks.
 
-Slices go in buckets.  All that a rank has to say is posted at once, but it
-listens to a few buckets of roots at a time: inside a host a message is copied by
-its receiver when it meets a posted receive, and what is copied just before it is
-folded is folded from the cache.  Between hosts the next bucket is on its way
-while one is folded.
+Slices go in buckets.  A rank posts all its sends at once, but receives only a few buckets
+of roots at a time.  Inside a host the receiver copies a message when it meets a posted
+receive.  So a bucket that is folded right after its copy is still in the cache.  Between
+hosts the next bucket travels while one is folded.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from holdfast.runtime.exchange.fold import BUCKET_FLOATS, Fold, buckets
 from holdfast.runtime.exchange.vector import Sum, aligned_vector, is_finite
 
 WINDOW_BUCKETS = 2
-"""Buckets that a rank listens to: one to fold, one on its way."""
+"""Buckets with posted receives: one to fold, one on its way."""
 
 _ROOT_TAG, _RESULT_TAG = 1, 2
 
@@ -38,9 +37,9 @@ class _Bucket:
 
     part: slice
     foreign: tuple[tuple[FloatVector, int], ...]
-    """Where each foreign root of it goes, and the rank it comes from."""
+    """The buffer for each foreign root of the bucket, and the rank that sends it."""
     rows: list[FloatVector]
-    """All roots of it in the order of the plan; our own stand there only while it is summed."""
+    """All roots of the bucket in the order of the plan; our own only while it is summed."""
 
 
 class Slices:
@@ -52,7 +51,7 @@ class Slices:
         self._mine = [index for index, root in enumerate(plan.roots) if root.rank == rank]
         cuts = [buckets(*bounds) for bounds in slice_bounds(size, ranks)]
         self._peers = [(rank + distance) % ranks for distance in range(1, ranks)]
-        # A bucket for every peer, then the next one: so that all of them can begin at once.
+        # One bucket for every peer, then the next one, so that all peers can begin at once.
         turns = zip_longest(*([(peer, part) for part in cuts[peer]] for peer in self._peers))
         self._away = [part for turn in turns for part in turn if part is not None]
         self._buckets = _buckets(plan, rank, cuts[rank])
@@ -81,7 +80,7 @@ class Slices:
                 self._sum(bucket, roots, mine)
                 for peer in self._peers:
                     flight.send(mine, peer, _RESULT_TAG)
-                # Looked at while it is still in the cache.
+                # Checked while it is still in the cache.
                 has_seen_finite_only = is_finite(mine) and has_seen_finite_only
                 if index + WINDOW_BUCKETS < len(self._buckets):
                     arrivals.append(_listen(flight, self._buckets[index + WINDOW_BUCKETS]))

@@ -1,25 +1,24 @@
 """The one file that imports mpi4py: collectives that either succeed or break the world.
 
-Theory.  Under ULFM a death surfaces as an exception of whatever a survivor
-happens to be calling, with an error class that is no guide (75, 77 and 16 all
-occur), on some survivors and not on others.  So this file knows one failure,
-``WorldBroken``, and keeps three rules that make it safe to go on after it
-(MPI 5.0 ULFM chapter; measured on Open MPI 5.0.9):
+Theory.  Under ULFM a death surfaces as an exception of any call that a survivor makes, on
+some survivors and not on others.  The error class does not help: 75, 77 and 16 all occur.
+So this file knows one failure, ``WorldBroken``, and keeps four rules that make it safe to
+go on after it (MPI 5.0 ULFM chapter; measured on Open MPI 5.0.9):
 
 1. The first error of an exchange revokes the communicator: otherwise some
    requests of some survivors never end.
 2. Every request is waited for by itself, to its own end, before the exchange is
-   left: ``Waitall`` frees requests that are still active, and buffers are only
-   ours again when nothing is in flight.
+   left.  ``Waitall`` frees requests that are still active, and buffers may be used
+   again only when nothing is in flight.
 3. Only ``agree`` decides: it returns the same answer on all survivors or raises
    on all of them.
-4. The success of a collective counts only if no failure is known after it: when
-   a member dies or revokes within a small ``Allgatherv``, Open MPI 5.0.9 (its
-   algorithms "linear" and "sparbit") returns success with data missing.  What
-   ``allgather_unchecked`` told counts after a vote only.
+4. The success of a collective counts only if no failure is known after it.  If a member
+   dies or revokes within a small ``Allgatherv``, Open MPI 5.0.9 (its algorithms "linear"
+   and "sparbit") returns success with data missing.  The result of
+   ``allgather_unchecked`` counts only after a vote.
 
-A collective that MPI refuses because of its arguments is no death but a mistake of
-ours: it passes through as the exception that it is, and nobody is relaunched for it.
+If MPI refuses a collective because of its arguments, that is a mistake of holdfast, not a
+death.  The exception passes through unchanged, and the job is not relaunched for it.
 
 All MPI calls come from one thread at a time (``serialized``): with ``multiple``
 the TCP transport of several hosts can deadlock in revoke.
@@ -93,9 +92,9 @@ class MpiFlight:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for every request to its own end, then tell whether all went well."""
+        """Wait for every request to its own end, then raise if any of them failed."""
         if error is not None and self._broken is None:
-            self._revoke()  # an exception of ours must not leave the peers waiting
+            self._revoke()  # an error on this rank must not leave the peers waiting
         for request in self._requests:
             try:
                 if request is not None:
@@ -162,7 +161,7 @@ class MpiCommunicator:
         ]
 
     def broadcast(self, array: Buffer, source: int) -> None:
-        """Make ``array`` on every rank what it is on rank ``source``."""
+        """Copy the ``array`` of rank ``source`` into the ``array`` of every rank."""
         flat = array.reshape(-1).view(np.uint8)
         for start in range(0, flat.size, LARGEST_BROADCAST):
             piece = flat[start : start + LARGEST_BROADCAST]

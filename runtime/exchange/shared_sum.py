@@ -1,9 +1,9 @@
 """The exact sum inside a host: every rank folds one slice straight from its peers' memory.
 
-No float is sent.  Each rank tells all others where its roots lie, which also says
-that they are whole; then it folds its slice of all roots, in tree order, into the
-one result that everyone maps.  That all slices are whole is known when the vote has
-passed: the vote is the second and last synchronisation, and the step needs it anyway.
+No float is sent.  Each rank tells all others the places of its roots, which also says that
+they are whole.  Then it folds its slice of all roots, in tree order, into the one result
+that all ranks map.  Once the vote has passed, all slices are whole.  The vote is the
+second and last synchronisation, and the step needs it anyway.
 
 The roots of a bucket are read from memory once and folded in the cache.
 """
@@ -63,7 +63,7 @@ class Mapped:
         return Sum(self._result, has_seen_finite_only)
 
     def _find_roots(self) -> None:
-        """Look up what is to be summed; roots seldom lie elsewhere than in the step before."""
+        """Look up the roots to sum; they seldom lie elsewhere than in the step before."""
         told = self._everyones.tobytes()
         if told == self._known:
             return

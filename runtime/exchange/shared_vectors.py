@@ -1,12 +1,11 @@
 """Float vectors that the other workers of the host can read where they are.
 
-The memory is a memfd: it has no name, needs no clean-up, and outlives its owner
-for as long as someone maps it.  A peer opens it by a *ticket*, through the owner's
-entry in ``/proc``; a token at the start of the memory tells that it is the one that
-was meant, for process ids come back.
+The memory is a memfd: it has no name, needs no clean-up, and lives as long as a process
+maps it.  A peer opens it by a *ticket*, through the owner's entry in ``/proc``.  Process
+ids come back, so a token at the start of the memory tells that it is the right one.
 
-Memory is reserved for all vectors that may ever be needed, but a page takes none
-before it is written for the first time.
+Memory is reserved for all vectors that may ever be needed, but a page costs nothing before
+its first write.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from holdfast.runtime.system.sealed_memory import sealed_memory
 _TICKET = struct.Struct("<qqqq16s")
 _HEADER_BYTES = 4096
 _LINE_FLOATS = 16
-"""Vectors begin at multiples of 64 bytes: TensorFlow takes no others without a copy."""
+"""Vectors begin at multiples of 64 bytes: TensorFlow copies all others."""
 
 
 class SharedVectors:
@@ -58,7 +57,7 @@ class SharedVectors:
 
         Raises:
             OSError: the peer is gone, or its memory may not be opened.
-            LookupError: what was found is another's.
+            LookupError: the memory that was found is another process's.
         """
         pid, number, floats, count, token = _TICKET.unpack(ticket)
         fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
@@ -71,14 +70,14 @@ class SharedVectors:
 
     @property
     def ticket(self) -> bytes:
-        """What a peer on this host needs to open the vectors; only the owner may ask."""
+        """The ticket by which a peer on this host opens the vectors; only for the owner."""
         return _TICKET.pack(os.getpid(), self._fd, self.floats, self.count, self._map[:16])
 
     def allocate(self) -> FloatVector:
         """Return a vector that was not handed out before.
 
         Raises:
-            MemoryError: all of them were.
+            MemoryError: all vectors were handed out.
         """
         if len(self._indices) == self.count:
             raise MemoryError(f"all {self.count} shared vectors are in use")
@@ -99,7 +98,7 @@ class SharedVectors:
         return self._views[index]
 
     def close(self) -> None:
-        """Take no more openings; what is mapped stays.  Closing twice is harmless."""
+        """Allow no more openings; mapped memory stays.  Closing twice is harmless."""
         self._closer()
 
 

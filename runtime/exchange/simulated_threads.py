@@ -1,9 +1,9 @@
 """Threads that take turns, so that a simulation is the same every time.
 
-One thread runs at a time.  It hands over only here, in ``pause`` and
-``wait_until``, and who goes on is drawn from a seeded generator: one seed is one
-order of events, whatever the machine does.  If nobody can go on, that is a
-deadlock, seen at once and told with what everyone waits for.
+One thread runs at a time.  It hands over only here, in ``pause`` and ``wait_until``, and a
+seeded generator draws the next thread.  So one seed is one order of events on every
+machine.  If no thread can go on, that is a deadlock.  It is seen at once, and the error
+tells the condition that each thread waits for.
 
 A member can be killed: its next call here raises ``Killed``, which ends its
 thread without a word to the others, as a SIGKILL would.
@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 _Result = TypeVar("_Result")
 
 _SWITCH_PROBABILITY = 0.3
-"""Of a pause; enough to mix the members well, and cheaper than always."""
+"""The chance that a pause hands over: enough to mix the members, and cheaper than always."""
 
 
 class Killed(BaseException):
@@ -28,12 +28,12 @@ class Killed(BaseException):
 
 
 class Deadlock(AssertionError):
-    """Everyone waits for somebody."""
+    """Every member waits for another one."""
 
 
 @dataclass(slots=True)
 class _Member(Generic[_Result]):
-    """One thread, and what it waits for."""
+    """One thread, and the condition that it waits for."""
 
     dies_at: int | None
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -92,7 +92,7 @@ class Turns(Generic[_Result]):
         """Run all programs to their ends; return their results, None for the killed.
 
         Raises:
-            Deadlock: at some point nobody could go on.
+            Deadlock: at some point no member could go on.
             BaseException: the first error of a program; it counts as its death.
         """
         threads = [
@@ -147,7 +147,7 @@ class Turns(Generic[_Result]):
         self._check()
 
     def _hand_over(self) -> None:
-        """Choose who goes on."""
+        """Draw the member that goes on."""
         living = [index for index, member in enumerate(self._members) if not member.has_ended]
         if not living:
             self._all_ended.set()

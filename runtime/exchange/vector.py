@@ -44,7 +44,7 @@ def aligned_copy(vector: FloatVector) -> FloatVector:
 
 
 def address_of(vector: FloatVector) -> int:
-    """Return where the vector begins in memory."""
+    """Return the address of the vector's first byte."""
     address: int = vector.__array_interface__["data"][0]
     return address
 
@@ -56,10 +56,10 @@ def is_finite(vector: FloatVector) -> bool:
 
 
 def writable_alias(vector: FloatVector) -> FloatVector:
-    """Return the same memory without its write protection; it does not keep it alive.
+    """Return the same memory without write protection; the result does not keep it alive.
 
-    For readers that refuse protected memory, as NumPy's ``__dlpack__`` without a
-    version does.
+    For readers that refuse protected memory, such as NumPy's ``__dlpack__`` without a
+    version.
     """
     return np.asarray(_Unprotected(vector))
 
