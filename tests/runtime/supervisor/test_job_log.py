@@ -1,0 +1,200 @@
+"""What a user reads of a job, and what the journal keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.recovery.command import End, Launch
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.run.journal import Journal, Record, read_journal
+from holdfast.runtime.supervisor.job_log import Narration
+
+DEATH = {
+    "kind": "worker_exited",
+    "worker": 2,
+    "clean": False,
+    "cause": "signal SIGKILL",
+    "step": 30,
+    "phase": "training",
+    "fenced": False,
+    "generation": 1,
+}
+
+
+class Told:
+    """A narration, and what has become of it."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._path = path
+        self._capsys = capsys
+        self._journal = Journal(path, run_id="run", source="supervisor")
+        self.voice = Narration(self._journal, is_verbose=False)
+
+    def lines(self) -> list[str]:
+        """Return what was said since the last time."""
+        return self._capsys.readouterr().err.splitlines()
+
+    def records(self, event: str) -> list[Record]:
+        return [record for record in read_journal(self._path) if record["event"] == event]
+
+    def report(self, worker: int, kind: str, **fields: Any) -> None:
+        report = {"kind": kind, **fields}
+        self.voice.heard({"kind": "worker_report", "worker": worker, "report": report})
+
+    def error(self, worker: int, message: str = "the loss is not finite") -> None:
+        self.report(worker, "error", type="ValueError", message=message)
+        self.voice.heard({**DEATH, "worker": worker, "cause": "exit 1"})
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+@pytest.fixture
+def told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Told]:
+    told = Told(tmp_path / "journal.jsonl", capsys)
+    yield told
+    told.close()
+
+
+def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
+    told.voice.heard(DEATH)
+
+    assert told.lines() == ["holdfast: worker 2 died at step 30 (signal SIGKILL)"]
+    (failure,) = told.records("failure")
+    assert {name: failure[name] for name in ("worker", "cause", "step", "phase", "fenced")} == {
+        "worker": 2,
+        "cause": "signal SIGKILL",
+        "step": 30,
+        "phase": "training",
+        "fenced": False,
+    }
+
+
+def test_worker_that_left_by_agreement_is_not_worth_a_line(told: Told) -> None:
+    told.voice.heard({**DEATH, "clean": True})
+
+    assert told.lines() == []
+    assert told.records("failure") == []
+
+
+def test_error_of_one_worker_is_told_when_the_others_go_on(told: Told) -> None:
+    told.error(2)
+    assert told.lines() == []
+
+    told.report(0, "world")
+
+    assert told.lines() == [
+        "holdfast: worker 2 died at step 30 (ValueError: the loss is not finite)"
+    ]
+    told.report(1, "world")
+    assert told.lines() == []
+
+
+def test_error_of_all_workers_is_told_once_as_the_end(told: Told) -> None:
+    for worker in range(3):
+        told.error(worker)
+
+    told.voice.ended(End(1, "ValueError: the loss is not finite", "Traceback: here\n"))
+
+    assert told.lines() == [
+        "Traceback: here",
+        "holdfast: error: ValueError: the loss is not finite",
+    ]
+    assert [record["worker"] for record in told.records("failure")] == [0, 1, 2]
+
+
+def test_error_that_the_end_does_not_explain_is_told_before_it(told: Told) -> None:
+    told.error(2)
+
+    told.voice.ended(End(70, "the restart budget of 0 is spent"))
+
+    assert told.lines() == [
+        "holdfast: worker 2 died at step 30 (ValueError: the loss is not finite)",
+        "holdfast: error: the restart budget of 0 is spent",
+    ]
+
+
+def test_error_of_several_lines_is_told_in_one(told: Told) -> None:
+    told.error(2, "first\n    second\n\nthird")
+    told.report(0, "world")
+
+    assert told.lines() == ["holdfast: worker 2 died at step 30 (ValueError: first second third)"]
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (0, "holdfast: over"),
+        (75, "holdfast: over"),
+        (1, "holdfast: error: over"),
+        (70, "holdfast: error: over"),
+    ],
+)
+def test_end_is_an_error_unless_the_run_can_go_on_or_is_done(
+    told: Told, code: int, line: str
+) -> None:
+    told.voice.ended(End(code, "over"))
+
+    assert told.lines() == [line]
+    (ended,) = told.records("job_ended")
+    assert (ended["exit_code"], ended["reason"]) == (code, "over")
+
+
+def test_first_launch_is_silent_and_a_relaunch_says_why(told: Told) -> None:
+    workers = (WorkerId(0), WorkerId(1))
+    told.voice.launching(Launch(1, workers, 0, "the job begins"))
+    assert told.lines() == []
+
+    told.voice.launching(Launch(3, (WorkerId(2),), 1, "worker 1: signal SIGKILL"))
+
+    assert told.lines() == ["holdfast: relaunching 1 workers (worker 1: signal SIGKILL)"]
+    assert [record["generation"] for record in told.records("launch")] == [1, 3]
+    (relaunch,) = told.records("relaunch")
+    assert (relaunch["spent"], relaunch["workers"]) == (1, [2])
+
+
+def test_completion_is_kept_once_however_many_tell_it(told: Told) -> None:
+    for worker in range(3):
+        told.report(worker, "complete", step=40, sha256="cafe")
+
+    (completed,) = told.records("completed")
+    assert (completed["step"], completed["sha256"]) == (40, "cafe")
+    assert told.lines() == []
+
+
+def test_notice_of_several_workers_is_told_once(told: Told) -> None:
+    for text in ("disk full", "disk full", "disk slow"):
+        told.report(1, "notice", text=text)
+
+    assert told.lines() == ["holdfast: disk full", "holdfast: disk slow"]
+
+
+def test_fence_is_told_with_its_silence(told: Told) -> None:
+    told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 10.04, "step": 7})
+
+    assert told.lines() == ["holdfast: worker 4 has stood still for 10.0 s at step 7: killing it"]
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_module_that_is_not_warm_concerns_only_who_asks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_verbose: bool
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="run", source="supervisor")
+    voice = Narration(journal, is_verbose=is_verbose)
+
+    voice.heard({"kind": "preload_failed", "module": "torch", "message": "none"})
+    journal.close()
+
+    said = capsys.readouterr().err
+    assert said == ("holdfast: warm processes go without torch: none\n" if is_verbose else "")
+
+
+@pytest.mark.parametrize("message", [{}, {"kind": "warm", "pid": 3}, {"kind": "stranger"}])
+def test_message_that_concerns_nobody_is_not_told(told: Told, message: dict[str, object]) -> None:
+    told.voice.heard(message)
+
+    assert told.lines() == []
