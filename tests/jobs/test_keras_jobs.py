@@ -28,7 +28,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobRun:
         workers=1,
         microbatches=MICROBATCHES,
         options=OPTIONS,
-        timeout_s=120,
+        timeout_s=300,
     )
     assert job.exit_code == 0, job.stderr
     return job
@@ -42,7 +42,7 @@ def train(run_dir: Path, workers: int, faults: tuple[str, ...] = ()) -> JobRun:
         microbatches=MICROBATCHES,
         faults=faults,
         options=OPTIONS,
-        timeout_s=150,
+        timeout_s=300,
     )
     assert job.exit_code == 0, job.stderr
     return job
@@ -132,7 +132,7 @@ def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
             microbatches=MICROBATCHES,
             options=OPTIONS,
         )
-        with start_job(request, timeout_s=240) as running:
+        with start_job(request, timeout_s=300) as running:
             running.wait_for("step", step=step)
             running.signal(signal.SIGTERM)
             assert running.wait().exit_code in (0, 75)

@@ -38,7 +38,7 @@ def start_import(weights: Path, run_dir: Path, *options: str) -> RunningJob:
         options=[*THREADS, *options],
         weights=weights,
     )
-    return start_job(request, timeout_s=120)
+    return start_job(request, timeout_s=300)
 
 
 def import_into(run_dir: Path, weights: Path, *options: str) -> JobRun:
@@ -55,7 +55,7 @@ def train(run_dir: Path, workers: int, *argv: str) -> JobRun:
         argv=[*EPOCHS, *argv],
         options=THREADS,
     )
-    with start_job(request, timeout_s=120) as running:
+    with start_job(request, timeout_s=300) as running:
         return running.wait()
 
 
@@ -179,7 +179,7 @@ def test_flag_of_run_is_the_argument_of_the_trainer(weights: Weights, tmp_path: 
         options=options,
     )
 
-    with start_job(request, timeout_s=120) as running:
+    with start_job(request, timeout_s=300) as running:
         job = running.wait()
     again = train(tmp_path / "run", 1, "--initial", "nowhere.npz")
 

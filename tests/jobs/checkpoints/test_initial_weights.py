@@ -27,7 +27,7 @@ def train(run_dir: Path, workers: int, *argv: str) -> JobRun:
         microbatches=2,
         argv=argv,
         options=("--threads", "1", "--heartbeat-timeout", "20"),
-        timeout_s=120,
+        timeout_s=300,
     )
 
 
