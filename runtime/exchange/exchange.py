@@ -54,7 +54,7 @@ class Exchange:
     def __init__(
         self, membership: Membership, offers: Mapping[Work, SharedVectors], microbatches: int
     ) -> None:
-        """Prepare to sum vectors of ``size`` floats, in ``common`` memory if there is any."""
+        """Prepare to sum vectors of ``offers``, without common memory until peers are mapped."""
         self._membership = membership
         self._offers = offers
         self._microbatches = microbatches

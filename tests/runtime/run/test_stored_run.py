@@ -1,0 +1,96 @@
+"""A run as commands find it on the disk, and what they say when it is not there."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+from keys import KEY, STATE
+
+from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.stored_run import StoredRun
+
+
+def saved(path: Path, *steps: int) -> StoredRun:
+    """Return a run with these steps, and no record."""
+    path.mkdir(exist_ok=True)
+    for step in steps:
+        save(CheckpointStore(path), STATE, header=Header("run", 1, step), writers=1)
+    return StoredRun.open(path)
+
+
+def test_newest_step_is_what_is_wanted_by_default(tmp_path: Path) -> None:
+    run = saved(tmp_path, 5, 20, 10)
+
+    assert run.steps() == (20, 10, 5)
+    assert run.step(None) == 20
+    assert run.step(10) == 10
+
+
+def test_copy_without_a_record_has_no_id(tmp_path: Path) -> None:
+    assert saved(tmp_path, 5).run_id is None
+
+
+def test_step_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    run = saved(tmp_path, 5, 10)
+
+    with pytest.raises(UsageError) as caught:
+        run.step(7)
+
+    assert str(caught.value) == f"{tmp_path} has no step 7; it has 10, 5"
+
+
+def test_of_many_steps_the_newest_ten_are_named(tmp_path: Path) -> None:
+    run = saved(tmp_path, *range(1, 13))
+
+    with pytest.raises(UsageError, match="it has 12, 11, 10, 9, 8, 7, 6, 5, 4, 3 and older ones"):
+        run.step(99)
+
+
+def test_directory_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no checkpoint; give the directory of a run"):
+        saved(tmp_path).step(None)
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_what_is_no_directory_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "run"
+    if kind == "file":
+        path.touch()
+
+    with pytest.raises(UsageError, match=f"{path} is not a directory"):
+        StoredRun.open(path)
+
+
+def test_checkpoints_that_cannot_be_listed_are_told_by_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = saved(tmp_path, 5)
+
+    def fail(store: CheckpointStore) -> tuple[int, ...]:
+        raise StorageFailed("list", store.directory, OSError(errno.EIO, "Input/output error"))
+
+    monkeypatch.setattr(CheckpointStore, "steps", fail)
+
+    with pytest.raises(UsageError, match="Input/output error"):
+        run.steps()
+
+
+def test_key_file_is_that_of_the_store(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(KEY.secret)
+    key.chmod(0o600)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    store = CheckpointStore(run_dir, key=KEY)
+    save(store, STATE, header=Header("run", 1, 5), writers=1)
+
+    assert StoredRun.open(run_dir, key).step(None) == 5
+    shutil.copytree(run_dir, tmp_path / "copy")
+    assert StoredRun.open(tmp_path / "copy", key).steps() == (5,)
