@@ -151,5 +151,27 @@ def test_run_that_is_killed_in_a_test_has_written_down_its_name(tmp_path: Path) 
     assert record[-1] == "began test_some.py::test_two"
 
 
+def test_run_that_is_told_to_end_cleans_up_first(tmp_path: Path) -> None:
+    body = """
+import signal
+
+@pytest.fixture
+def process():
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+def test_waits(process):
+    pathlib.Path("pid").write_text(str(process.pid))
+    os.kill(os.getpid(), signal.SIGTERM)
+    process.wait()
+"""
+    said, _ = run(tmp_path, body)
+
+    assert "KeyboardInterrupt" in said
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+
+
 def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -9,6 +9,8 @@ Others may test on the same machine at the same time, so only what is this run's
 
 A process that was told to end is waited for.  After that nobody is left who would remove
 a file, so files are looked at once.  A process that stays is killed.
+
+A run that is told to end by SIGTERM ends like one that is interrupted: it cleans up first.
 """
 
 from __future__ import annotations
@@ -103,6 +105,11 @@ class Leftovers:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         places = {line.split()[4] for line in lines}
         return {place for place in places if Path(place).is_relative_to(self._basetemp)}
+
+
+def pytest_configure() -> None:
+    """Have SIGTERM interrupt the run, so that it leaves nothing behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
