@@ -10,7 +10,7 @@ import pytest
 from keys import KEY, STATE
 
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.format.header import Header
+from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError

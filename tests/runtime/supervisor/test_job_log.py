@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.recovery.command import End, Launch
+from holdfast.recovery.event import End, Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run.journal import Journal, Record, read_journal
 from holdfast.runtime.supervisor.job_log import Narration

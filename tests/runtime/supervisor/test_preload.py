@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.supervisor.preload import useful_preload
+from holdfast.runtime.supervisor.job_setup import useful_preload
 
 ALWAYS = ("numpy", "xxhash", "mpi4py", "h5py")
 WANTED = ("tensorflow", "keras", "sklearn")

@@ -10,8 +10,7 @@ from keys import KEY, OTHER_KEY
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.checkpoint.format.digest import DigestKind
 from holdfast.checkpoint.format.fields import Fields
-from holdfast.checkpoint.format.seal import Unsealed, seal, unseal
-from holdfast.checkpoint.format.signature import Signature, SigningKey
+from holdfast.checkpoint.format.signature import Signature, SigningKey, Unsealed, seal, unseal
 from holdfast.checkpoint.format.version import FORMAT, Version
 
 BODIES = st.binary(max_size=60).map(lambda line: line.replace(b"\n", b" ") + b"\n")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.supervisor.launch import LaunchLine
-from holdfast.runtime.supervisor.mpi_launch import MpiLaunch
+from holdfast.runtime.supervisor.launch import LaunchLine, MpiLaunch
 from holdfast.runtime.system.processes import wait_all_ended
 
 pytestmark = pytest.mark.process
