@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from holdfast.checkpoint.disk import disk as disk_module
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.store import CheckpointStore
 
@@ -60,3 +61,9 @@ def is_same(left: State, right: State) -> bool:
         and left[name].tobytes() == right[name].tobytes()
         for name in left
     )
+
+
+@pytest.fixture
+def early_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let shards be written back early though they are small."""
+    monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_sum import tree_sum
 
 from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.errors import LeafMissing
@@ -36,16 +37,6 @@ def wide_leaves(count: int, seed: int) -> list[FloatVector]:
         (generator.standard_normal((count, SIZE)) * scales).astype("f4")
     )
     return vectors
-
-
-def tree_sum(leaves: list[FloatVector]) -> FloatVector:
-    """Sum by plain recursion: the definition that everything else must agree with."""
-    if len(leaves) == 1:
-        return leaves[0]
-    half = 1
-    while half * 2 < len(leaves):
-        half *= 2
-    return tree_sum(leaves[:half]) + tree_sum(leaves[half:])
 
 
 def ones(value: float = 1.0) -> FloatVector:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_sum import tree_sum
 
 from holdfast.recovery.assignment import Assignment, assign
 from holdfast.recovery.reduction import (
@@ -27,16 +28,6 @@ Vector = npt.NDArray[np.float32]
 
 def world_of(workers: int) -> World:
     return World(0, tuple(map(WorkerId, range(workers))), workers)
-
-
-def tree_sum(leaves: list[Vector]) -> Vector:
-    """Sum by plain recursion: the definition that everything else must agree with."""
-    if len(leaves) == 1:
-        return leaves[0]
-    half = 1
-    while half * 2 < len(leaves):
-        half *= 2
-    return tree_sum(leaves[:half]) + tree_sum(leaves[half:])
 
 
 def wide_leaves(count: int, seed: int) -> list[Vector]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.worker.injector import FaultInjector
 
 
 def worker_config(
@@ -41,4 +43,11 @@ def worker_config(
         seed=seed,
         threads=1,
         key_file=key_file,
+    )
+
+
+def without_faults(config: WorkerConfig) -> FaultInjector:
+    """Return an injector that never strikes."""
+    return FaultInjector(
+        config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
     )

@@ -20,7 +20,6 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
@@ -36,7 +35,6 @@ from holdfast.runtime.training.catch_up import whole_state
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
-from holdfast.runtime.worker.injector import FaultInjector
 
 FLOATS = 40_000
 
@@ -174,9 +172,7 @@ class Run:
     def _context(self, communicator: Communicator) -> WorkerContext:
         config = self._config(WorkerId(communicator.rank), communicator.size)
         journal = journal_of(config)
-        injector = FaultInjector(
-            config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
-        )
+        injector = without_faults(config)
         page = HeartbeatPage.create()
         return WorkerContext(
             config,

@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
+from recording import Recording
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.names import MANIFEST_NAME
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
@@ -23,18 +23,6 @@ from holdfast.checkpoint.store.store import CheckpointStore
 
 STEP = 30
 KERNEL = np.arange(3000, dtype=np.float32)
-
-
-class Recording(LocalFileSystem):
-    """Remembers what was opened."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.opened: set[str] = set()
-
-    def open_read(self, path: Path) -> int:
-        self.opened.add(path.name)
-        return super().open_read(path)
 
 
 @pytest.fixture

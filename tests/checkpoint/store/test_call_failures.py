@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.disk import disk as disk_module
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.record import Header
@@ -21,14 +20,10 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Retention, prune
 
+pytestmark = pytest.mark.usefixtures("early_writeback")
+
 RUN_DIR = Path("/run/job")
 OLD, NEW = 10, 20
-
-
-@pytest.fixture(autouse=True)
-def _early_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards as small as these are written back early too."""
-    monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
 
 def small_state(step: int) -> dict[str, Tensor]:

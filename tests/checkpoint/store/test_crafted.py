@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recording import Recording
 
 import holdfast.checkpoint
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointInvalid, CommitRefused
 from holdfast.checkpoint.format import manifest
 from holdfast.checkpoint.format.names import MANIFEST_NAME
@@ -59,18 +59,6 @@ def reason(store: CheckpointStore) -> str:
     with pytest.raises(CheckpointInvalid) as caught:
         restore(store, STEP)
     return caught.value.reason
-
-
-class Recording(LocalFileSystem):
-    """Remembers what was opened."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.opened: set[str] = set()
-
-    def open_read(self, path: Path) -> int:
-        self.opened.add(path.name)
-        return super().open_read(path)
 
 
 def test_nothing_that_runs_code_is_imported() -> None:

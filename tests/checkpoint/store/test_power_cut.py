@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.disk import disk as disk_module
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
@@ -17,6 +16,8 @@ from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Retention, prune
+
+pytestmark = pytest.mark.usefixtures("early_writeback")
 
 RUN_DIR = Path("/run/job")
 STEPS = (10, 20, 30)
@@ -35,12 +36,6 @@ CASES = [
     *((Survival.ANYTHING, seed) for seed in range(3)),
     *(pytest.param(Survival.ANYTHING, seed, marks=pytest.mark.long) for seed in range(3, 8)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _early_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards as small as these are written back early too."""
-    monkeypatch.setattr(disk_module, "_BATCH_BYTES", 8192)
 
 
 def small_state(step: int) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ import pytest
 from configs import worker_config
 
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.ledger import Ledger
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
@@ -18,7 +17,6 @@ from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
-from holdfast.runtime.worker.injector import FaultInjector
 from holdfast.runtime.worker.records import LoopRecords
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
@@ -40,9 +38,7 @@ class Story:
         config = worker_config(WORKERS[rank], WORKERS, run_dir=run_dir, capacity=2)
         self.told: list[dict[str, object]] = []
         self._page, self._journal = HeartbeatPage.create(), journal_of(config)
-        injector = FaultInjector(
-            config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
-        )
+        injector = without_faults(config)
         context = WorkerContext(
             config, Ranked(rank), self._journal, self._page, injector, self.told.append
         )

@@ -14,13 +14,11 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import read_back
 from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.recovery.fault import FaultPlan
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.saving.checkpoint_care import Upkeep
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
-from holdfast.runtime.worker.injector import FaultInjector
 
 
 class Committer:
@@ -65,7 +63,7 @@ class Committer:
             LocalCommunicator(),
             journal_of(config),
             HeartbeatPage.create(),
-            FaultInjector(config.worker, FaultPlan(()), announce=lambda visit, kind: None),
+            without_faults(config),
             self.told.append,
         )
 

@@ -12,7 +12,6 @@ from configs import worker_config
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.vote import Bit
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import Communicator
@@ -25,7 +24,6 @@ from holdfast.runtime.saving.shard_writers import Shards
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
-from holdfast.runtime.worker.injector import FaultInjector
 from holdfast.runtime.worker.records import LoopRecords
 
 ME = WorkerId(0)
@@ -65,7 +63,7 @@ def saver(tmp_path: Path) -> Iterator[Saver]:
     config = worker_config(run_dir=tmp_path)
     communicator: Communicator = LocalCommunicator()
     journal, page = journal_of(config), HeartbeatPage.create()
-    injector = FaultInjector(ME, FaultPlan(()), announce=lambda visit, kind: None)
+    injector = without_faults(config)
     context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
     membership = Membership(ME, World(1, (ME,), 1), communicator, clock=lambda: 0.0)
     samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))

@@ -27,7 +27,6 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep import mend as repair
 from holdfast.checkpoint.upkeep.verification import verify_step
-from holdfast.recovery.fault import FaultPlan
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.saving import snapshot_place
@@ -38,7 +37,6 @@ from holdfast.runtime.saving.snapshot_writer import SnapshotWriter
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
-from holdfast.runtime.worker.injector import FaultInjector
 
 STATE = {"a": np.arange(9000, dtype=np.float32), "b": np.arange(5), "c": np.array(True)}
 WRITERS = 2
@@ -65,9 +63,7 @@ class Worker:
         self.rank = rank
         self.sent: list[Message] = []
         self.page, self._journal = HeartbeatPage.create(), journal_of(config)
-        injector = FaultInjector(
-            config.worker, FaultPlan(), announce=lambda visit, kind: None, strike=lambda kind: None
-        )
+        injector = without_faults(config)
         context = WorkerContext(
             config,
             LocalCommunicator(),
