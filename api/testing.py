@@ -45,7 +45,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from holdfast.runtime.commands.report import Report
 from holdfast.runtime.commands.summary import summarize
@@ -276,12 +275,7 @@ class RunningJob:
         """Return the job."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Leave nothing behind."""
         self.close()
 

@@ -14,7 +14,6 @@ import os
 import select
 import signal
 from pathlib import Path
-from types import TracebackType
 
 from holdfast.runtime.errors import NotSaved, UsageError
 from holdfast.runtime.run.own_file import ForeignFile, read_at_most
@@ -76,12 +75,7 @@ class LeaseHolder:
         """Return the holder."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Let go of the process."""
         self.close()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from holdfast.runtime.exchange.communicator import Buffer
 
 
@@ -26,12 +24,7 @@ class LocalFlight:
         """Refuse: nothing was posted."""
         raise AssertionError(f"no receive has the ticket {ticket}")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End: nothing is in the air."""
 
 

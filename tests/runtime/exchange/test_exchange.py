@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from tree_sum import tree_sum
 
 from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import (
-    Node,
-    children,
     maximal_nodes,
-    root_of,
 )
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
@@ -90,13 +88,6 @@ def leaves_of(microbatches: int, size: int, seed: int) -> list[FloatVector]:
     return list(dice.normal(size=(microbatches, size)).astype(np.float32) * scale)
 
 
-def recursive_sum(node: Node, leaves: Sequence[FloatVector]) -> FloatVector:
-    if node.is_leaf:
-        return leaves[node.start]
-    left, right = children(node)
-    return recursive_sum(left, leaves) + recursive_sum(right, leaves)
-
-
 def random_assignment(dice: random.Random, world: World, microbatches: int) -> Assignment:
     """Let anybody own anything; some may own nothing, as spares do."""
     owners = dice.sample(world.workers, dice.randint(1, world.size))
@@ -124,7 +115,7 @@ def check_one(way: str, ranks: int, microbatches: int, size: int) -> None:
         party.leave()
         return totals
 
-    expected = [recursive_sum(root_of(microbatches), leaves).tobytes() for leaves in rounds]
+    expected = [tree_sum(leaves).tobytes() for leaves in rounds]
     for totals in run_world(ranks, program, seed=seed):
         assert totals == expected, (way, ranks, microbatches, size, seed)
 
@@ -162,7 +153,7 @@ def test_death_at_any_moment_leaves_the_roots_and_the_next_sum_alone(way: str, s
     world = World(1, tuple(map(WorkerId, range(ranks))), ranks)
     assignment = Assignment(tuple(WorkerId(index % ranks) for index in range(microbatches)))
     leaves = leaves_of(microbatches, size, seed=5)
-    expected = recursive_sum(root_of(microbatches), leaves).tobytes()
+    expected = tree_sum(leaves).tobytes()
 
     def program(communicator: FakeCommunicator) -> str:
         party = Party(communicator, world, assignment, size)
