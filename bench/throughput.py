@@ -188,7 +188,7 @@ def _train(name: str, rounds: int) -> None:
         measured = Rounds(name, x, y)
         model = subject.build()
         found.update(speeds=measured.speeds, floats=model.count_params())
-        inner = KerasReplica.build(model, x[: subject.batch], y[: subject.batch])
+        inner = KerasReplica(model, x[: subject.batch], y[: subject.batch])
         return AlternatingReplica(inner, subject.block_steps, measured.turn)
 
     steps = (rounds + 1) * subject.block_steps

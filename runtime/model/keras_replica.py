@@ -45,7 +45,7 @@ from holdfast.runtime.exchange.vector import (
 )
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, make_model
+from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout
 
 
@@ -119,11 +119,6 @@ class KerasReplica:
         self._shape = ContributionShape(gradient=self._layout.size, metrics=metrics)
         self._update = self._trace_update()
         self._borrowed: tuple[FloatVector, Any] = (np.empty(0, np.float32), None)
-
-    @staticmethod
-    def build(source: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> KerasReplica:
-        """Return the replica of a model, or of the model that a function returns."""
-        return KerasReplica(make_model(source), x, y)
 
     @property
     def model(self) -> Any:

@@ -160,7 +160,7 @@ def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replic
     if isinstance(made, Replica):
         return made
     x, y = job.data.read(job.order.microbatch(0, 0))
-    return keras_replica.KerasReplica.build(made, x, y)
+    return keras_replica.KerasReplica(made, x, y)
 
 
 def _conclude(

@@ -52,7 +52,7 @@ def build(tf: SimpleNamespace, make: Callable[[SimpleNamespace], Any], **data: A
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(7)
     x, y = data.get("x", IMAGES[:7]), data.get("y", LABELS[:7])
-    return tf.module.KerasReplica.build(lambda: make(tf), x, y)
+    return tf.module.KerasReplica(make(tf), x, y)
 
 
 def dense(tf: SimpleNamespace, **compiled: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import worker_config
+from configs import without_faults, worker_config
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.key_file import KeyFile

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import worker_config
+from configs import without_faults, worker_config
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.ledger import Ledger

@@ -18,7 +18,7 @@ from keras_harness import (
     dense,
 )
 
-from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.model.replica import Microbatch, make_model
 
 pytestmark = pytest.mark.tensorflow
 
@@ -215,6 +215,9 @@ def test_float64_inputs_become_float32(tf: SimpleNamespace) -> None:
 
 
 def test_a_model_instead_of_a_function_is_taken(tf: SimpleNamespace) -> None:
-    replica = tf.module.KerasReplica.build(dense(tf), IMAGES[:3], LABELS[:3])
+    model = dense(tf)
 
-    assert replica.shape.metrics == 1
+    assert callable(model)
+    assert make_model(model) is model
+    assert make_model(lambda: model) is model
+    assert isinstance(make_model(tf.keras.Sequential), tf.keras.Sequential)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configs import worker_config
+from configs import without_faults, worker_config
 
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configs import worker_config
+from configs import without_faults, worker_config
 
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
