@@ -28,7 +28,8 @@ from holdfast.runtime.supervisor.launch import PARAMETERS, LaunchLine
 from holdfast.runtime.supervisor.mpi_library import INSTALL_HINT, MpiLibrary
 from holdfast.runtime.system.helper_process import module_command
 
-TRIAL_TIMEOUT_S = 20.0
+TRIAL_TIMEOUT_S = 60.0
+"""A hundred times what it takes: a busy machine must not be told that its MPI is unfit."""
 _TERMINATE_TIMEOUT_S = 3.0
 """mpiexec needs 0.3 s to end its ranks after SIGTERM."""
 
