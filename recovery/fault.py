@@ -1,8 +1,8 @@
 """Faults to inject, each with an address at which it strikes.
 
-An example is ``kill worker=2 step=30 site=compute attempt=1``: worker 2 kills itself
-while it computes the update that makes the step counter 30, in its first attempt. An
-address names one moment of a job, so any failure can be replayed.
+An example is ``kill worker=2 step=30 site=compute attempt=1``. Worker 2 kills itself in
+its first attempt to compute the update that makes the step counter 30. An address names
+one moment of a job, so any failure can be replayed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Theory.  A job is a sequence of launches.  The workers handle deaths inside a launch
 themselves, as long as one of them lives.  The supervisor acts on three events only: a
-death before MPI is up (no worker could go on), the end of a launch, and the user's
-request to stop.
+death before MPI is up, the end of a launch, and the user's request to stop.  (Before MPI
+is up, no worker could go on after a death.)
 
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER

@@ -82,8 +82,8 @@ class LaunchView:
     def common_failure(self) -> WorkerFailed | None:
         """The error that ended every worker of the newest world, None if they differ in kind.
 
-        Before a world was agreed on, the workers that failed speak for all: the others
-        were killed together with the launch, so no worker got any further.
+        Before a world was agreed on, the workers that failed speak for all. The others were
+        killed together with the launch, so no worker got any further.
         """
         by_worker = {f.worker: f for f in self.failures if not f.is_death}
         speakers = self.world if self.was_formed else tuple(by_worker)

@@ -67,7 +67,7 @@ class WorkPlan:
     def is_save_point(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint may be made at ``cursor``.
 
-        None is made between an epoch's last update and its validation: it would hold another
+        None is made between an epoch's last update and its validation.  It would hold another
         state of the same step than a checkpoint after the validation.
         """
         return cursor.step > 0 and self.next_work(cursor) is not Work.EVALUATE

@@ -1,4 +1,4 @@
-"""Which writer stores which elements of which tensor.
+"""The share of each writer: the elements of each tensor that it stores.
 
 All tensors, in the order of their names, make one byte space.  It is cut evenly
 into one range for each writer, at multiples of 4 KiB rounded down to whole elements.

@@ -6,9 +6,9 @@ invariant: *guard and worker die together, and an unclean death is a SIGKILL*.
 
 Why: Open MPI reports a death by signal to the survivors within milliseconds.  After
 ``exit(1)``, ``MPI_Abort`` or an uncaught exception the survivors wait for ever.  So the
-guard kills itself with SIGKILL, the one death that always works, in two cases: the agent
-is gone, or the worker ended in any other way than by leaving.  When ``mpiexec`` is gone
-the guard goes too.  Then the agent sees the connection close and kills the worker.
+guard kills itself with SIGKILL, the one death that always works.  It does so in two cases:
+the agent is gone, or the worker ended in any other way than by leaving.  When ``mpiexec``
+is gone the guard goes too.  Then the agent sees the connection close and kills the worker.
 
 Run by path as ``python -I -S guard.py``: it imports only modules of the standard library
 that are compiled in.  ``json`` and ``socket`` would more than double its start, and every

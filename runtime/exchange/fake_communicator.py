@@ -6,9 +6,9 @@ sender's death or after a revoke.  A send may or may not wait for its receiver.
 Collectives are made of single messages.  So a member that dies within one leaves some
 peers served and others not, and there protocols go wrong.
 
-Cases that MPI leaves undefined are errors here: members that call different agreements (an
-``agree`` that meets a ``shrink``), a buffer that changes while it is in flight, a message
-of another size or type than its receive.
+Cases that MPI leaves undefined are errors here.  Examples are members that call different
+agreements (an ``agree`` that meets a ``shrink``), a buffer that changes in flight, and a
+message of another size or type than its receive.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class _Member(Generic[_Result]):
 
 
 class Turns(Generic[_Result]):
-    """Runs programs in threads of which one at a time has its turn.
+    """Runs programs in threads, one at a time.
 
     Args:
         members: number of programs.
@@ -155,7 +155,7 @@ class Turns(Generic[_Result]):
         ready = [index for index in living if self._members[index].is_ready]
         if not ready:
             waits = (f"{index} waits for {self._members[index].waits_for}" for index in living)
-            self._deadlock = self._deadlock or "nobody can go on: " + "; ".join(waits)
+            self._deadlock = self._deadlock or "no member can go on: " + "; ".join(waits)
             ready = living
         self._running = self._dice.choice(ready)
         self._members[self._running].turn.release()

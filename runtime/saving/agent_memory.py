@@ -1,8 +1,8 @@
 """The snapshots that outlived their workers: the agent's memory as a second holder of one step.
 
 The process that keeps the snapshots mends a damaged step on the disk from them.  If the
-disk cannot take the step at all, because it is full or gone, the step is read straight
-from memory: a worker maps the images and reads them like files.
+disk is full or gone, it cannot take the step at all.  Then a worker maps the images and
+reads the step straight from memory, like files.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class MemoryCheck:
             "memory_differs", step=step, workers=workers, has_majority=found.has_majority
         )
         if not found.has_majority:
-            # A peer whose comparison broke at the last moment must not go on alone: it votes
-            # "no" now, and sees our vote before it can see our death.
+            # A peer whose comparison broke at the last moment must not go on alone.  It votes
+            # "no" now, and sees this vote before it can see this worker's death.
             with contextlib.suppress(WorldBroken):
                 self._membership.communicator.agree(REFUSAL)
             raise WorldLost(

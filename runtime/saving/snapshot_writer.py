@@ -7,10 +7,10 @@ save if all its shards are in memory.  So no save that was complete in memory is
 
 Every snapshot is answered, with ``durable`` or ``held``, or with ``failed`` and a reason.
 
-A second copy of a shard is held until it is needed: the first copy has changed in memory,
-or its worker died before it was complete.  The images of the newest complete save are
-kept.  If the disk has lost that step or could not take it, it is mended from them, or a
-relaunched job reads them.
+A second copy of a shard is held until it is needed.  It is needed if the first copy has
+changed in memory, or if its worker died before it was complete.  The images of the newest
+complete save are kept.  If the disk has lost that step or could not take it, it is mended
+from them, or a relaunched job reads them.
 """
 
 from __future__ import annotations

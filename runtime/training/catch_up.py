@@ -1,8 +1,8 @@
 """All workers get the newest state: one routine for starts, resumes and laggards.
 
 The source is the lowest rank among those that have committed most.  If no worker has a
-state yet, rank 0 loads the newest valid checkpoint, or keeps the state that its model was
-built with, and is the source.  So disk, network and a fresh start are one path.  A death
+state yet, rank 0 is the source.  It loads the newest valid checkpoint, or keeps the state
+that its model was built with.  So disk, network and a fresh start are one path.  A death
 anywhere in it is repaired like any other.
 """
 

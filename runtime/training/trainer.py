@@ -53,9 +53,9 @@ class Trainer:
     """Trains a model in step with all other workers of the job.
 
     Args:
-        model: a compiled Keras model, a ``Replica``, or a function that returns
-            one; a function is called after the seeds are set, so its initial
-            weights are the same in every worker and every run.
+        model: a compiled Keras model, a ``Replica``, or a function that returns one.  The
+            function is called after the seeds are set, so its initial weights are the same
+            in every worker and every run.
         data: the samples to train on.
         global_batch: samples of one update, over all workers.
         epochs: passes over the data.

@@ -206,7 +206,7 @@ def test_a_run_directory_that_fills_up_keeps_what_is_there(
 
     assert full.exit_code == 75, full.stderr
     assert "No space left on device" in full.stderr
-    assert "make room" in full.stderr.splitlines()[-1]
+    assert "free space or make it writable" in full.stderr.splitlines()[-1]
     assert full.leftovers == ()
     assert resumed.events("restored")[-1]["step"] >= 5
     assert resumed.exit_code == 0, resumed.stderr
