@@ -1,5 +1,5 @@
-"""The job from outside MPI: launches, relaunches, and what people are told.
+"""The job from outside MPI: launches, relaunches, and messages to the user.
 
 May import ``agent``, ``run``, ``options`` and ``system``.  Must not load NumPy, MPI,
-TensorFlow or HDF5, and nothing in training waits for it.
+TensorFlow or HDF5.  Nothing in training may wait for it.
 """

@@ -19,11 +19,11 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.system.channel import Message
 
 _DEATHS = frozenset({"InjectedFault", "WorldLost"})
-"""Errors of a worker that are no mistake of its script's: a relaunch may mend them."""
+"""Errors of a worker that are no mistake of its script: a relaunch may cure them."""
 
 
 def event_of(message: Message) -> Event | None:
-    """Return what an agent's message means for the job, or None if it changes nothing."""
+    """Return the job's event for an agent's message, None if the message changes nothing."""
     kind = message.get("kind")
     if kind == "worker_exited":
         worker = WorkerId(message["worker"])

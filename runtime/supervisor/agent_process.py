@@ -22,9 +22,9 @@ _END_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AgentTerms:
-    """What an agent is started with; ``lease`` is a descriptor that it keeps open.
+    """The terms of an agent's start; ``lease`` is a descriptor that it keeps open.
 
-    Whoever lives longer, supervisor or agent, removes the private ``directory``.
+    Supervisor or agent, the one that lives longer removes the private ``directory``.
     """
 
     directory: Path
@@ -38,7 +38,7 @@ class AgentTerms:
         return [
             *module_command("holdfast.runtime.agent"),
             *("--directory", str(self.directory), "--private"),
-            # The agent may come to life after we have died: it cannot ask whose child it was.
+            # The agent may begin after this process has died, and cannot ask for its old parent.
             *("--parent", str(os.getpid())),
             *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
             *("--preload", ",".join(self.preload)),
@@ -53,7 +53,7 @@ class AgentProcess:
         """Start the agent and connect to it.
 
         Raises:
-            RecoveryImpossible: it ended or did not answer.
+            RecoveryImpossible: the agent ended or did not answer.
         """
         self._process = subprocess.Popen(
             terms.command(),
@@ -67,15 +67,15 @@ class AgentProcess:
 
     @property
     def socket(self) -> Path:
-        """Where guards find the agent."""
+        """The path at which guards find the agent."""
         return self._socket
 
     def tell(self, message: Message) -> None:
-        """Send an order; an agent that is gone cannot hear it, and its end is seen elsewhere."""
+        """Send an order; ignore an agent that is gone, because its end is handled elsewhere."""
         self.channel.post(message)
 
     def end(self) -> None:
-        """Have the agent kill what it hosts and end; wait for it."""
+        """Tell the agent to kill its workers and end; wait for it."""
         with contextlib.suppress(OSError):
             self.channel.send({"kind": "shutdown"})
         self.channel.close()
@@ -98,5 +98,5 @@ class AgentProcess:
         code = self._process.wait()
         raise RecoveryImpossible(
             f"the agent of this host did not start (exit code {code}); "
-            "its own words are above; run `holdfast doctor`"
+            "its messages are above; run `holdfast doctor`"
         )

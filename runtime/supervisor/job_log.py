@@ -1,8 +1,8 @@
-"""What a job tells its user, and its journal, about launches, deaths and the end.
+"""The lines of a job for its user and its journal, about launches, deaths and the end.
 
-One line on stderr for each change; the journal has the details.  A stderr that takes
-nothing (its disk is full, its terminal or pager is gone) never ends a job: what could not
-be said there stands in the journal.
+Each change is one line on stderr; the journal has the details.  A stderr that takes
+nothing (its disk is full, its terminal or pager is gone) never ends a job.  The journal
+holds the lines that could not be written there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.runtime.system.channel import Message
 
 
 class Narration:
-    """The supervisor's voice."""
+    """Writes the supervisor's lines."""
 
     def __init__(self, journal: Journal, *, is_verbose: bool) -> None:
         self._journal = journal
@@ -31,7 +31,7 @@ class Narration:
         self._has_completed = False
 
     def began(self, setup: JobSetup) -> None:
-        """Say what is about to run."""
+        """Say that the job begins, with its script, workers and seed."""
         options, record = setup.options, setup.record
         if setup.warning:
             self._say(f"warning: {setup.warning}")
@@ -72,26 +72,26 @@ class Narration:
         )
 
     def heard(self, message: Message) -> None:
-        """Say what of an agent's message concerns the user."""
+        """Say the part of an agent's message that concerns the user."""
         kind = message.get("kind")
         if kind == "worker_report":
             self._heard_report(int(message["worker"]), message["report"])
         elif kind == "worker_fenced":
             self._say(
-                f"worker {message['worker']} has stood still for {message['silent_s']:.1f} s "
+                f"worker {message['worker']} has been silent for {message['silent_s']:.1f} s "
                 f"at step {message['step']}: killing it"
             )
         elif kind == "worker_exited" and not message["clean"]:
             self._died(message)
         elif kind == "preload_failed" and self._is_verbose:
-            self._say(f"warm processes go without {message['module']}: {message['message']}")
+            self._say(f"{message['module']} is not preloaded: {message['message']}")
 
     def killing(self, reason: str) -> None:
         """Say that a launch is being killed."""
         self._say(f"ending the launch: {reason}")
 
     def warned(self, text: str) -> None:
-        """Say what is wrong with the run, and that it goes on."""
+        """Say a warning about the run, which goes on."""
         self._say(text)
         self._journal.record("warning", text=text)
 
@@ -100,14 +100,13 @@ class Narration:
         self._say("the agent of this host died, and its workers with it")
 
     def signalled(self, name: str) -> None:
-        """Say that somebody wants the job to end."""
+        """Say that a signal asks the job to stop."""
         self._say(f"{name}: stopping at the next step with a checkpoint (again: at once)")
 
     def ended(self, end: End) -> None:
-        """Say how the job ended; a program's own traceback is shown once.
+        """Say the end of the job; a program's own traceback is shown once.
 
-        Deaths by an error that turns out to be the whole job's are not worth a
-        line each.
+        If one error ended the whole job, its workers' deaths get no lines of their own.
         """
         is_everyones = all(end.reason in text for text in self._unsaid)
         if not is_everyones:
@@ -119,10 +118,10 @@ class Narration:
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
 
     def failed(self, error: Exception) -> None:
-        """Say that the supervisor itself made a mistake, and what that means for the job."""
+        """Say that the supervisor itself failed, and that the workers go on."""
         self._say(
-            f"error: the supervisor failed ({type(error).__name__}: {error}); the workers go on "
-            "without it, and nobody relaunches them; `holdfast report` tells how far they are"
+            f"error: the supervisor failed ({type(error).__name__}: {error}); the workers go on, "
+            "but are not relaunched if all die; `holdfast report` tells how far they are"
         )
         reason = f"{type(error).__name__}: {error}"
         self._journal.record("supervisor_failed", reason=reason)
@@ -169,7 +168,7 @@ class Narration:
 
 
 def _write(text: str) -> None:
-    """Write to stderr, if that takes it and there is one."""
+    """Write to stderr, if there is one and it takes the text."""
     with contextlib.suppress(OSError, AttributeError):
         sys.stderr.write(text)
         sys.stderr.flush()

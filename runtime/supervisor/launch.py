@@ -1,20 +1,19 @@
 """mpiexec's command line and environment for one launch on one host.
 
-Each option answers something that was measured on Open MPI 5.0 with PRRTE 3.0:
+Each option answers a fact that was measured on Open MPI 5.0 with PRRTE 3.0:
 
-* ``--with-ft ulfm`` and the two ``state_base`` parameters: a death by signal is
-  reported to the survivors, also among ranks that were spawned later, instead
-  of ending the job;
+* ``--with-ft ulfm`` and the two ``state_base`` parameters: a death by signal does not end
+  the job, but is reported to the survivors, also among ranks that were spawned later;
 * ``--bind-to none``: with one or two ranks PRRTE would bind each to one core,
   and all threads of a worker with it;
 * ``pml ob1`` and ``btl self,sm``: point-to-point layers that survive failures;
-  leaving out ``ofi`` also saves a second at every start.  ``tcp`` survives them too,
-  but listens on all interfaces, whatever ``btl_tcp_if_include`` says, and takes what
-  anybody sends it.  One host does without;
+  leaving out ``ofi`` also saves a second at every start.  ``tcp`` survives them too, but
+  listens on all interfaces, even with ``btl_tcp_if_include``, and takes messages from
+  any sender.  One host does without;
 * ``coll ^han,adapt``: ``han`` has returned success with wrong sums after a
   failure;
-* ``mpi_add_procs_cutoff``: knowing every peer from the start avoids a hang when
-  a revoke must reach one that was never talked to;
+* ``mpi_add_procs_cutoff``: every rank knows every peer from the start.  Without it a
+  revoke can hang if it must reach a peer without any earlier message;
 * ``btl_sm_backing_directory`` and ``TMPDIR``: everything that a killed mpiexec
   would leave behind lies in one private directory, which its owner removes.
   Guards keep ``TMPDIR`` to themselves: MPI finds all without it in a worker, whose
@@ -23,7 +22,7 @@ Each option answers something that was measured on Open MPI 5.0 with PRRTE 3.0:
   to see whether it could, and a rank that is killed then leaves it there.
 
 mpiexec's exit code means nothing under ``--with-ft ulfm``: it is 0 even when
-all ranks were killed.  What became of a launch is known from its workers.
+all ranks were killed.  The workers tell the outcome of a launch.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ _SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
 class LaunchLine:
     """One start of mpiexec: ``ranks`` times the guard, all on this host.
 
-    ``directory`` exists, is private to the launch (mode 0700) and is removed by
-    whoever made it when mpiexec has ended.  ``ulfm`` false starts a job that
-    dies whole with its first rank.  ``as_root`` permits mpiexec to run as root.
+    ``directory`` exists and is private to the launch (mode 0700).  Its maker removes it
+    when mpiexec has ended.  ``ulfm`` false starts a job that dies whole with its first
+    rank.  ``as_root`` permits mpiexec to run as root.
     """
 
     mpiexec: Path
@@ -98,9 +97,9 @@ class LaunchLine:
     def environment(self, base: Mapping[str, str], **extra: str) -> dict[str, str]:
         """Return ``base`` made fit for mpiexec, with ``extra`` variables for the guards.
 
-        Variables by which an enclosing MPI job names itself to its processes are
-        left out: with them mpiexec would take itself for a rank of that job.  The
-        site's settings (``OMPI_MCA_*`` and the like) stay.
+        The variables of an enclosing MPI job are left out: with them mpiexec would take
+        itself for a rank of that job.  The site's settings (``OMPI_MCA_*`` and the like)
+        stay.
         """
         kept = {name: value for name, value in base.items() if not _names_enclosing_job(name)}
         return kept | {"TMPDIR": str(self.directory)} | extra
@@ -117,8 +116,8 @@ _WORDS_BYTES = 4096
 class MpiLaunch:
     """A running MPI job, in a session of its own so that it survives its supervisor.
 
-    All that mpiexec and Open MPI write goes to the launch's private directory,
-    which ``clear`` removes.
+    All files of mpiexec and Open MPI go to the launch's private directory, which ``clear``
+    removes.
     """
 
     def __init__(self, line: LaunchLine, environment: Mapping[str, str]) -> None:
@@ -146,7 +145,7 @@ class MpiLaunch:
         return self._process.poll() is not None
 
     def words(self) -> str:
-        """Return the end of what mpiexec printed."""
+        """Return the end of mpiexec's output."""
         try:
             with (self._directory / _LOG).open("rb") as log:
                 log.seek(0, os.SEEK_END)
@@ -161,7 +160,7 @@ class MpiLaunch:
             kill_tree(self._process.pid)
 
     def clear(self) -> None:
-        """Wait for mpiexec and remove all that it left behind."""
+        """Wait for mpiexec and remove all files that it left behind."""
         self._process.wait()
         with contextlib.suppress(OSError):
             os.close(self.end_fd)

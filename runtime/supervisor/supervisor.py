@@ -1,8 +1,8 @@
 """The process that owns a job, outside MPI: ``holdfast run``.
 
-It starts the agent and one mpiexec per launch, shows everything that happens to
-`recovery.job`, and does what that says.  It never imports MPI, TensorFlow or
-HDF5, and nothing in training waits for it: when it is killed, the job goes on.
+It starts the agent and one mpiexec per launch, passes every event to `recovery.job`, and
+carries out the commands.  It never imports MPI, TensorFlow or HDF5.  Nothing in training
+waits for it: when it is killed, the job goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 
 _GRACE_S = 3.0
-"""mpiexec ends by itself 0.3 s after its last rank; longer than this it hangs."""
+"""mpiexec ends by itself 0.3 s after its last rank; if it takes longer than this, it hangs."""
 
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
@@ -56,7 +56,7 @@ _WATCHED = (*_SIGNALS, signal.SIGUSR2)
 
 
 def run_job(options: JobOptions) -> ExitCode:
-    """Run the job that ``options`` asks for to its end; return the exit code.
+    """Run the job of ``config`` to its end; return the exit code.
 
     Raises:
         JobError: the job cannot begin; nothing was started.
@@ -76,7 +76,7 @@ def run_job(options: JobOptions) -> ExitCode:
     finally:
         if not is_left:
             shutil.rmtree(base, ignore_errors=True)
-        # Last: until nothing is left behind no signal may end this process.
+        # Last: no signal may end this process before everything is cleaned up.
         signal.set_wakeup_fd(-1)
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -106,7 +106,7 @@ class Supervisor:
             JobTerms(
                 workers=workers,
                 max_restarts=setup.options.max_restarts,
-                # One worker leaves nobody behind who would have to be ended.
+                # The death of a single worker leaves no survivor that would wait for ever.
                 can_shrink=setup.options.shrink or workers == 1,
                 first_generation=setup.first_generation,
             )
@@ -130,7 +130,7 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Launch, watch and relaunch until the job is over; return its exit code.
 
-        After a mistake of ours the launch goes on by itself, as it does when we are killed.
+        After an error of this code the launch goes on, as it does when this process is killed.
         """
         try:
             return self._run()
@@ -154,7 +154,7 @@ class Supervisor:
         return self._end.exit_code
 
     def close(self) -> None:
-        """End every process that was started, unless they go on without us."""
+        """End every process that was started, unless they must go on without the supervisor."""
         if self.is_left:
             self._leave()
             return
@@ -252,7 +252,7 @@ class Supervisor:
         return agent
 
     def _on_message(self, message: Message) -> None:
-        """Take note of what the agent tells, and show the machine what it means."""
+        """Log a message of the agent, and pass its event to the machine."""
         kind = message.get("kind")
         if kind == "worker_started":
             self._alive.add(WorkerId(message["worker"]))
@@ -266,7 +266,7 @@ class Supervisor:
             self._handle(event)
 
     def _on_agent_end(self) -> None:
-        """Without its agent no worker lives: the kernel has killed them."""
+        """Report the death of all workers: the kernel has killed them with their agent."""
         self._narration.lost_agent()
         if self._agent is not None:
             self._agent.end()
@@ -280,7 +280,7 @@ class Supervisor:
             self._reactor.forget(self._launch.end_fd)
 
     def _look_at_launch(self) -> None:
-        """Tell the machine when nothing of the launch is left; end an mpiexec that lingers."""
+        """Tell the machine the end of the launch; end an mpiexec that lingers."""
         launch = self._launch
         if launch is None or self._end is not None:
             return
@@ -299,7 +299,7 @@ class Supervisor:
         self._handle(LaunchEnded(f"mpiexec started no worker: {words}" if words else ""))
 
     def _grace_s(self) -> float:
-        """Return how long mpiexec may outlive its workers: not at all after a lost job."""
+        """Return the seconds that mpiexec may outlive its workers: 0 after a lost job."""
         exits = self._machine.view.exits.values()
         return _GRACE_S if all(seen.is_clean for seen in exits) else 0.0
 

@@ -1,9 +1,9 @@
 """The trial that tells whether an MPI survives a death: run by mpiexec, two ranks.
 
-Rank 1 kills itself.  Rank 0 must see that as an error, revoke the communicator,
-shrink it to itself and agree on it: the four operations that recovery in place
-is made of.  The verdict goes to the file named on the command line, because
-mpiexec's exit code says nothing once fault tolerance is on.
+Rank 1 kills itself.  Rank 0 must see that as an error, revoke the communicator, shrink it
+to itself and agree on it.  These are the four operations of a recovery in place.  The
+verdict goes to the file named on the command line, because mpiexec's exit code says
+nothing once fault tolerance is on.
 
 This file and the communicator are the only ones that import mpi4py.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 LIFETIME_S = 60
-"""However the trial goes, no rank outlives this; longer than any caller waits."""
+"""No rank of a trial outlives this; every caller waits for less."""
 
 
 def main(verdict_path: Path) -> None:
@@ -34,7 +34,7 @@ def main(verdict_path: Path) -> None:
 
 
 def _trial() -> str:
-    """Return why this MPI is not fit, or an empty text when it is."""
+    """Return the reason why this MPI is not fit, or an empty text if it is fit."""
     try:
         import mpi4py
 

@@ -1,11 +1,10 @@
-"""Whether an MPI is fit to recover in place, found out by a trial and remembered.
+"""The trial whether an MPI can recover in place, and the memory of its outcome.
 
-Version numbers do not tell: ULFM may be compiled out, switched off by a site, or
-belong to another library than the one that mpi4py loads.  So two ranks are
-started, one is killed, and the other has to go on (see ``probe``).  The trial
-takes half a second, once per MPI: a good answer is kept in
-``${XDG_CACHE_HOME:-~/.cache}/holdfast``.  A bad one is not, because a busy
-machine or a repaired installation would be blamed for ever.
+Version numbers do not tell: ULFM may be compiled out, switched off by a site, or belong to
+another library than the one that mpi4py loads.  So two ranks are started, one is killed,
+and the other must go on (`ulfm_probe`).  The trial takes half a second, once per MPI: a
+good answer is kept in ``${XDG_CACHE_HOME:-~/.cache}/holdfast``.  A bad answer is not kept,
+because the machine may have been busy, and a broken installation may be fixed later.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TERMINATE_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """Whether ``library`` recovers in place; ``reason`` says why not, else how that is known."""
+    """Whether ``library`` recovers in place; ``reason`` is the fault, or the source of a yes."""
 
     ulfm: bool
     library: str
@@ -44,20 +43,20 @@ class Fitness:
 
 
 def require_ulfm(fitness: Fitness) -> None:
-    """Do nothing for an MPI that is fit.
+    """Refuse an MPI that cannot recover in place.
 
     Raises:
-        UsageError: it is not; the message says why and what to do.
+        UsageError: the trial failed; the message gives the reason and the remedies.
     """
     if not fitness.ulfm:
         raise UsageError(
             f"{fitness.library} cannot continue after a worker's death (ULFM): {fitness.reason}; "
-            f"{INSTALL_HINT}, or run with --no-shrink so that every death is a relaunch"
+            f"{INSTALL_HINT}, or run with --no-shrink, which relaunches the job at every death"
         )
 
 
 def assess(library: MpiLibrary, environment: Mapping[str, str]) -> Fitness:
-    """Return the remembered answer for ``library``, or find it out by a trial."""
+    """Return the remembered answer for ``library``, or the outcome of a new trial."""
     remembered = _cache_path(library, environment)
     if _is_remembered(remembered):
         return Fitness(True, str(library), "passed a trial before")
@@ -87,7 +86,7 @@ def try_out(
 
 
 def _run(line: LaunchLine, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run a launch to its end or the timeout; return how it ended."""
+    """Run a launch to its end or the timeout; return its end as a sentence."""
     output_path = line.directory / "output"
     with output_path.open("wb") as output:
         process = subprocess.Popen(
@@ -119,7 +118,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _first_words(output_path: Path) -> str:
-    """Return the first line that says something, as a part of a sentence."""
+    """Return the first line of the output that is not empty, as a part of a sentence."""
     for line in output_path.read_text(errors="replace").splitlines():
         words = line.strip(" -*=#\t")
         if words:
@@ -128,7 +127,7 @@ def _first_words(output_path: Path) -> str:
 
 
 def _read_verdict(path: Path, ending: str) -> str:
-    """Return why the trial failed, or an empty text when it passed."""
+    """Return the reason why the trial failed, or an empty text if it passed."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["reason"])
     except FileNotFoundError:

@@ -115,7 +115,7 @@ def test_mistake_of_the_supervisor_leaves_its_workers_training(
 
     assert job.exit_code == 1
     assert "ZeroDivisionError: a mistake" in job.stderr
-    assert "workers go on without it" in job.stderr
+    assert "the workers go on, but are not relaunched" in job.stderr
     assert job.sha256 == undisturbed(LONG)
     assert job.leftovers == ()
 
