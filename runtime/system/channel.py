@@ -6,9 +6,9 @@ their number, and the receiver finds the descriptors themselves there.  Linux
 hands descriptors over no later than the first byte that they were sent with,
 so they are queued and given to messages in order.
 
-This is the only file that knows sockets (the guard, which may import nothing
-of ours, speaks the same lines by itself).  Nothing here decides: a lost peer is
-an empty answer, and what that means is the caller's business.
+This is the only file that knows sockets.  (The guard may import no module of holdfast, so
+it writes the same lines by itself.)  Nothing here decides: a lost peer is an empty answer,
+and the caller decides what follows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
-"""A JSON object; its field ``kind`` says what it is."""
+"""A JSON object; its field ``kind`` names its kind."""
 
 FDS = "@fds"
 """The field of a received message that holds the descriptors which came with it."""
@@ -95,11 +95,11 @@ class Channel:
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether posted bytes wait to be written."""
         return bool(self._outbox)
 
     def flush(self) -> None:
-        """Write as much of what was posted as the peer takes now."""
+        """Write as many posted bytes as the peer takes now."""
         while self._outbox:
             line, fds = self._outbox[0]
             try:
@@ -131,7 +131,7 @@ class Channel:
         return messages
 
     def detach(self) -> int:
-        """Give the descriptor back, still open; the channel is of no use any more."""
+        """Give the descriptor back, still open; the channel must not be used any more."""
         return self._socket.detach()
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Channel:
         return self._socket.send(line, socket.MSG_DONTWAIT)
 
     def _give_up(self) -> None:
-        """Write no more; what the peer has said before is still to be read, then comes its end."""
+        """Write no more; earlier messages of the peer can still be read, then comes its end."""
         self._outbox.clear()
         self._outbox_bytes = 0
         self._is_deaf = True
@@ -224,7 +224,7 @@ class Listener:
         return self._socket.fileno()
 
     def accept(self) -> Channel | None:
-        """Return the next connection; ``None`` if it is another user's or already gone."""
+        """Return the next connection, None if it is another user's or already gone."""
         try:
             connection, _ = self._socket.accept()
         except (ConnectionAbortedError, BlockingIOError):
@@ -241,9 +241,9 @@ class Listener:
 
 
 def connect(path: Path) -> Channel:
-    """Connect to whoever listens at ``path``.
+    """Connect to the process that listens at ``path``.
 
-    Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` when nobody does.
+    Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if none listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -262,7 +262,7 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket at which nobody listens any more."""
+    """Remove a socket that has no listener any more."""
     with contextlib.suppress(FileNotFoundError):
         try:
             connect(path).close()

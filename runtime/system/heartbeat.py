@@ -1,16 +1,16 @@
 """The page that a worker and its agent share, and the thread that keeps it beating.
 
 A worker proves that it lives by counting: its ``Pulse`` thread raises
-``counter`` at a fixed interval.  The thread needs the interpreter's lock, so a
-stopped process stands still and so does one whose C code never gives the lock
-back, while a process that computes keeps counting.  The agent only ever
-compares two readings: no clock is shared.
+``counter`` at a fixed interval.  The thread needs the interpreter's lock.  So the counter
+stands still in a stopped process, and in one whose C code never gives the lock back.  A
+process that computes keeps counting.  The agent only ever compares two readings: no clock
+is shared.
 
-The page lies in a memfd: it has no name, needs no clean-up, and is readable
-after its worker is dead, which is how the last step and phase of a victim are
-known.  Every field is one aligned 64-bit word with exactly one writer, so no
-lock is needed.  A request is pending while ``asked`` and ``answered`` differ in
-its bit: the agent writes the one, the worker the other.
+The page lies in a memfd: it has no name and needs no clean-up.  It is readable after the
+death of its worker, and then tells the victim's last step and phase.  Every field is one
+aligned 64-bit word with exactly one writer, so no lock is needed.  A request is pending
+while ``asked`` and ``answered`` differ in its bit: the agent writes ``asked``, the worker
+``answered``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIZE_BYTES = 4096
 
 
 class Phase(IntEnum):
-    """What a worker is doing, as its agent sees it."""
+    """The work that a worker is doing, as its agent sees it."""
 
     STARTING = 0
     JOINING = 1
@@ -46,7 +46,7 @@ class Phase(IntEnum):
 
 
 class RequestFlag(IntFlag):
-    """What the agent may ask of a worker."""
+    """The requests that an agent may make of a worker."""
 
     NONE = 0
     SAVE = 1
@@ -66,7 +66,7 @@ class HeartbeatPage:
 
     @staticmethod
     def create() -> HeartbeatPage:
-        """Return a fresh page, all zero, whose size nobody can change any more."""
+        """Return a fresh page, all zero, whose size is fixed."""
         return HeartbeatPage(sealed_memory("holdfast-heartbeat", _SIZE_BYTES))
 
     @property
@@ -80,7 +80,7 @@ class HeartbeatPage:
 
     @property
     def phase(self) -> Phase:
-        """What the worker is doing."""
+        """The work that the worker is doing."""
         return Phase(self._words[_PHASE])
 
     @phase.setter
@@ -107,12 +107,12 @@ class HeartbeatPage:
 
     @property
     def requests(self) -> RequestFlag:
-        """What was asked of the worker and is not answered yet."""
+        """The requests that the worker has not answered yet."""
         pending = self._words[_ASKED] ^ self._words[_ANSWERED]
         return RequestFlag(pending) if pending else RequestFlag.NONE
 
     def ask(self, what: RequestFlag) -> None:
-        """Ask something of the worker (agent only)."""
+        """Make a request of the worker (agent only)."""
         answered = self._words[_ANSWERED]
         self._words[_ASKED] = (self._words[_ASKED] ^ answered | what) ^ answered
 
@@ -130,7 +130,7 @@ class HeartbeatPage:
         return max(self._words[_DURABLE], self._words[_FAILED]) >= attempt
 
     def answer_save(self, attempt: int, *, is_durable: bool) -> None:
-        """Tell what became of a snapshot (agent only)."""
+        """Tell whether a snapshot is durable or has failed (agent only)."""
         self._words[_DURABLE if is_durable else _FAILED] = attempt
 
     def close(self) -> None:
@@ -167,5 +167,5 @@ class Pulse:
 
 
 def pulse_interval_s(heartbeat_timeout_s: float) -> float:
-    """Return how often to beat: ten times within the timeout, at 20 to 500 ms."""
+    """Return the seconds between beats: a tenth of the timeout, within 20 to 500 ms."""
     return min(max(heartbeat_timeout_s / 10, 0.02), 0.5)

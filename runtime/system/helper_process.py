@@ -1,9 +1,9 @@
 """The command lines of Python processes that holdfast starts.
 
-``python -m`` and ``python -c`` look for modules in the working directory first.  There a
-user may have a ``queue.py`` of their own, and in a directory that others write to anybody
-may leave a ``psutil.py``.  So our processes forget that directory before they import
-anything.  ``PYTHONPATH`` counts: the user's script may need it.  (Python 3.11 has ``-P``.)
+``python -m`` and ``python -c`` look for modules in the working directory first.  The user
+may have a ``queue.py`` there.  If others can write to it, they may leave a ``psutil.py``
+there.  So holdfast's processes forget that directory before they import anything.
+``PYTHONPATH`` counts: the user's script may need it.  (Python 3.11 has ``-P``.)
 """
 
 from __future__ import annotations

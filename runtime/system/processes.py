@@ -1,6 +1,6 @@
-"""What the operating system knows about processes, and how to end them for certain.
+"""Facts of the operating system about processes, and ways to end them for certain.
 
-The one file that imports psutil, and the one that calls ``prctl``.
+Only this file imports psutil and calls ``prctl``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on; at least 1.
+    """Return the number of cores that this process may run on; at least 1.
 
-    That is the affinity mask, cut down to the whole cores that the process's
-    cgroup grants (cpu.max of cgroup v2), which containers set and the mask does not show.
+    It is the size of the affinity mask, limited to the whole cores that the process's
+    cgroup grants (cpu.max of cgroup v2).  Containers set that limit, and the mask does not
+    show it.
     """
     cores = len(psutil.Process().cpu_affinity() or ()) or psutil.cpu_count() or 1
     granted = _granted_cores()
@@ -39,7 +40,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process as soon as ``parent`` is dead.
+    """Let the kernel SIGKILL this process as soon as ``parent`` is dead.
 
     Ends the process at once when ``parent`` is not (or no longer) its parent.
     The setting follows the parent's *thread* that forked, and is lost when the
@@ -90,8 +91,8 @@ def is_alive(pid: int) -> bool:
 def kill_group(leader: int) -> None:
     """SIGKILL ``leader`` and its process group, if it has made one of its own already.
 
-    ``leader`` must be a child that was not waited for yet, so that its number
-    cannot stand for anyone else.
+    ``leader`` must be a child that was not waited for yet, so that no other process can
+    have its number.
     """
     os.kill(leader, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
@@ -99,10 +100,10 @@ def kill_group(leader: int) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL ``pid``, a child of ours, and all its descendants; wait for none of them.
+    """SIGKILL ``pid``, a child of this process, and all its descendants; wait for none.
 
-    The root is stopped first, and the tree is read again until it holds no
-    stranger: so a process that forks meanwhile does not escape.
+    The root is stopped first, and the tree is read again until it holds no new process.  So
+    a process that forks meanwhile does not escape.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
@@ -117,9 +118,9 @@ def kill_tree(pid: int) -> None:
 
 
 def wait_all_ended(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
-    """Wait until all of ``pids`` have ended; return those that had not after ``timeout_s``.
+    """Wait until all of ``pids`` have ended; return the ones still alive after ``timeout_s``.
 
-    They need not be children, and nobody is reaped.
+    They need not be children, and none of them is reaped.
     """
     deadline = time.monotonic() + timeout_s
     ends: dict[int, int] = {}
@@ -144,7 +145,7 @@ def wait_all_ended(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
 
 
 def describe_status(status: int) -> str:
-    """Say how a process ended: ``exit 3`` or ``signal SIGKILL``; negative means a signal."""
+    """Return the end of a process in words: ``exit 3``, or ``signal SIGKILL`` for -9."""
     if status >= 0:
         return f"exit {status}"
     try:

@@ -1,4 +1,4 @@
-"""One loop over everything that may happen to a process: messages, deaths, new connections.
+"""One loop over all events of a process: messages, deaths, new connections.
 
 Handlers run one at a time in the thread that calls ``run_once``; none of them
 may wait.  A process's death is watched through its pidfd, which becomes
@@ -55,8 +55,8 @@ class Reactor:
     ) -> None:
         """Call ``on_message`` for each message of ``channel``, and ``on_end`` once at its end.
 
-        A peer that breaks the protocol is at its end too.  The channel is
-        forgotten, not closed, before ``on_end`` is called.
+        A peer that breaks the protocol counts as ended too.  The channel is forgotten, not
+        closed, before ``on_end`` is called.
         """
 
         def handle() -> None:
@@ -89,7 +89,7 @@ class Reactor:
         self._selector.modify(source, key.events, _Watch(key.data.handler, order=0))
 
     def run_once(self, timeout_s: float | None) -> None:
-        """Wait until something is ready, at most ``timeout_s``, and handle all that is."""
+        """Wait until a descriptor is ready, at most ``timeout_s``, and handle all ready ones."""
         self._ask_for_writes()
         ready = [key for key, _ in self._selector.select(timeout_s)]
         for key in sorted(ready, key=lambda key: key.data.order):

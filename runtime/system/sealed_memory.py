@@ -1,4 +1,4 @@
-"""Memory without a name that other processes can map, and whose size nobody can change."""
+"""Memory without a name that other processes can map, and whose size is fixed."""
 
 from __future__ import annotations
 
