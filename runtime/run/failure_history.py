@@ -1,8 +1,8 @@
-"""How often a run has lost all of its workers, told from its journal.
+"""The number of times that a run has lost all of its workers, told from its journal.
 
-A death that survivors outlive costs no checkpoint, so it does not count here.  What
-counts is each launch that had to be followed by another one, and each job that broke
-off without a last word: its host or its supervisor died.
+A death that leaves survivors does not send the run back to a checkpoint, so it does not
+count here.  Each launch that was followed by another one counts.  So does each job without a
+record of its end: its host or its supervisor died.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _TELLING = ("job_started", "job_ended", "relaunch")
-# Nearly all lines are steps, of which there may be millions: too many to parse them all.
+# Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(event.encode() for event in _TELLING)
 
 
 def history_of(schedule: Schedule, run_dir: Path) -> FailureHistory:
-    """Return what the journal of ``run_dir`` tells, if ``schedule`` depends on it."""
+    """Return the history in the journal of ``run_dir``, if ``schedule`` depends on it."""
     if not isinstance(schedule, Auto):
         return FailureHistory()
     try:
@@ -30,9 +30,9 @@ def history_of(schedule: Schedule, run_dir: Path) -> FailureHistory:
 
 
 def failure_history(lines: Iterable[bytes]) -> FailureHistory:
-    """Return the training time and the failures that a journal's lines tell of.
+    """Return the training time and the failures that a journal's lines record.
 
-    Monotonic times are compared within one job only: it lived within one boot.
+    Monotonic times are compared only within one job, which lived within one boot.
     """
     seconds, failures = 0.0, 0
     began: float | None = None  # of a job that has not ended yet
@@ -68,7 +68,7 @@ def _telling(line: bytes) -> tuple[str, float] | None:
 
 
 def _moment(line: bytes, default: float) -> float:
-    """Return when a line was written; ``default`` if it is torn."""
+    """Return the time at which a line was written; ``default`` if it is torn."""
     now = _time_of(parse_line(line))
     return default if now is None else now
 

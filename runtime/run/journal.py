@@ -1,24 +1,23 @@
 """The journal: every event of a job, one JSON object a line, append only.
 
-Several processes write the same file at once.  What keeps their lines whole is
-the kernel: a file opened with ``O_APPEND`` takes each ``write`` as one piece at
-its end (POSIX.1-2017, ``write``), so each line is exactly one ``write``.  Five
-things can still go wrong, and each has one answer:
+Several processes write the same file at once.  The kernel keeps their lines whole: a file
+opened with ``O_APPEND`` takes each ``write`` as one piece at its end (POSIX.1-2017,
+``write``).  So each line is exactly one ``write``.  Five things can still go wrong, and
+each has one answer:
 
 * a process dies, or the machine loses power, within a line: the line is *torn*.
   A journal that is opened begins a new line after a torn one, and readers skip
-  what does not parse;
-* the file system is full, fails or is gone: training must not end because its diary did.
-  Lines are counted as lost, one warning is logged, and the first line that can
-  be written again is a ``journal_gap`` that says how many are missing;
-* somebody removes the file, or the run directory: it is made again, and begins with a
+  lines that do not parse;
+* the file system is full, fails or is gone: training goes on without its journal.
+  Lines are counted as lost, and one warning is logged.  The first line that can be
+  written again is a ``journal_gap`` with the number of missing lines;
+* a user removes the file, or the run directory: it is made again, and begins with a
   ``journal_removed``.  A network file system may show that as a descriptor that fails;
-* somebody puts a link or a file of their own in its place: that is refused, like a
-  file that cannot be opened (`own_file`);
+* another user puts a link or another file in its place: that is refused, like a file that
+  cannot be opened (`own_file`);
 * two threads of a process write at once: a lock keeps the count of lost lines.
 
-Nothing is fsynced: the journal tells what happened, it is not what a job is
-restored from.
+Nothing is fsynced: the journal is a history, and no job is restored from it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Journal:
     def __init__(self, path: Path, *, run_id: str, source: str, is_required: bool = True) -> None:
         """Open ``path`` for appending; ``source`` names the process, as in ``worker 3``.
 
-        One that is not required loses lines until it can be opened.
+        A journal that is not required loses lines until it can be opened.
 
         Raises:
             OSError: the file is required, and cannot be created or opened.
@@ -100,7 +99,7 @@ class Journal:
         self._fd = fd
 
     def _is_there(self) -> bool:
-        """Return whether there is a file to write to; begin it again if it was removed."""
+        """Return whether the file can be written; begin it again if it was removed."""
         before = self._fd
         if before != _CLOSED and _has_name(before):
             return True
@@ -185,7 +184,7 @@ def read_journal(path: Path) -> list[Record]:
 
 
 def last_generation(path: Path) -> int:
-    """Return the largest generation near the end of a journal, 0 where there is none.
+    """Return the largest generation near the end of a journal, 0 if there is none.
 
     Generations only grow, and every launch and world records its own, so the
     last part of the file is enough.
@@ -199,7 +198,7 @@ def last_generation(path: Path) -> int:
 
 
 def parse_line(line: bytes) -> Record | None:
-    """Return the record of a journal's line, None if it is torn or none."""
+    """Return the record in a journal's line, None if the line is torn or no record."""
     try:
         record = json.loads(line)
     except ValueError:  # covers JSONDecodeError and UnicodeDecodeError
@@ -208,7 +207,7 @@ def parse_line(line: bytes) -> Record | None:
 
 
 def _has_name(fd: int) -> bool:
-    """Return whether an open file still is in a directory; one that fails (NFS) counts as gone."""
+    """Return whether an open file still has a name; a file that fails (NFS) counts as gone."""
     try:
         return os.fstat(fd).st_nlink > 0
     except OSError:
@@ -221,7 +220,7 @@ def _ends_with_newline(fd: int) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Turn what JSON does not know (NumPy scalars, paths, sets) into what it does."""
+    """Turn values that JSON lacks (NumPy scalars, paths, sets) into values that it has."""
     if hasattr(value, "item"):
         return value.item()
     if isinstance(value, (set, frozenset)):

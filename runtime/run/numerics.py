@@ -1,8 +1,8 @@
-"""Everything that the bits of a step depend on, besides seed and data.
+"""The settings that the bits of a step depend on, besides seed and data.
 
-TensorFlow's sums change their last bits with the number of threads, with the
-instruction set and with the library's version, so these are fixed when a job
-begins, written down, and compared whenever a worker joins or a job resumes.
+TensorFlow's sums change their last bits with the number of threads, the instruction set
+and the library's version.  So these are fixed and recorded when a job begins, and compared
+whenever a worker joins or a job resumes.
 Libraries are asked for their versions without importing them.
 """
 
@@ -48,9 +48,9 @@ _INSTRUCTION_SETS: tuple[tuple[str, tuple[str, ...]], ...] = (
 class Numerics:
     """One job's numerics; two workers with equal numerics compute equal bits.
 
-    The shape of a microbatch counts too, but belongs to what identifies a job:
-    a run cannot be resumed with another one at all.  ``tensorflow`` and
-    ``keras`` are empty where they are not installed.
+    The shape of a microbatch counts too, but belongs to the identity of a job: no run can
+    be resumed with another one.  ``tensorflow`` and ``keras`` are empty if they are not
+    installed.
     """
 
     threads: int
@@ -67,8 +67,7 @@ class Numerics:
     def here(*, threads: int) -> Numerics:
         """Return the numerics of a worker of this process's host and environment.
 
-        Op determinism is needed, and paid for, only where several threads share an
-        operation.
+        Op determinism costs time, and is on only if several threads share an operation.
         """
         versions = {library: _version(names) for library, names in _LIBRARIES.items()}
         return Numerics(
@@ -103,7 +102,7 @@ class Numerics:
 
 
 def differences(began: Numerics, now: Numerics) -> tuple[str, ...]:
-    """Return one sentence for each field of ``now`` that is not as the job began."""
+    """Return one sentence for each field of ``now`` that differs from ``began``."""
     names = [field.name for field in dataclasses.fields(Numerics)]
     triples = [(name, getattr(began, name), getattr(now, name)) for name in names]
     return tuple(
@@ -124,8 +123,8 @@ def refuse_differences(subject: str, found: tuple[str, ...]) -> None:
 def instruction_set(environment: Mapping[str, str], flags: Collection[str]) -> str:
     """Return the best instruction set that oneDNN may use, by its name in ONEDNN_MAX_CPU_ISA.
 
-    ``flags`` are those of the processor.  A limit that this table does not know
-    is returned as it stands; a processor that it does not know by its machine name.
+    ``flags`` are those of the processor.  A limit that is not in the table is returned
+    unchanged.  For a processor that is not in the table, its machine name is returned.
     """
     limit = environment.get("ONEDNN_MAX_CPU_ISA", "").strip().upper()
     names = [name for name, _ in _INSTRUCTION_SETS]
@@ -137,7 +136,7 @@ def instruction_set(environment: Mapping[str, str], flags: Collection[str]) -> s
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the flags of the first processor; empty where the kernel does not tell."""
+    """Return the flags of the first processor; empty if the kernel does not tell them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -1,14 +1,14 @@
-"""The files of a run directory, opened so that nobody makes holdfast use another file.
+"""The files of a run directory, opened so that no other user can substitute another file.
 
-Others may be allowed to write into the directory that a run lies in.  They could put a
-link to a file of the user's in the place of the lease, and holdfast would write into
-that file.  So each file is opened through its directory, no link is followed, and what
-was opened is looked at before it is used.
+Other users may be allowed to write into the directory of a run.  They could replace the
+lease by a link to a file of the user's, and holdfast would write into that file.  So each
+file is opened through its directory, and no link is followed.  The opened file is checked
+before it is used.
 
 A file must be a regular one.  It must belong to this process's user, to root, or to the
 owner of the directory.  The last is as safe as the directory itself, whose owner may
-exchange all that is in it.  It is what root finds in a user's run, a user in a
-colleague's, and everybody on a file system that gives all files one owner.
+exchange all files in it.  Three cases need it: root in a user's run, a user in a
+colleague's run, and a file system that gives all files one owner.
 
 A file that is *written* must have one name only: a hard link would change the file that
 it was made of.  Reading allows more names, since backups are made of hard links
@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 _ROOT = 0
 _MODE = 0o644
-# Opening a pipe would wait for somebody at its other end.
+# Without O_NONBLOCK, opening a pipe would wait for a process at its other end.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _REMOVE = "find out who made it and remove it, or choose another run directory"
 _KINDS = {
@@ -40,9 +40,9 @@ _KINDS = {
 
 
 class ForeignFile(OSError):
-    """A name in a run directory that holdfast has not made, and neither reads nor writes.
+    """A file in a run directory that holdfast has not made, and neither reads nor writes.
 
-    ``strerror`` says what it is; the text says also where it is and what to do.
+    ``strerror`` describes the file; the text adds its path and the remedy.
     """
 
     def __init__(self, path: Path, found: str, advice: str = _REMOVE) -> None:
@@ -54,7 +54,7 @@ class ForeignFile(OSError):
 
 
 def open_to_write(path: Path, flags: int = 0) -> int:
-    """Open a file for reading and writing, created if need be; return its descriptor.
+    """Open a file for reading and writing, create it if needed; return its descriptor.
 
     Raises:
         ForeignFile: it is not this run's own.
@@ -64,13 +64,13 @@ def open_to_write(path: Path, flags: int = 0) -> int:
 
 
 def close(descriptor: int) -> None:
-    """Close a file; an error of writes that the kernel had put off comes too late to matter."""
+    """Close a file and ignore an error: it is of delayed writes, and too late to act on."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
 def create_durably(path: Path, content: bytes) -> None:
-    """Make a file that holds ``content``, and sync it; anything of that name is an error."""
+    """Make a file that holds ``content``, and sync it; an existing name is an error."""
     with path.open("xb") as file:
         file.write(content)
         file.flush()
@@ -99,12 +99,12 @@ def open_to_read(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_at_most(path: Path, limit_bytes: int) -> bytes:
-    """Return what a file holds.
+    """Return the contents of a file.
 
     Raises:
         ForeignFile: it is not this run's own.
         OSError: it cannot be read.
-        ValueError: it has more than ``limit_bytes``.
+        ValueError: it has more than ``limit_bytes`` bytes.
     """
     with open_to_read(path) as file:
         content = file.read(limit_bytes + 1)

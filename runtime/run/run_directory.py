@@ -1,20 +1,19 @@
-"""The run directory: all that a job leaves on disk, and the names of it.
+"""The run directory: all files that a job leaves on disk, and their names.
 
 ::
 
     RUN_DIR/
-      RUN.json        what was fixed when the run was created; never changes
+      RUN.json        the terms that were fixed when the run was created; never changes
       lease           locked by the job that owns the directory; names its owner
       journal.jsonl   every event, append only
       checkpoints/    see the checkpoint layer
-      previous-1/     what ``--fresh`` set aside
+      previous-1/     the run that ``--fresh`` has set aside
 
-Invariant: a directory with a ``RUN.json`` holds one run, and whoever changes
-anything in it holds the lease.  The lease is a ``flock``, which belongs to the
-*open file description*: every process that inherited the descriptor holds it
-too, and the kernel releases it when the last of them is gone.  So a supervisor
-that dies leaves the directory owned for as long as its agent lives, and nothing
-has to be cleaned up after a crash.
+Invariant: a directory with a ``RUN.json`` holds one run, and every process that changes
+anything in it holds the lease.  The lease is a ``flock``, which belongs to the *open file
+description*.  Every process that inherited the descriptor holds it too, and the kernel
+releases it when the last of them is gone.  So after the death of a supervisor the
+directory stays owned as long as the agent lives.  A crash needs no clean-up.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ LARGEST_RECORD_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What is fixed for the whole life of a run, as ``RUN.json`` holds it.
+    """The terms that are fixed for the whole life of a run, as ``RUN.json`` holds them.
 
     ``created`` is in seconds since 1970; ``threads`` are those of one worker;
-    ``numerics`` is what the bits depend on, as the launching host saw it;
-    ``key_id`` is that of the key that checkpoints are signed with, if they are.
+    ``numerics`` are the settings of the launching host that the bits depend on;
+    ``key_id`` is that of the key that signs the checkpoints, None without a key.
     """
 
     run_id: str
@@ -78,7 +77,7 @@ class RunRecord:
         """Return the record that ``encode`` wrote.
 
         Raises:
-            ValueError: it is not such a record; the text says why.
+            ValueError: it is not such a record; the text gives the reason.
         """
         fields = json.loads(content)
         if not isinstance(fields, dict):
@@ -121,7 +120,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Names everything in a run directory, creates it, and guards who may change it."""
+    """Names everything in a run directory, creates it, and gives its lease to one job."""
 
     path: Path
 
@@ -146,15 +145,15 @@ class RunDirectory:
         return self.path / STORE_NAME
 
     def prepare(self) -> None:
-        """Create the directory if need be, and check that it can be written to.
+        """Create the directory if needed, and check that it can be written to.
 
         Raises:
             UsageError: it cannot be used; the message names the path and the reason.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Only writing tells: access bits say nothing to root, on read-only
-            # file systems, or about space.
+            # Only a write tells: access bits say nothing for root, on read-only file
+            # systems, or about space.
             with tempfile.TemporaryFile(dir=self.path) as file:
                 file.write(bytes(4096))
                 file.flush()
@@ -197,7 +196,7 @@ class RunDirectory:
         Raises:
             UsageError: there is one already, or it cannot be written.
         """
-        # Nobody can have put anything under a name that nobody knows.
+        # The name is secret, so no other user can have put a file there.
         draft = self.path / f".RUN.json.{secrets.token_hex(8)}"
         try:
             create_durably(draft, record.encode())
@@ -215,10 +214,10 @@ class RunDirectory:
             draft.unlink(missing_ok=True)
 
     def load_record(self) -> RunRecord | None:
-        """Return what ``RUN.json`` says, or ``None`` where no run was created yet.
+        """Return the record in ``RUN.json``, or None if no run was created yet.
 
         Raises:
-            UsageError: there is one but it cannot be read or understood.
+            UsageError: the file exists but cannot be read or understood.
         """
         try:
             return RunRecord.decode(read_at_most(self.record_path, LARGEST_RECORD_BYTES))
@@ -235,9 +234,8 @@ class RunDirectory:
     def set_aside(self) -> Path | None:
         """Move an existing run into a new folder ``previous-<n>``; return it, if any.
 
-        The caller holds the lease.  ``RUN.json`` goes last: a move that is cut
-        short leaves a run that can be set aside again, never checkpoints without
-        the record that they belong to.
+        The caller holds the lease.  ``RUN.json`` goes last.  So a move that is cut short
+        leaves a run that can be set aside again, never checkpoints without their record.
 
         Raises:
             UsageError: the file system refuses.

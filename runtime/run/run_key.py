@@ -1,8 +1,8 @@
-"""The key of a run, as its commands and processes find it; whatever is wrong is the user's to mend.
+"""The key of a run, as commands and processes find it; every fault is an error for the user.
 
-A run has the key that it was begun with: its ``RUN.json`` holds the key's id, so that
-another key, or none, is refused before anything starts.  That is for people who make a
-mistake; what an attacker writes into ``RUN.json`` makes no unsigned step a signed one.
+A run keeps the key that it was begun with: its ``RUN.json`` holds the key's id.  So a
+job with another key, or without one, is refused before anything starts.  This check guards
+against mistakes.  An attacker may change ``RUN.json``, but cannot sign a step by that.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from holdfast.runtime.errors import UsageError
 
 
 def find_key(path: Path | None, run_dir: Path) -> KeyFile | None:
-    """Return which key is in the file that the user names, None if no file is named.
+    """Return the description of the key in the user's file, None if no file is named.
 
     Raises:
-        UsageError: it cannot be used, or lies where whoever it is to keep out may replace it.
+        UsageError: the key cannot be used, or lies in the run directory, where an attacker
+            could replace it.
     """
     if path is None:
         return None
     if path.resolve().is_relative_to(run_dir.resolve()):
         raise UsageError(
-            f"key file {path} lies in the run directory {run_dir}, where whoever can change "
-            "checkpoints could replace it; move it elsewhere"
+            f"key file {path} lies in the run directory {run_dir}, where any user who can "
+            "change checkpoints could replace it; move it elsewhere"
         )
     try:
         return KeyFile.of(path)
@@ -38,7 +39,7 @@ def key_in(key_file: KeyFile | None) -> SigningKey | None:
     """Return the key that ``find_key`` has found.
 
     Raises:
-        UsageError: it is there no longer.
+        UsageError: the key is no longer there.
     """
     try:
         return None if key_file is None else key_file.read()
@@ -66,7 +67,7 @@ def refuse_other_key(key_file: KeyFile | None, wanted: str | None, run_dir: Path
             "give the key file that it was begun with, or begin a new run with --fresh"
         )
     raise UsageError(
-        f"RUN.json in {run_dir} names no key, so the run was begun without --key-file, or somebody "
-        f"has changed it; see what `holdfast verify --key-file {key_file.path}` says, and leave "
-        "--key-file out only if nobody else can write there"
+        f"RUN.json in {run_dir} names no key, so the run was begun without --key-file, or the file "
+        f"was changed; run `holdfast verify --key-file {key_file.path}`, and leave --key-file out "
+        "only if no other user can write there"
     )

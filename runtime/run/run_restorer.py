@@ -1,7 +1,8 @@
-"""A run that outlives its directory: what somebody has removed of it is made again.
+"""A run that outlives its directory: its record and lease are made again after a removal.
 
-Training goes on without a run directory, and the next checkpoint makes it again.  Without
-``RUN.json`` nobody could resume from it, and without the lease two jobs might own it.
+Training goes on without a run directory, and the next checkpoint makes the directory
+again.  Without ``RUN.json`` no job could resume from it.  Without the lease two jobs might
+own it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class RunKeeper:
         self._failure = ""
 
     def look(self) -> None:
-        """Make again what is missing, and tell of it; a failure is told once."""
+        """Make a missing record or lease again, and report it; a failure is reported once."""
         try:
             is_renewed = self._renew()
         except JobError as error:
-            self._tell_once(f"the run cannot be resumed as it is: {error}")
+            self._tell_once(f"the run can no longer be resumed: {error}")
             return
         except OSError as error:
             self._tell_once(f"{self._directory.path} does not answer ({error}): training goes on")
@@ -53,8 +54,8 @@ class RunKeeper:
     def _renew(self) -> bool:
         if self._directory.record_path.exists():
             return False
-        if not self._directory.path.parent.is_dir():  # a file system that is gone, perhaps
-            raise UsageError(f"{self._directory.path} was removed, and what it lay in, too")
+        if not self._directory.path.parent.is_dir():  # perhaps its file system is gone
+            raise UsageError(f"{self._directory.path} and its parent directory were removed")
         self._directory.prepare()
         if not self._has_lease():
             self._lease = self._directory.acquire_lease()
@@ -62,7 +63,7 @@ class RunKeeper:
         return True
 
     def _has_lease(self) -> bool:
-        """Return whether the lease is the one that everybody else would find."""
+        """Return whether the held lease is the file that other processes would open."""
         try:
             return os.path.samestat(
                 os.fstat(self._lease.fileno()), self._directory.lease_path.stat()

@@ -24,10 +24,10 @@ class StoredRun:
 
     @staticmethod
     def open(path: Path, key_file: Path | None = None) -> StoredRun:
-        """Return the run in a directory; with a key, nothing is valid that it has not signed.
+        """Return the run in a directory; with a key, only steps signed with it are valid.
 
         Raises:
-            UsageError: there is no such directory, or its record or the key cannot be read.
+            UsageError: the directory does not exist, or its record or the key cannot be read.
         """
         if not path.is_dir():
             raise UsageError(f"{path} is not a directory; give the directory of a run")
@@ -39,7 +39,7 @@ class StoredRun:
         """Return the committed steps, newest first.
 
         Raises:
-            UsageError: there is none, or they cannot be listed.
+            UsageError: there is no step, or the steps cannot be listed.
         """
         try:
             steps = self.store.steps()
@@ -50,7 +50,7 @@ class StoredRun:
         return steps
 
     def step(self, wanted: int | None) -> int:
-        """Return the step that is wanted, the newest one by default.
+        """Return ``wanted`` if the run has that step; None means the newest step.
 
         Raises:
             UsageError: there is no such step.

@@ -134,7 +134,7 @@ def test_run_whose_record_was_stripped_of_its_key_is_not_resumed(
     del record["key_id"]
     (run_dir / "RUN.json").write_text(json.dumps(record))
 
-    assert_refused(resume(run_dir, keys[0]), 2, "names no key", "somebody")
+    assert_refused(resume(run_dir, keys[0]), 2, "names no key", "the file was changed")
 
 
 def test_what_dead_workers_have_left_in_memory_becomes_a_signed_checkpoint(

@@ -60,7 +60,7 @@ def test_run_is_resumed_with_the_key_that_it_was_begun_with(wanted: str | None) 
     [
         (None, "00aa", "was begun with key 00aa; give it with --key-file or HOLDFAST_KEY_FILE"),
         (KeyFile("key", "11bb"), "00aa", "was begun with key 00aa, key holds key 11bb"),
-        (KeyFile("key", "11bb"), None, "names no key, .*, or somebody has changed it"),
+        (KeyFile("key", "11bb"), None, "names no key, .*, or the file was changed"),
     ],
 )
 def test_run_is_not_resumed_with_another_key_or_without(

@@ -85,7 +85,7 @@ def test_nothing_is_made_where_a_file_system_was(run: Run) -> None:
     run.keeper.look()
 
     (text,) = run.told
-    assert "and what it lay in, too" in text
+    assert "and its parent directory were removed" in text
     assert not run.directory.path.parent.exists()
 
 
