@@ -1,7 +1,7 @@
-"""A worker's surroundings: what connects the trainer to the processes around it.
+"""A worker's surroundings: the connections of the trainer to the processes around it.
 
-Under ``holdfast run`` the worker's entry makes the context; a script that is
-started without it makes its own (`worker.standalone`).
+Under ``holdfast run`` the worker's entry makes the context.  A script that was started
+without ``holdfast run`` makes its own (`worker.standalone`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.runtime.worker.injector import FaultInjector
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Everything outside the training loop that it talks to."""
+    """All partners of the training loop outside of it."""
 
     config: WorkerConfig
     communicator: Communicator
@@ -36,22 +36,22 @@ class WorkerContext:
     send_snapshot: Callable[[dict[str, Any], Sequence[int]], None] | None = None
     """Hands a snapshot and its descriptor to the agent; None if there is no agent."""
     ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
-    """Asks the agent and waits for its answer, which is bound to come; None without an agent."""
+    """Asks the agent and waits for its answer, which always comes; None without an agent."""
 
     @property
     def run_dir(self) -> Path:
-        """Where checkpoints and the journal are."""
+        """The directory of the checkpoints and the journal."""
         return self.config.run_dir
 
     def notify(self, text: str) -> None:
-        """Have one line shown to people, once for all workers that say the same."""
+        """Show one line to the user, once for all workers that send the same line."""
         self.tell_agent({"kind": "notice", "text": text})
 
     def open_store(self) -> CheckpointStore:
         """Return the run's checkpoints, signed if the run has a key.
 
         Raises:
-            UsageError: the key is no longer where it was.
+            UsageError: the key is no longer in its file.
         """
         return CheckpointStore(self.run_dir, key=key_in(self.config.key_file))
 
@@ -61,7 +61,7 @@ _is_claimed = False
 
 
 def install(context: WorkerContext) -> None:
-    """Make ``context`` that of this process; called once, before the script runs."""
+    """Make ``context`` the one of this process; called once, before the script runs."""
     global _current  # noqa: PLW0603  (one process is one worker)
     _current = context
 
@@ -69,7 +69,7 @@ def install(context: WorkerContext) -> None:
 def claim(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
     """Return this process's context to the one trainer of the script.
 
-    A script that was not launched by an agent gets what ``otherwise`` makes.
+    If no agent has launched the script, it gets the context that ``otherwise`` makes.
 
     Raises:
         ProgramError: another trainer has run in this process.

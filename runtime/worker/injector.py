@@ -1,7 +1,7 @@
-"""Strikes this worker when the fault plan says so.
+"""Strikes this worker at the moments of the fault plan.
 
-The plan decides (`recovery.fault`); here each kind of fault happens for real,
-because what a death looks like to MPI depends on how it comes about.
+The plan decides (`recovery.fault`).  Here each kind of fault happens for real, because a
+death looks different to MPI for each cause.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class InjectedFault(Exception):
 class FaultInjector:
     """Counts a worker's visits to the sites of a step and strikes at the planned one.
 
-    ``strike`` makes a fault happen; simulations, whose workers are threads, bring
-    one of their own.
+    ``strike`` makes a fault happen.  Simulations, whose workers are threads, bring a
+    ``strike`` of their own.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ def _exit() -> NoReturn:
 
 
 def _raise() -> NoReturn:
-    raise InjectedFault("this exception was asked for by the fault plan")
+    raise InjectedFault("the fault plan asked for this exception")
 
 
 def _segfault() -> None:

@@ -1,4 +1,4 @@
-"""What to do when numerics differ: say so, or refuse under ``--strict``."""
+"""The check that numerics agree: a difference is a warning, or an error under ``--strict``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_peers(context: WorkerContext, communicator: Communicator, mine: Numeri
     cards = communicator.allgather_bytes(json.dumps(mine.to_json()).encode())
     everyones = [Numerics.from_json(json.loads(card)) for card in cards]
     for rank, theirs in enumerate(everyones):
-        subject = f"worker {context.config.workers[rank]} computes otherwise than worker 0"
+        subject = f"worker {context.config.workers[rank]} has other numerics than worker 0"
         _judge(context, subject, differences(everyones[0], theirs))
 
 

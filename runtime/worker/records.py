@@ -1,10 +1,9 @@
-"""What the training loop writes into the journal: steps, epochs, worlds and recoveries.
+"""The journal records of the training loop: steps, epochs, worlds and recoveries.
 
-Everything here is known to all workers alike, so only rank 0 of the world
-writes it, and the records of steps not at every step: what was committed within
-a quarter of a second is written together.  Rank 0 may die before: whoever is rank 0
-after it writes what the dead one may have left out, and readers take the last
-of equal records.
+All workers have the same records, so only rank 0 of the world writes them.  Steps that are
+committed within a quarter of a second are written together.  If rank 0 dies before that,
+the next rank 0 writes the records that may be missing.  Readers take the last of equal
+records.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ class LoopRecords:
         self._was_first = membership.is_first
 
     def transaction_began(self) -> None:
-        """Start the clock of the transaction in hand; an attempt that fails does not count."""
+        """Start the clock of the current transaction; an attempt that fails does not count."""
         self._began = time.monotonic()
 
     def joined(self, cursor: Cursor) -> None:
-        """Record the world that is about to train, and what a dead rank 0 may have left out."""
+        """Record the world that is about to train, and records that a dead rank 0 may have lost."""
         was_first, self._was_first = self._was_first, self._membership.is_first
         if self._was_first and not was_first:
             self._unwritten.extend(self._latest)
@@ -91,7 +90,7 @@ class LoopRecords:
             self.flush()
 
     def world_changed(self, before: World, times: RepairTimes, attempts: int) -> None:
-        """Keep what is known of a recovery until the next update is applied."""
+        """Keep the facts of a recovery until the next update is applied."""
         after = self._membership.world
         lost = tuple(worker for worker in before.workers if worker not in after.workers)
         if self._pending is not None:  # a second death before the first recovery ended
@@ -102,16 +101,16 @@ class LoopRecords:
         self._pending = _OpenRecovery(after, lost, times, attempts)
 
     def adopted(self) -> None:
-        """Note that the orphans have owners and everyone has the newest state."""
+        """Note that the orphans have owners and all workers have the newest state."""
         if self._pending is not None:
             self._pending.adopted = time.monotonic()
 
     def note(self, event: str, **fields: object) -> None:
-        """Record something that all workers know."""
+        """Record an event that all workers know."""
         self._write(event, **fields)
 
     def flush(self) -> None:
-        """Write what was committed and not written yet."""
+        """Write the records of commits that were not written yet."""
         self._written = time.monotonic()
         while self._unwritten:
             commit = self._unwritten.popleft()
@@ -140,7 +139,7 @@ class LoopRecords:
 
 
 class _Commit(NamedTuple):
-    """A record of something that was committed."""
+    """The record of a commit."""
 
     event: str
     now: float

@@ -1,10 +1,10 @@
 """A worker's first and last moments: join the world, run the script, leave together.
 
-Theory of leaving.  A worker may only disappear quietly after all survivors have
-agreed that they are done; otherwise the first to go looks like a failure to the
-rest.  So a script that ended well, or a job that was stopped, leaves by
-agreement and exits with 0; everything else is a death, told to the agent first.
-``MPI_Finalize`` is never called: after failures it may hang.
+Theory of leaving.  A worker may end quietly only after all survivors have agreed that they
+are done.  Otherwise the first to go looks like a failure to the rest.  So a script that
+ended well, or a job that was stopped, leaves by agreement and exits with 0.  Any other end
+is a death, and the worker tells its agent first.  ``MPI_Finalize`` is never called: after
+failures it may hang.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TENSORFLOW = frozenset({"tensorflow", "keras"})
 
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
-    """Be the worker that ``config`` describes; called in a fresh process of the pool."""
+    """Run the worker that ``config`` describes, in a fresh process of the pool."""
     agent = Channel.adopt(control_fd)
     page = HeartbeatPage(heartbeat_fd)
     Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
@@ -59,7 +59,7 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
     asking = threading.Lock()
 
     def ask(question: dict[str, object]) -> dict[str, Any]:
-        with asking:  # the loop's thread may, and the one that commits
+        with asking:  # two threads may ask: the loop's, and the one that commits
             agent.send(question)
             return agent.receive() or {}  # without an agent the kernel ends this process
 
@@ -76,7 +76,7 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
 
 
 def _run_script(config: WorkerConfig) -> dict[str, object] | None:
-    """Run the user's script as ``__main__``; return a report of what went wrong, if anything."""
+    """Run the user's script as ``__main__``; return a report of its error, None without one."""
     script = str(Path(config.options.script).resolve())
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
@@ -103,7 +103,7 @@ def _exit_report(error: SystemExit) -> dict[str, object] | None:
 
 
 def _import_report(error: ImportError, script: str) -> dict[str, object]:
-    """Say in one sentence that TensorFlow is missing or broken; everything else is the script's."""
+    """Report that TensorFlow is missing or broken; other imports are the script's errors."""
     if _TENSORFLOW.isdisjoint(_modules_of(error)):
         return _error_report(error, _users_traceback(error, script))
     return _error_report(
@@ -116,7 +116,7 @@ def _import_report(error: ImportError, script: str) -> dict[str, object]:
 
 
 def _modules_of(error: ImportError) -> set[str]:
-    """Return the top-level names of what was imported and of all that was importing it."""
+    """Return the top-level names of the failed module and of all modules that imported it."""
     names = {error.name or ""}
     frame = error.__traceback__
     while frame is not None:
