@@ -1,1 +1,1 @@
-"""The command line: each file is one command, and only builds a value and calls one function."""
+"""The command line: each file is one command, which builds a value and calls one function."""

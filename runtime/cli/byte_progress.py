@@ -37,7 +37,7 @@ class ByteProgress:
         self._is_shown = False
 
     def __call__(self, count: int) -> None:
-        """Note that so many more bytes are done."""
+        """Note that ``count`` more bytes are done."""
         self._bar.advance(self._task, count)
         is_late = self._clock() - self._began > PATIENCE_S
         if is_late and self._console.is_terminal and not self._is_shown:

@@ -24,7 +24,7 @@ IMPORT_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that was looked at: a sentence, and whether a job can do with it."""
+    """One finding: a sentence, and whether a job could run with it."""
 
     subject: str
     sentence: str
@@ -45,7 +45,7 @@ def doctor(run_dir: Path, mpiexec: Path | None) -> None:
 
 
 def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
-    """Yield findings as they come; what depends on a bad one is left out."""
+    """Yield findings as they come; checks that depend on a failed one are left out."""
     yield Diagnosis("Python", f"{sys.version.split()[0]} ({sys.executable})")
     yield Diagnosis("cores", f"{usable_cores()} usable")
     library: MpiLibrary | None = None

@@ -34,9 +34,11 @@ _PATH = click.Path(path_type=Path)
     type=click.Choice([kind.value for kind in ExportFormat]),
     help="The format.  [default: by the name]",
 )
-@click.option("--model", metavar="SCRIPT[:FUNCTION]", help="What makes your model; not for npz.")
-@click.option("--input-shape", metavar="SIZES", help="Of one sample, as in 28,28,1, if need be.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@click.option("--model", metavar="SCRIPT[:FUNCTION]", help="Source of your model; not for npz.")
+@click.option(
+    "--input-shape", metavar="SIZES", help="Shape of one sample, as in 28,28,1, if needed."
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @key_option
 def export(
     run_dir: Path,

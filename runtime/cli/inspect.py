@@ -1,4 +1,4 @@
-"""``holdfast inspect``: what the checkpoints of a run hold, and in what two of them differ."""
+"""``holdfast inspect``: the contents of a run's checkpoints, and the differences of two."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from holdfast.runtime.run.stored_run import StoredRun
 @click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
 @key_option
 def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | None) -> None:
-    """Make the damaged steps in RUN_DIR whole from a second holder; exit 1 if that cannot be."""
+    """Make the damaged steps in RUN_DIR whole from a second holder; exit 1 if one cannot be."""
     run, other = StoredRun.open(run_dir, key_file), StoredRun.open(other_dir, key_file)
     if run_dir.resolve() == other_dir.resolve():
         raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
@@ -49,7 +49,7 @@ def _known(run: StoredRun, other: StoredRun, step: int) -> int:
 
 
 def _mend_one(run: StoredRun, other: StoredRun, step: int, progress: CountBytes) -> bool:
-    """Mend a step and say what became of it; return whether it is whole."""
+    """Mend a step and print the outcome; return whether it is whole."""
     try:
         holders = Holders(run.store, other.store)
         result = mend_step(holders, step, run_id=run.run_id, progress=progress)

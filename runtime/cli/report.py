@@ -1,4 +1,4 @@
-"""``holdfast report``: what became of the run in a directory."""
+"""``holdfast report``: the history and outcome of the run in a directory."""
 
 from __future__ import annotations
 

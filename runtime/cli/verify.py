@@ -1,4 +1,4 @@
-"""``holdfast verify``: whether every byte of a run's checkpoints is what was saved."""
+"""``holdfast verify``: whether every byte of a run's checkpoints is as it was saved."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
         try:
             total += run.store.scan(step).manifest_alone().nbytes
         except CheckpointInvalid:
-            continue  # nothing of it will be read
+            continue  # none of its bytes will be read
     return total

@@ -1,6 +1,6 @@
-"""A verified state in the formats of others: NumPy's, and Keras's by the user's model.
+"""A verified state in other formats: NumPy's, and those of Keras through the user's model.
 
-A Keras model writes itself, so TensorFlow is loaded by the user's script, never here.
+A Keras model writes itself, so the user's script loads TensorFlow; this file never does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.runtime.model.named_variables import model_variables
 
 
 class ExportFormat(str, Enum):
-    """What can be written; the values are those of ``--format``."""
+    """The formats that can be written; the values are those of ``--format``."""
 
     NPZ = "npz"
     WEIGHTS = "weights"
@@ -41,7 +41,7 @@ _CURSOR, _OPTIMIZER = "cursor/", "optimizer/"
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What to write where; all formats but npz need the user's model."""
+    """The file to write and its format; all formats but npz need the user's model."""
 
     target: Path
     format: ExportFormat
@@ -49,7 +49,7 @@ class ExportRequest:
     is_forced: bool
 
     def __post_init__(self) -> None:
-        """Refuse what can be refused before anything is read."""
+        """Refuse a wrong request before anything is read."""
         if self.format is not ExportFormat.NPZ and self.model is None:
             raise UsageError(
                 f"the format {self.format.value} needs your model; "
@@ -61,10 +61,10 @@ class ExportRequest:
 
 
 def format_of(target: Path, wanted: str | None) -> ExportFormat:
-    """Return the format that is wanted, or else the one that the name stands for.
+    """Return the format ``wanted``, or the one that the name of ``target`` stands for.
 
     Raises:
-        UsageError: the name stands for none.
+        UsageError: the name stands for no format.
     """
     if wanted is not None:
         return ExportFormat(wanted)
@@ -123,7 +123,7 @@ def load_into(model: Any, restored: Restored) -> None:
 
 
 def _write_npz(draft: Path, state: dict[str, Tensor]) -> None:
-    """Write what ``numpy.load`` reads; unlike ``numpy.savez`` it takes most names."""
+    """Write a file for ``numpy.load``; unlike ``numpy.savez`` this takes most names."""
     for name in state:
         _refuse_way_out(name)
     with zipfile.ZipFile(draft, "x", zipfile.ZIP_STORED) as archive:
@@ -137,8 +137,8 @@ def _member(name: str) -> str:
 
 
 def _refuse_way_out(name: str) -> None:
-    """Refuse a name by which a file would be unpacked elsewhere than in the folder meant for it."""
-    # Windows knows both slashes, and it is not known here where the archive is unpacked.
+    """Refuse a name that leads out of the folder in which the archive is unpacked."""
+    # Windows knows both slashes, and the archive may be unpacked there.
     path = PureWindowsPath(_member(name))
     if path.root or ".." in path.parts:
         raise UsageError(

@@ -1,8 +1,8 @@
 """An import: a job that makes the first checkpoint of a run and trains nothing.
 
-It is an ordinary job of one worker, because only the script knows what a run of it is
-made of.  Nothing is left of one that fails: the directory holds no run, so that the next
-import may fix other terms.
+It is an ordinary job of one worker, because only the script knows the tensors of its run.
+A failed import leaves no run in the directory, so that the next import may fix other
+terms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST_STEP = 0
 
 @dataclass(frozen=True, slots=True)
 class ImportedState:
-    """What a run begins with, as it was read back; ``sha256`` is that of the whole state."""
+    """The first state of a run, as it was read back; ``sha256`` is that of the whole state."""
 
     tensors: int
     weights: int
@@ -43,7 +43,7 @@ def run_import(options: JobOptions) -> ExitCode:
     checkpoint is there; any other code was explained on stderr.
 
     Raises:
-        JobError: the request makes no sense, or another job owns the directory; nothing
+        JobError: the request is not valid, or another job owns the directory; nothing
             has changed there.
         ProgramError: the script trains nothing.
     """
@@ -64,10 +64,10 @@ def run_import(options: JobOptions) -> ExitCode:
 
 
 def imported_state(run_dir: Path, key_file: Path | None = None) -> ImportedState:
-    """Read the first step of a run back, and tell what it holds.
+    """Read the first step of a run back, and return its contents.
 
     Raises:
-        CheckpointError: it does not verify.
+        CheckpointError: the step does not verify.
     """
     run = StoredRun.open(run_dir, key_file)
     restored = restore(run.store, _FIRST_STEP, run_id=run.run_id)
@@ -78,7 +78,7 @@ def imported_state(run_dir: Path, key_file: Path | None = None) -> ImportedState
 
 
 def _check(options: JobOptions) -> None:
-    """Refuse what can be seen to be wrong before anything is made."""
+    """Refuse a wrong request before anything is made."""
     assert options.initial is not None
     if options.initial.resolve() == options.run_dir.resolve():
         raise UsageError(f"{options.initial} is the run itself; choose another --run-dir")
@@ -99,15 +99,15 @@ def _steps_in(run_dir: Path) -> tuple[int, ...]:
 
 
 def _importing_job(options: JobOptions) -> JobOptions:
-    """Return the job that makes the run: one worker, on the terms of as many as are meant."""
+    """Return the job that makes the run: one worker, on the terms of ``config.workers``."""
     return dataclasses.replace(
         options,
         workers=1,
         microbatches=options.new_microbatches,
         threads=options.new_threads,
-        # A run without checkpoints, whose terms may be other ones, holds nothing to resume.
+        # An old run without checkpoints may have other terms, and holds nothing to resume.
         fresh=True,
-        # One worker has nobody to go on without it.
+        # A single worker has no survivors, so it needs no ULFM.
         shrink=False,
         trains=False,
     )
@@ -115,7 +115,7 @@ def _importing_job(options: JobOptions) -> JobOptions:
 
 def _withdraw(directory: RunDirectory) -> None:
     """Remove the traces of a run that holds nothing; the lease is still this process's."""
-    with contextlib.suppress(OSError):  # there is none, or a part of a checkpoint is left
+    with contextlib.suppress(OSError):  # the folder is missing, or holds a partial checkpoint
         directory.checkpoints_path.rmdir()
     directory.journal_path.unlink(missing_ok=True)
     directory.record_path.unlink(missing_ok=True)

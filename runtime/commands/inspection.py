@@ -1,7 +1,7 @@
-"""What a run's checkpoints hold, from their manifests: as values and as JSON.
+"""The contents of a run's checkpoints, from their manifests: as values and as JSON.
 
-Manifests and the sizes of shards are looked at, data is not read: a step that looks
-right here is complete, but whether it is undamaged only ``verify`` can tell.
+Only manifests and the sizes of shards are read, no data.  A step without a fault here is
+complete, but only ``verify`` can tell whether it is undamaged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.runtime.run.stored_run import StoredRun
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """A committed step; ``completed`` is in seconds since 1970, ``damage`` None if not known."""
+    """A committed step; ``completed`` is in seconds since 1970, ``damage`` a known fault."""
 
     step: int
     nbytes: int | None
@@ -36,7 +36,7 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a step is in the samples: whole epochs, and updates of the one that is not."""
+    """The position of a step in the samples: whole epochs, and updates of the next epoch."""
 
     epochs: int
     updates: int
@@ -49,7 +49,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The steps of a run, newest first, what else lies beside them, and one step in full."""
+    """The steps of a run, newest first, other names beside them, and one step in full."""
 
     run_id: str | None
     steps: tuple[StepSummary, ...]
@@ -70,7 +70,7 @@ def inspect_run(run: StoredRun, step: int) -> Inspection:
 
 
 def position_of(cursor: Mapping[str, object]) -> Position | None:
-    """Return where a manifest's cursor is, None if it does not say."""
+    """Return the position of a manifest's cursor, None if the cursor does not tell it."""
     step, samples, batch = (cursor.get(name) for name in ("step", "samples", "global batch"))
     if not (isinstance(step, int) and isinstance(samples, int) and isinstance(batch, int)):
         return None
@@ -116,7 +116,7 @@ def _summary(run: StoredRun, step: int) -> StepSummary:
 
 
 def _completed(store: CheckpointStore, step: int) -> float | None:
-    """Return when the manifest was written: the last thing before a step becomes visible."""
+    """Return the time of the manifest, the last file to be written before the step is visible."""
     try:
         return (store.directory / step_name(step) / MANIFEST_NAME).stat().st_mtime
     except OSError:

@@ -1,9 +1,9 @@
 """The supervisor that owns a run directory, found by its lease and safe to signal.
 
-The lease names host and process, but processes end and their numbers are used
-again.  So whoever is named counts only if it has that very lease file open, and
-signals go through a descriptor of the process (pidfd) that was opened *before* this was
-looked at: if the number has changed hands meanwhile, the signal reaches nobody.
+The lease names host and process, but processes end and their numbers are used again.  So
+a named process counts only if it has that very lease file open.  Signals go through a
+descriptor of the process (pidfd), opened *before* that check.  If the number has changed
+hands meanwhile, the signal reaches no process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LeaseHolder:
         """Return the supervisor that owns ``directory``.
 
         Raises:
-            NotSaved: there is none, or it is out of reach; the message says which.
+            NotSaved: no supervisor runs, or it is out of reach; the message says which.
             UsageError: the lease is not the run's own file.
         """
         host, pid = _owner_of(directory)
@@ -50,7 +50,7 @@ class LeaseHolder:
 
     @property
     def is_listening(self) -> bool:
-        """Whether it has set up its signals: before that SIGUSR2 would end it."""
+        """Whether the holder has set up its signals: before that, SIGUSR2 would end it."""
         try:
             status = Path(f"/proc/{self._pid}/status").read_text()
         except OSError:
@@ -59,12 +59,12 @@ class LeaseHolder:
         return bool(int(caught.split(":")[1], 16) >> (signal.SIGUSR2 - 1) & 1)
 
     def ask_to_save(self) -> None:
-        """Send the signal that asks for a checkpoint; nobody gets it once the holder is dead."""
+        """Send the signal that asks for a checkpoint; a dead holder gets no signal."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, signal.SIGUSR2)
 
     def has_ended(self, within_s: float) -> bool:
-        """Wait a little for its end; return whether it has come."""
+        """Wait up to ``within_s`` for the holder's end; return whether it has ended."""
         return bool(select.select([self._descriptor], [], [], within_s)[0])
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class LeaseHolder:
         self.close()
 
     def _holds(self, lease_path: Path) -> bool:
-        """Return whether it has the lease file open."""
+        """Return whether the process has the lease file open."""
         try:
             lease = lease_path.stat()
             for link in Path(f"/proc/{self._pid}/fd").iterdir():

@@ -1,8 +1,8 @@
 """The user's model, made by the user's script outside any training.
 
-The script is run up to its trainer, which is refused.  The model is what a
-function of the script returns, or what the trainer was given; in both cases the
-trainer's data tells the shape of an input, if the model does not know it.
+The script is run up to its trainer, which refuses to train.  The model is the result of a
+function of the script, or the trainer's model.  In both cases the trainer's data tells the
+shape of an input, if the model does not know it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.runtime.model.training_refusal import (
 )
 
 _MODULE_NAME = "holdfast_model"
-"""Not ``__main__``: with a function to call, what is behind that guard is not wanted."""
+"""Not ``__main__``: with a function to call, the code behind that guard must not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class ModelSource:
 
     @staticmethod
     def parse(text: str, input_shape: tuple[int, ...] | None = None) -> ModelSource:
-        """Return what ``script.py:function`` or ``script.py`` names.
+        """Return the source that ``script.py:function`` or ``script.py`` names.
 
         Raises:
-            UsageError: it is not of that form, or there is no such script.
+            UsageError: the text is not of that form, or the script does not exist.
         """
         script, colon, function = text.rpartition(":")
         if not colon:
@@ -64,7 +64,7 @@ class ModelSource:
         """Return the model, with all of its variables and its optimizer's.
 
         Raises:
-            UsageError: there is no such model, or nothing tells the shape of its input.
+            UsageError: the script has no such model, or nothing tells the shape of its input.
             ProgramError: the user's code fails.
         """
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -96,7 +96,7 @@ class ModelSource:
             return function
         if training is None:
             raise UsageError(
-                f"{self.script} does not come to a Trainer's run(); "
+                f"{self.script} does not reach a Trainer's run(); "
                 "give the function that makes the model, as --model script.py:function"
             )
         return training.model
@@ -120,7 +120,7 @@ class ModelSource:
 
 @contextlib.contextmanager
 def _in_place_of(module: types.ModuleType) -> Iterator[None]:
-    """Let a script find itself, its neighbours and no arguments, as if it had been started."""
+    """Let a script find itself, its neighbours and no arguments, as if started by Python."""
     script = str(module.__file__)
     argv, before = sys.argv, sys.modules.get(module.__name__)
     sys.argv = [script]
@@ -136,7 +136,7 @@ def _in_place_of(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _users_fault(doing: str) -> Iterator[None]:
-    """Let whatever the user's code raises end the command with one sentence."""
+    """Turn any error of the user's code into one sentence that ends the command."""
     try:
         yield
     except JobError:

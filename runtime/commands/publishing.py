@@ -13,7 +13,7 @@ from holdfast.runtime.errors import JobError, ProgramError, UsageError
 from holdfast.runtime.run.own_file import sync
 
 _SAVED_MODEL = "saved_model.pb"
-"""A directory with this file in it may be replaced; any other is somebody's."""
+"""A directory with this file in it may be replaced; other directories are the user's."""
 
 
 def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> None:
@@ -55,7 +55,7 @@ def refuse_existing(target: Path, *, is_forced: bool) -> None:
 
 
 def _replace(draft: Path, target: Path, *, is_forced: bool) -> None:
-    """Give the draft its name; a directory in its place has to be moved away first."""
+    """Give the draft its name; move a directory in its place away first."""
     if not is_forced:
         LocalFileSystem().rename_noreplace(draft, target)
     elif target.is_dir() and not target.is_symlink():

@@ -1,4 +1,4 @@
-"""The report of a run: what became of it, as a value, as JSON and in words.
+"""The report of a run: its outcome, as a value, as JSON and as text.
 
 ``summary`` makes it from a journal.
 """
@@ -33,7 +33,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Rotten:
-    """An old checkpoint that did not verify any more, where it was moved, and if it was mended."""
+    """An old checkpoint that did not verify any more, its new name, and whether it was mended."""
 
     step: int
     reason: str
@@ -62,7 +62,7 @@ class Mended:
 
 @dataclass(frozen=True, slots=True)
 class NotMended:
-    """Why a second holder could not mend a checkpoint, or any if no step is named."""
+    """The failure of a second holder to mend a checkpoint, or any checkpoint without a step."""
 
     reason: str
     holder: str
@@ -75,7 +75,7 @@ class NotMended:
 
 @dataclass(frozen=True, slots=True)
 class WrongMemory:
-    """Workers whose state was not the others'; without a majority nobody knows whose is right."""
+    """Workers whose state differed from the others'; without a majority all may be wrong."""
 
     step: int
     workers: tuple[int, ...]
@@ -83,7 +83,7 @@ class WrongMemory:
 
     def __str__(self) -> str:
         workers = ", ".join(map(str, self.workers))
-        fate = "fenced" if self.has_majority else "nobody knows whose state is right"
+        fate = "fenced" if self.has_majority else "no majority shows whose state is right"
         return f"step {self.step} differs in the memory of workers {workers}: {fate}"
 
 
@@ -204,7 +204,7 @@ def describe_outcome(report: Report) -> str:
 
 
 def describe_ledger(report: Report) -> str:
-    """Return whether every sample of every epoch was applied exactly once."""
+    """Return, in words, whether every sample of every epoch was applied exactly once."""
     wrong = [str(epoch.epoch) for epoch in report.epochs if not epoch.exact]
     return f"not exact: {', '.join(wrong)}" if wrong else "every sample exactly once"
 
@@ -215,7 +215,7 @@ def describe_metrics(metrics: dict[str, float]) -> str:
 
 
 def describe_checkpoints(report: Report) -> str:
-    """Return how many checkpoints there were, and what became of the others."""
+    """Return the number of checkpoints, and the numbers of failed and other ones."""
     orphaned = sum(checkpoint.orphaned for checkpoint in report.checkpoints)
     counts = {
         "committed": len(report.checkpoints),
@@ -229,7 +229,7 @@ def describe_checkpoints(report: Report) -> str:
 
 
 def describe_troubles(report: Report) -> list[str]:
-    """Return a line on whatever was the matter with checkpoints, and with memory."""
+    """Return a line on each trouble with checkpoints and with memory."""
     failed = report.failed_checkpoints
     last = [f"step {f.step} failed, the last of {len(failed)}: {f.reason}" for f in failed[-1:]]
     rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
@@ -243,7 +243,7 @@ def describe_troubles(report: Report) -> list[str]:
 
 
 def describe_failure(failure: Failure) -> str:
-    """Return who died of what, and where."""
+    """Return the worker that died, the cause, the step and the phase."""
     where = f" at step {failure.step}" if failure.step is not None else ""
     phase = f" while {failure.phase}" if failure.phase else ""
     fenced = ", fenced" if failure.fenced else ""

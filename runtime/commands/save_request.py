@@ -1,8 +1,8 @@
 """Asking a running job for a checkpoint, and waiting until it is committed.
 
-The answer is in the journal.  A checkpoint counts if it was *begun* after it was asked
-for: one in flight holds an older state.  What was asked of workers dies with them, and
-a save may fail, so both are asked for again.
+The answer is in the journal.  A checkpoint counts if it was *begun* after the request:
+one in flight holds an older state.  A request dies with its workers, and a save may fail.
+In both cases the request is sent again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MOST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that was asked for; ``seconds`` passed until it was committed."""
+    """A requested checkpoint; ``seconds`` passed from the request to the commit."""
 
     step: int
     seconds: float
 
 
 class SaveWatch:
-    """What the journal says about a checkpoint that was asked for; pure."""
+    """The state of a request for a checkpoint, told from the journal; pure."""
 
     def __init__(self) -> None:
         self.saved: Saved | None = None
@@ -47,7 +47,7 @@ class SaveWatch:
 
     @property
     def failure(self) -> str | None:
-        """Why there will be no checkpoint although the job goes on."""
+        """The reason why no checkpoint will come although the job goes on, None if one may."""
         return self._failures[-1] if len(self._failures) >= _MOST_FAILURES else None
 
     def asked(self, now: float) -> None:
@@ -84,7 +84,7 @@ class SaveWatch:
             self._is_asked = False
 
     def _ended(self, now: float) -> None:
-        """Without a checkpoint of its own the order is served by that of the job's last step."""
+        """Take note of the job's end; the checkpoint of its last step can serve the order."""
         self.is_over, self._is_training = True, False
         newest = self._newest
         if self._asked_at is not None and newest and newest["step"] == self._last_step:

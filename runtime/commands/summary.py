@@ -1,11 +1,11 @@
-"""What became of a run, told from its journal; pure.
+"""The report of a run, told from its journal; pure.
 
-The journal is a list of events that only grows, so it also holds what later
-turned out not to count: steps that a relaunch rolled back.  The rules are
+The journal is a list of events that only grows.  So it also holds steps that do not count,
+because a relaunch rolled them back.  The rules are
 
 * a step counts if no later record takes the run back before it: a step record
   with the same or a lower number, or the first restore of a later launch;
-* a job is what stands between two ``job_started`` records; times are compared
+* a job is the records from one ``job_started`` to the next; times are compared
   only within one job, because the monotonic clock is that of one boot;
 * wall time is the sum over jobs: while nothing runs, nothing is lost;
 * goodput is the seconds of the steps that count ÷ wall time
@@ -74,7 +74,7 @@ def summarize(records: Sequence[Record]) -> Report:
 
 
 def _split_jobs(records: Sequence[Record]) -> list[list[Record]]:
-    """Cut the journal at each ``job_started``; what stands before the first is no job's."""
+    """Cut the journal at each ``job_started``; records before the first belong to no job."""
     jobs: list[list[Record]] = []
     for record in records:
         if record["event"] == "job_started":
@@ -95,7 +95,7 @@ def _what_counts(
     """Return the step records and the epochs that were not rolled back."""
     steps: list[Record] = []
     epochs: list[EpochReport] = []
-    is_starting = True  # only the first restore of a launch says where it begins
+    is_starting = True  # only the first restore of a launch tells the step that it begins from
     for record in records:
         event = record["event"]
         if event in ("launch", "job_started"):
@@ -134,10 +134,10 @@ def _epoch(record: Record) -> EpochReport:
 
 
 def _count_samples(steps: Sequence[Record], epochs: Sequence[EpochReport]) -> int:
-    """Count by the ledger where an epoch is over, by step records after that.
+    """Count by the ledger for complete epochs, by step records after them.
 
-    The rank that writes step records may die between applying a step and
-    recording it; the ledger misses nothing.
+    The rank that writes step records may die between applying a step and recording it.
+    The ledger misses no step.
     """
     last = epochs[-1].step if epochs else 0
     running = sum(step["samples"] for step in steps if step["step"] > last)
@@ -175,10 +175,10 @@ def _since_failure(job: Sequence[Record], record: Record, lost: tuple[int, ...])
 
 
 def _death_of(worker: int, job: Sequence[Record], before: float) -> float | None:
-    """Return when a worker was struck, or else when its death was seen; not after ``before``.
+    """Return the time of a worker's fault, else of its observed death, not after ``before``.
 
-    A worker dies of one fault at most, but ids may be counted anew after a
-    relaunch: the latest fits.
+    A worker dies of one fault at most.  Ids may be counted anew after a relaunch, so the
+    latest time is the right one.
     """
     for event in ("fault", "failure"):
         times = [
