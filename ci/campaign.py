@@ -3,10 +3,10 @@
 
 Usage: ``ci/campaign.py [--seed S] [--runs N]``, in an environment that has holdfast and an MPI.
 
-Run number i has the seed S + i, and everything about it follows from that: how
-many workers, spares and microbatches, and which faults strike where.  So
-``ci/campaign.py --seed S --runs 1`` replays the run whose seed is S.  What must
-hold after each run is what ``complaints`` looks for.  Exits 1 if any run was bad.
+Run number i has the seed S + i.  The seed decides everything about it: the number of
+workers, spares and microbatches, and the addresses of the faults.  So
+``ci/campaign.py --seed S --runs 1`` replays the run whose seed is S.  ``complaints`` checks
+each run.  Exits 1 if any run was bad.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Case:
 
     @property
     def terms(self) -> tuple[int, int]:
-        """What the final bytes depend on."""
+        """The terms that the final bytes depend on."""
         return (self.microbatches, self.features)
 
     @property
     def heartbeat_timeout_s(self) -> int:
-        """Short where somebody is going to stand still."""
+        """The timeout in seconds, short if a fault makes a worker stand still."""
         return 5 if any(fault.kind in _FENCED_KINDS for fault in self.faults) else 10
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a case went: its jobs (a second one where the first gave up) and what was wrong."""
+    """The outcome of a case: its jobs (a second one if the first gave up) and its complaints."""
 
     case: Case
     jobs: tuple[JobRun, ...]
@@ -161,7 +161,7 @@ def _unexplained(job: JobRun) -> Iterator[str]:
 
 
 class _Undisturbed:
-    """The bytes of one worker to whom nothing happens, once for each kind of case."""
+    """The bytes of one undisturbed worker, once for each kind of case."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,10 +1,9 @@
 """Train on real data, kill workers until none is left, and compare the final bytes.
 
-A small convolutional network learns scikit-learn's handwritten digits with 4
-workers.  Rank 0 and another worker are killed on the way, then both that are
-left; the job goes on by itself, first in place, then from its checkpoint on the
-2 workers that were left.  An undisturbed run on 1 worker must end with the
-same bytes.  Exit code 1 if anything of that is not so.
+A small convolutional network learns scikit-learn's handwritten digits with 4 workers.
+Rank 0 and another worker are killed on the way, then the other two at once.  The job goes
+on by itself: first in place, then from its checkpoint on 2 new workers.  An undisturbed
+run on 1 worker must end with the same bytes.  Exits 1 if one of these checks fails.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Report = dict[str, Any]
 
 
 def main() -> int:
-    """Run both jobs, print what became of them, and return the exit code."""
+    """Run both jobs, print their outcomes, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as scratch:
         disturbed, seconds = _train(Path(scratch) / "disturbed", 4, FAULTS)
         undisturbed, _ = _train(Path(scratch) / "undisturbed", 1, ())
@@ -98,7 +97,7 @@ def _results(disturbed: Report, undisturbed: Report) -> Table:
 
 
 def _wrong(disturbed: Report, undisturbed: Report) -> list[str]:
-    """Return a sentence for everything that is not as it should be."""
+    """Return a sentence for each check that fails."""
     died = sorted(failure["worker"] for failure in disturbed["failures"])
     in_place = sorted(lost for recovery in disturbed["recoveries"] for lost in recovery["lost"])
     sizes = [len(relaunch["workers"]) for relaunch in disturbed["relaunches"]]
@@ -106,7 +105,7 @@ def _wrong(disturbed: Report, undisturbed: Report) -> list[str]:
         f"both jobs end well ({disturbed['reason']}; {undisturbed['reason']})": (
             disturbed["exit_code"] == undisturbed["exit_code"] == 0
         ),
-        f"workers 0 to 3 died, and nobody else (died: {died})": died == [0, 1, 2, 3],
+        f"workers 0 to 3 died, and no other worker (died: {died})": died == [0, 1, 2, 3],
         f"workers 0 and 2 were survived in place ({in_place})": in_place == [0, 2],
         f"one relaunch on the 2 workers left ({sizes})": sizes == [2],
         "the undisturbed run was undisturbed": not undisturbed["failures"],

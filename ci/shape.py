@@ -1,4 +1,4 @@
-"""Refuse files and functions that have grown past what one reading can hold, and leftovers.
+"""Refuse files and functions that have grown too long for one reading.
 
 A leftover is a name that a file assigns twice at its top level: the first value is lost.
 

@@ -1,4 +1,4 @@
-"""Crash the checkpoint layer on real system calls and real file systems, and count what is lost.
+"""Crash the checkpoint layer on real system calls and real file systems, and count the losses.
 
 Usage: ``ci/crash [--short] [--seed S] [--part PART] [--case N] [--sabotage HOW]``.
 
@@ -41,7 +41,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.sabotage:
         SABOTAGES[options.sabotage]()
-    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where mkfs is, whoever runs this
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # mkfs is there, but not on every user's PATH
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so clean up
 
     print(f"seed {options.seed}", flush=True)

@@ -1,7 +1,7 @@
 """A file system of its own in a file, which can be copied as it lies on the disk at any time.
 
-What the kernel has not written back is not in the file, so a copy is what a power cut
-leaves on a disk that keeps what it has been given, in the order in which it was given.
+The file lacks everything that the kernel has not written back.  So a copy is the state
+after a power cut, on a disk that keeps all writes in the order in which it got them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_TRIES = 20
 
 
 class ToolFailed(Exception):
-    """mkfs, mount or the like failed: no error of the file system that is on trial."""
+    """mkfs, mount or the like failed, which is no error of the tested file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Kind:
     options: str
 
 
-# ext4 writes nothing back for its age, so that a case is the same every time; a copy of an XFS
-# has the UUID of the original, which is mounted too.
+# With commit=600 ext4 writes nothing back for its age, so that a case is always the same.  A
+# copy of an XFS has the UUID of the original, which is mounted too.
 EXT4 = Kind("ext4", 24, "commit=600")
 XFS = Kind("xfs", 300, "nouuid")
 
@@ -70,7 +70,7 @@ class BlockImage:
         self.mount_point = mount_point
 
     def copy_to(self, target: Path) -> None:
-        """Copy what is on the disk now, whole: again if the kernel wrote meanwhile."""
+        """Copy the present contents of the disk; copy again if the kernel wrote meanwhile."""
         for _ in range(_MOST_TRIES):
             before = self._statistics.read_text(encoding="ascii")
             _run("cp", "--reflink=auto", "--sparse=auto", str(self._file), str(target))
@@ -105,7 +105,7 @@ def mounted(file: Path, mount_point: Path, options: str) -> Iterator[BlockImage]
     """Mount an image, which recovers its journal; unmount it at the end."""
     mount_point.mkdir(exist_ok=True)
     try:
-        # A loop device that mount(8) makes is gone with its mount, whatever happens to us.
+        # A loop device that mount(8) makes goes with its mount, even if this process dies.
         _run("mount", "-o", f"loop,{options}", str(file), str(mount_point))
         yield BlockImage(file, mount_point)
     finally:
@@ -114,7 +114,7 @@ def mounted(file: Path, mount_point: Path, options: str) -> Iterator[BlockImage]
 
 
 def _run(*command: str) -> str:
-    # Out of reach of what is sent to our whole group: an unmount must come to its end.
+    # Out of reach of signals to this process group: an unmount must come to its end.
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, start_new_session=True
     )

@@ -1,7 +1,8 @@
 """Every system call of a save and a prune is killed at, and fails: nothing is lost, or lied about.
 
 The victim restores the newest step, saves the next one, acknowledges it once the commit
-has returned, and prunes; once as `checkpoint.store.save` does, once from snapshots in memory.
+has returned, and prunes.  It saves once as `checkpoint.store.save` does, and once from
+snapshots in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SHORT_CASES = 3  # of each fault of each kind of call
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One victim and what happens to it."""
+    """One victim and its faults."""
 
     way: str
     faults: tuple[Fault, ...]

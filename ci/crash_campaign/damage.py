@@ -1,8 +1,8 @@
 """Committed checkpoints are spoilt in seeded ways: never restored, or exactly what was saved.
 
-Two steps of a run lie in memory; each case writes them anew, damages them once or more
-often, and restores.  What the restore returns is compared with what was saved, and
-what it refuses with what has really changed.
+Two steps of a run lie in memory.  Each case writes them anew, damages them once or more
+often, and restores.  The restored state is compared with the saved one.  The refused steps
+are compared with the steps that were really changed.
 """
 
 from __future__ import annotations

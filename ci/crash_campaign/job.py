@@ -1,4 +1,4 @@
-"""The job that everything bad happens to: its states and its saves."""
+"""The job that is crashed: its states and its saves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Retention
 
-# Whatever is loaded late would be loaded in the middle of a save, where calls are counted.
+# A module that is loaded late would be loaded in the middle of a save, where calls are counted.
 import holdfast.checkpoint.store.writer  # noqa: F401  isort: skip
 
 RUN_ID = "crash"
@@ -35,7 +35,7 @@ _MEMORY = Path("/dev/shm")
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Make a directory, in memory where that can be: what is tried is not the disk's speed."""
+    """Make a directory, in memory if possible: the disk's speed is not under test."""
     place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="holdfast-crash-", dir=place) as name:
         yield Path(name)
@@ -74,7 +74,7 @@ def save_step(store: CheckpointStore, seed: int, step: int, generation: int = GE
 
 
 def save_images(store: CheckpointStore, seed: int, step: int) -> None:
-    """Save a step the way of a job: from snapshots in memory, by whoever holds them."""
+    """Save a step as a job does: from snapshots in memory, by the process that holds them."""
     state, header = state_of(seed, step), Header(RUN_ID, GENERATION, step)
     layout = ShardLayout(specs_of(state), WRITERS)
     staging = store.staging(step, GENERATION, store.next_attempt(header))

@@ -1,10 +1,10 @@
 """The power goes after every call that changes something, on real file systems.
 
-Three steps are saved and pruned on an image of ext4 and of XFS.  After each call the
-image is copied as it lies on the disk; the copy is mounted, which recovers the journal,
-restored, and saved to.  In round 1 an unrelated file is synced before each copy, in later
-ones now and then, which makes the journal commit whatever names have changed by then:
-names without data.
+Three steps are saved and pruned on an image of ext4 and of XFS.  After each call the image
+is copied as it lies on the disk.  The copy is mounted, which recovers the journal; then a
+state is restored from it and saved to it.  An unrelated file is synced before each copy in
+round 1, and now and then in later rounds.  So the journal commits all names that have
+changed by then: names without data.
 """
 
 from __future__ import annotations

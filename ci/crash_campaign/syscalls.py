@@ -1,8 +1,8 @@
 """System calls of a victim, seen and spoilt by strace.
 
 A victim is a fork of this process, which has loaded everything already: it waits until
-strace has attached, and then does its work.  So all its calls are those of the work,
-the n-th of a kind is always the same one, and a case takes tens of milliseconds.
+strace has attached, and then does its work.  So all its calls belong to the work, and the
+n-th of a kind is always the same one.  A case takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a call: an errno's name, or ``KILL``, before it has done anything."""
+    """The fault of a call, before it has done anything: an errno's name, or ``KILL``."""
 
     call: Call
     kind: str
@@ -61,7 +61,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a victim ended: its exit code, or minus its signal; what it said; what it called."""
+    """The end of a victim: its exit code or minus its signal, its words, and its calls."""
 
     code: int
     said: str

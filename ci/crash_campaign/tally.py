@@ -1,4 +1,4 @@
-"""What a part of the campaign found: how many cases, and how many went wrong in which way."""
+"""The findings of a part of the campaign: its cases, and the failures of each kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Wrong(Enum):
     SILENT = "silent"
     """Other bytes than those that were saved, or an older step without a reason."""
     LOST = "lost"
-    """A step that was acknowledged, or one that nobody touched, is not restored."""
+    """An acknowledged or undamaged step is not restored."""
     FALSE = "falsely saved"
     """A save reported success, and its step is not restored."""
     OTHER = "other"
@@ -39,7 +39,7 @@ class Tally:
     skipped: str | None = None
 
     def note(self, name: str) -> None:
-        """Count something that is worth to be known and not wrong."""
+        """Count an observation that is no failure."""
         self.notes[name] = self.notes.get(name, 0) + 1
 
     def complain(self, wrong: Wrong, case: int, what: str) -> None:

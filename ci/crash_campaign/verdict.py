@@ -1,4 +1,4 @@
-"""What is found after a crash, by processes that know nothing of it."""
+"""The findings after a crash, by processes that know nothing of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Verdict:
     seed: int
 
     def restored_step(self, at_least: int) -> int:
-        """Restore as a new process would, complain of what is wrong; return the step.
+        """Restore as a new process would, complain of each fault; return the step.
 
         ``at_least`` is the newest step that may not be lost, 0 for none.
         """
@@ -40,7 +40,7 @@ class Verdict:
         return found
 
     def carries_on(self, step: int) -> None:
-        """Save ``step`` as the next launch would, and complain unless all is as it should be."""
+        """Save ``step`` as the next launch would, and complain of each fault."""
         store = open_store(self.run_dir)
         reasons = [*store.clean_staging(NEXT_GENERATION)]
         try:
@@ -56,7 +56,7 @@ class Verdict:
             self.complain(Wrong.FALSE, f"the next save said that it had saved step {step}")
 
     def complain(self, wrong: Wrong, what: str) -> None:
-        """Record what is wrong with this case."""
+        """Record a fault of this case."""
         self.tally.complain(wrong, self.case, f"{self.what}: {what}")
 
     def _visible_is_whole(self, store: CheckpointStore) -> None:
