@@ -1,8 +1,8 @@
 """Map the top-level folders to the import package ``holdfast``.
 
-The folders stand at the top level so that the layers are the first thing a
-reader sees; they are imported as ``holdfast.*`` so that nothing clashes with a
-user's own ``checkpoint.py``.  Each room, a folder with an ``__init__.py``, is a
+The folders stand at the top level so that the layers are the first thing a reader sees.
+They are imported as ``holdfast.*`` so that nothing clashes with a user's own
+``checkpoint.py``.  Each room, a folder with an ``__init__.py``, is a
 package of its own.  Everything else is declared in pyproject.toml.
 """
 

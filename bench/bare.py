@@ -1,9 +1,8 @@
 """The peer of the throughput benchmark: data parallelism on bare mpi4py, without a safety net.
 
-Written as one would who wants speed and knows TensorFlow: one graph for the gradients,
-one flat vector, one allreduce, one graph for the update, and no copy between NumPy and
-TensorFlow that can be left out.  Two forms, because it depends on the model which is
-faster:
+It is written for speed by the rules of TensorFlow: one graph for the gradients, one flat
+vector, one allreduce, one graph for the update.  It makes no copy between NumPy and
+TensorFlow that can be left out.  It has two forms, because each is faster for some models:
 
 * ``joined``: the graph joins the gradients, ``MPI_Allreduce`` from there to a buffer;
 * ``in_place``: the gradients are copied into the buffer, ``MPI_Allreduce`` in place.

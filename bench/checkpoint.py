@@ -2,13 +2,12 @@
 
     python bench/checkpoint.py [--sizes-mb 200 2000] [--where disk tmpfs] [--rounds 12]
 
-Each round writes and restores the same state with every way that is installed, one after
-the other and backwards every second time.  A write counts twice: until the call
-returns, and until every file it left is synced, which this program does for the ways that
-do not.  A restore reads what was written just now, so it comes from the page cache,
-into arrays that are fresh each time.  Beside them, in rounds of their own: how long a
-snapshot stops the training, and how much slower a training loop is while a niced
-process writes that snapshot.
+Each round writes and restores the same state with every installed way, one after the
+other and backwards every second time.  A write counts twice: until the call returns, and
+until every file is synced.  This program syncs for the ways that do not.  A restore reads
+the files that were just written, so it comes from the page cache, into fresh arrays.
+Rounds of their own measure two more times: how long a snapshot stops the training, and how
+much slower a training loop is while a niced process writes that snapshot.
 
 Other load makes single rounds slow and never fast, so bounds are held against the best round.
 """
@@ -102,7 +101,7 @@ def _time_ways(ways: Sequence[Way], state: State, directory: Path, rounds: int) 
 
 
 def _time_round(way: Way, directory: Path, times: Times, expected: State | None = None) -> None:
-    """Write and restore once; compare what came back where ``expected`` is given."""
+    """Write and restore once; compare the restored state with ``expected`` if it is given."""
     with tempfile.TemporaryDirectory(dir=directory) as name:
         begin = time.perf_counter()
         way.write(Path(name))
@@ -162,7 +161,7 @@ def _report_stalls(stalls: Stalls) -> None:
 
 
 def _report_training(where: str, measured: dict[str, list[float]]) -> None:
-    """Say what is left of the training speed while a save is in flight."""
+    """Print the share of the training speed that is left while a save is in flight."""
     print(f"{where}: training, steps/s of one thread while another process writes")
     for name, rates in measured.items():
         spread = harness.Spread.of(harness.ratios(rates, measured["idle"]))

@@ -62,7 +62,7 @@ def verdict(*, holds: bool) -> str:
 
 
 def print_heading(title: str) -> None:
-    """Print what is measured, and on what."""
+    """Print the title of the benchmark, and the machine."""
     load = os.getloadavg()[0]
     print(f"{title}: {os.cpu_count()} cores, {_processor()}, load {load:.1f} at the start")
 
@@ -135,7 +135,7 @@ def private_directory() -> Iterator[Path]:
 
 
 def _run(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> str:
-    """Run a command to its end, and end whatever is left of it; return what it wrote."""
+    """Run a command to its end, and kill its leftover processes; return its output."""
     process = subprocess.Popen(
         command,
         env=environment,

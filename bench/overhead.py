@@ -2,9 +2,9 @@
 
     python bench/overhead.py [--rounds 7] [--steps 150]
 
-Two workers compute for exactly 20 ms (they spin, so that noise of the machine is not
-taken for overhead), sum a small vector and apply it.  Three loops take turns, and of
-each counts the median step, as the mean of ten in a row:
+Two workers compute for exactly 20 ms, sum a small vector and apply it.  They spin, so that
+noise of the machine is not taken for overhead.  Three loops take turns.  For each the
+median step counts, as the mean of ten in a row:
 
 * bare: mpi4py and nothing else;
 * guarded: the same loop with holdfast's heartbeat, vote and journal;

@@ -2,9 +2,9 @@
 
     python bench/recover.py [--jobs 5] [--model numpy digits]
 
-Each job loses three workers one after the other, rank 0 among them.  The time is
-read from the journal: from the victim's last record, written right before it kills
-itself, to the record of the next applied step, which one of the survivors writes.
+Each job loses three workers one after the other, rank 0 among them.  The time comes from
+the journal.  It begins with the victim's last record, written right before it kills
+itself.  It ends with the record of the next applied step, which a survivor writes.
 There is no peer: the bound is 100 ms and the time of one step.
 """
 

@@ -2,8 +2,8 @@
 
     python bench/reduce.py [--ranks 2 4] [--rounds 15] [--sizes 4096 ...]
 
-Each round times some calls of the tree exchange, of ``MPI_Allreduce`` with two buffers
-and of ``MPI_Allreduce`` in place, one after the other; the ratio is that of one round.
+Each round times calls of the tree exchange, of ``MPI_Allreduce`` with two buffers and of
+``MPI_Allreduce`` in place, one after the other.  A ratio compares times of one round.
 A call of the exchange includes the vote after it, because only then is the sum whole;
 ``MPI_Allreduce`` has no vote.  The bound is held against the call with two buffers,
 which, like the exchange, leaves what it sums up unchanged.  With ``--messages`` the

@@ -2,9 +2,9 @@
 
     python bench/relaunch.py [--jobs 5] [--workers 4 2]
 
-Both are taken from one job: from the start of ``holdfast run`` to its first applied
-step, and from the last of the kills to the next applied step, by workers that the
-agents forked from warm processes and that restored the newest checkpoint.
+Both times come from one job.  The cold start goes from the start of ``holdfast run`` to
+its first applied step.  The relaunch goes from the last of the kills to the next applied
+step.  Its workers are forked from warm processes and restore the newest checkpoint.
 """
 
 from __future__ import annotations

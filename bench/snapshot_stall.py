@@ -1,9 +1,9 @@
 """How long a snapshot stops the training, against copying the same tensors.
 
-What is timed is what the training loop calls: the plan of the save, the copy with digests
-of its pieces, and handing it to the thread that digests the whole state for the comparison
-of replicas and sends it off.  That thread works beside the next step; how long it takes
-is told, too.
+The calls of the training loop are timed: the plan of the save, the copy with digests of
+its pieces, and the hand-over to a thread.  That thread digests the whole state for the
+comparison of replicas and sends the snapshot off.  It works beside the next step; its time
+is printed, too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Stalls:
 
 
 class _Trainer:
-    """What the loop of worker 0 calls, with an agent that has written everything at once."""
+    """The saving calls of worker 0, with an agent that has written everything at once."""
 
     def __init__(self, run_dir: Path, state: State, layout: ShardLayout) -> None:
         self._state, self._layout = state, layout
@@ -92,9 +92,9 @@ class _Trainer:
 def measure_stalls(state: State, rounds: int, writers: int = 2) -> Stalls:
     """Time all ways in turn, each into shared memory that was touched before.
 
-    Worker 0 of ``writers`` copies its slice.  All at once is the slice as one array: glibc
-    leaves the cache out for copies of more than three quarters of the cache's size, and a
-    state of many tensors has none so large.
+    Worker 0 of ``writers`` copies its slice.  "All at once" copies the slice as one array.
+    glibc bypasses the cache for copies of more than three quarters of the cache's size.  A
+    state of many tensors has no tensor of that size.
     """
     layout = ShardLayout(specs_of(state), writers)
     mine = [

@@ -2,10 +2,10 @@
 
     python bench/throughput.py [--rounds 25] [--models dnn cnn mlp transformer]
 
-A holdfast job trains a Keras model.  Between blocks of its steps the same processes
-train a second copy of the model in the bare loop (see ``bare``), for as many steps on
-batches of the same size, so that noise of the machine hits all alike.  The bound is
-held against the faster of the bare loop's two forms.
+A holdfast job trains a Keras model.  Between blocks of its steps the same processes train
+a second copy of the model in the bare loop (see ``bare``).  The blocks have equally many
+steps on batches of the same size, so that noise of the machine hits all alike.  The bound
+is held against the faster of the bare loop's two forms.
 """
 
 from __future__ import annotations

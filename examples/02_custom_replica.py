@@ -2,7 +2,7 @@
 
     holdfast run -n 4 examples/02_custom_replica.py
 
-Whatever can turn a microbatch into sums over its samples can be trained.
+Any model that can turn a microbatch into sums over its samples can be trained.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MOMENTUM = np.float32(0.9)
 class SoftmaxRegression:
     """Weights of shape (features + 1, classes), the last row the bias; SGD with momentum.
 
-    The matrix products are small enough for NumPy to compute them with one thread,
-    so their bits depend on nothing but the shape of a microbatch.
+    NumPy computes such small matrix products with one thread.  So their bits depend only on
+    the shape of a microbatch.
     """
 
     def __init__(self, features: int, classes: int) -> None:
