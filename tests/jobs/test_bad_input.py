@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request: one line that says what and what to do, and nothing left.
+"""Wrong requests: one line names the fault and the remedy, and nothing is left behind.
 
 Here the mistake is in the command line, the run directory or the MPI; mistakes in the
 script are in ``test_bad_scripts``.

@@ -106,7 +106,7 @@ def test_request_that_is_refused_has_its_exit_code_although_stderr_takes_nothing
 def test_mistake_of_the_supervisor_leaves_its_workers_training(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Nobody hears of the first death; the survivors come to the end by themselves."""
+    """No supervisor hears of the first death; the survivors reach the end by themselves."""
     request = request_of(LONG, tmp_path, workers=3, faults=["kill worker=1 step=3"])
 
     with start_job(_prepared(request, FAILS_AT_A_DEATH)) as running:

@@ -42,7 +42,7 @@ def test_nobody_but_mpiexec_listens_beyond_the_loopback_interface(
 def test_modules_in_the_working_directory_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed
 ) -> None:
-    """Nor by the trial of the MPI, which nobody remembers here."""
+    """Nor by the trial of the MPI, whose earlier outcome is not remembered here."""
     planted = tmp_path / "planted"
     planted.mkdir()
     for name in ("h5py", "mpi4py", "numpy", "psutil", "queue", "select", "selectors", "xxhash"):

@@ -98,7 +98,7 @@ def test_every_event_is_of_use() -> None:
 
 @given(st.lists(st.sampled_from(StepEvent), max_size=60))
 def test_nothing_is_applied_without_a_vote_of_everyone(events: list[StepEvent]) -> None:
-    """Whatever happens in whatever order, APPLYING follows an AGREED and nothing else."""
+    """For all events in all orders, APPLYING follows only an AGREED."""
     state = StepState.JOINING
     for event in events:
         try:

@@ -12,8 +12,8 @@ import pytest
 def one_core() -> Iterator[None]:
     """Keep the threads that a test starts on one core.
 
-    Members of a fake world take turns, so a second core is of no use to them, but waking a
-    thread on another core takes several times as long as going on with it on this one.
+    Members of a fake world take turns, so a second core does not help them.  Waking a thread
+    on another core takes several times as long as on the same core.
     """
     granted = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(granted)})

@@ -142,7 +142,7 @@ class AgentHarness:
         ]
 
     def close(self) -> None:
-        """End the agent and whatever was started; nothing of theirs may be left."""
+        """End the agent and all started processes; nothing of theirs may be left."""
         if self.process.poll() is None:
             try:
                 self.send("shutdown")
@@ -195,7 +195,7 @@ def agent_running(
     entry: str = "tiny_worker:main",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[AgentHarness]:
-    """Run an agent; end it and all that was started, whatever happens."""
+    """Run an agent; end it and all started processes, also after a failed test."""
     harness = AgentHarness(directory, *options, entry=entry, environment=environment)
     try:
         yield harness

@@ -43,7 +43,7 @@ _communicators: dict[int, FakeCommunicator] = {}
 
 
 class Weights:
-    """A replica of which only the state matters."""
+    """A replica that has only a state."""
 
     shape = ContributionShape(FLOATS, 1)
 
@@ -97,7 +97,7 @@ class Run:
     def restore(self, ranks: int, floats: int = FLOATS) -> list[tuple[int, float] | None]:
         """Return the step and the weights that each of ``ranks`` workers restores.
 
-        Of a world that is broken by a death nobody restores anything.
+        If a death has broken the world, no member restores a state.
         """
 
         def program(communicator: FakeCommunicator) -> tuple[int, float] | None:

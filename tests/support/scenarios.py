@@ -181,7 +181,7 @@ class SmallMessages:
 
 
 def message_that_mpi_refuses_is_no_death(world: Communicator) -> Communicator:
-    """Nobody is blamed for what the caller did; the world is whole afterwards."""
+    """A mistake of the caller counts as no death; the world is whole afterwards."""
     from mpi4py import MPI
 
     from holdfast.runtime.exchange import mpi_communicator
@@ -223,7 +223,7 @@ PLAIN = [
     agree_is_a_bitwise_and,
     exchanges_follow_each_other,
 ]
-"""Scenarios in which nobody dies and nothing breaks."""
+"""Scenarios in which no member dies and nothing breaks."""
 
 
 def _breaks(call: Callable[[], object]) -> bool:
@@ -235,14 +235,14 @@ def _breaks(call: Callable[[], object]) -> bool:
 
 
 def _assert_whole(world: Communicator) -> None:
-    """Check that everyone can talk to everyone; nobody is left behind in an exchange of before."""
+    """Check that all members can talk to each other; none is left in an earlier exchange."""
     ranks_are_those_of_the_world(world)
     payloads_may_be_empty_and_of_any_length(world)
     assert world.agree(1) == 1
 
 
 def revoke_ends_pending_receives(world: Communicator) -> Communicator:
-    """Everyone waits for a message that nobody sends, but for one, who revokes."""
+    """One member revokes; all others wait for a message that no member sends."""
     left = (world.rank - 1) % world.size
     _assert_whole(world)
 
@@ -316,7 +316,7 @@ REVOKING = [
     error_of_ours_in_a_flight_does_not_leave_the_peers_waiting,
     agree_works_on_a_revoked_world,
 ]
-"""Scenarios in which nobody dies, but the world has to be shrunk (to itself)."""
+"""Scenarios in which no member dies, but the world must be shrunk (to itself)."""
 
 VICTIM = 1
 

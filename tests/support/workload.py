@@ -99,7 +99,7 @@ def assert_whole(job: JobRun, workload: Workload, sha256: str) -> None:
 
 
 def assert_struck(job: JobRun, faults: Sequence[str]) -> None:
-    """Every planned fault struck, and nobody died of anything else."""
+    """Every planned fault struck, and no worker died of another cause."""
     planned = {str(parse_fault(fault)) for fault in faults}
     struck = {
         f"{fault.kind} worker={fault.worker} step={fault.step} site={fault.site}"
@@ -112,7 +112,7 @@ def assert_struck(job: JobRun, faults: Sequence[str]) -> None:
 
 
 def assert_refused(job: JobRun, exit_code: int, *words: str) -> None:
-    """One line says what is wrong, with these words; no traceback, nothing left behind."""
+    """One line names the fault with these words; no traceback, nothing left behind."""
     errors = [line for line in job.stderr.splitlines() if "error: " in line.lower()]
     assert job.exit_code == exit_code, job.stderr
     assert len(errors) == 1, job.stderr

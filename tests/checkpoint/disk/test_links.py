@@ -1,4 +1,4 @@
-"""Symbolic links below the run directory are never followed, whenever somebody put them there."""
+"""Symbolic links below the run directory are never followed, even if they appear during a call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STATE = {"a": np.arange(5000.0)}
 
 
 def calls_below(stop: int) -> list[object]:
-    """Return the numbers of calls, of which a unit test takes a few."""
+    """Return the numbers of the calls; a unit test takes only a few."""
     rest = pytest.mark.long
     return [pytest.param(call, marks=() if call % 6 == 1 else rest) for call in range(1, stop)]
 
 
 class Swapping(LocalFileSystem):
-    """A file system on which somebody swaps a directory for a link before the n-th call."""
+    """A file system on which an attacker swaps a directory for a link before the n-th call."""
 
     def __init__(self, root: Path, victim: Path, elsewhere: Path, call: int) -> None:
         super().__init__(root)
@@ -60,7 +60,7 @@ def save_steps(run_dir: Path, *steps: int) -> CheckpointStore:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """Return a directory of somebody else, which looks like a place for checkpoints."""
+    """Return another user's directory, which looks like a place for checkpoints."""
     store = save_steps(tmp_path / "other", 10, 20)
     return store.directory
 

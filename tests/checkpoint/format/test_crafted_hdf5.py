@@ -62,7 +62,7 @@ def adopt(folder: Path, path: Path, offset: int) -> None:
 
 
 def test_hdf5_in_a_shard_is_never_interpreted(store: CheckpointStore, folder: Path) -> None:
-    """With right digests its bytes are restored, raw, whatever HDF5 would make of them."""
+    """With right digests its raw bytes are restored; HDF5 would read them differently."""
     secret = folder.parent / "secret.h5"
     secret.write_bytes(b"nobody may read this")
     path = folder / "shard-00000-of-00001.h5"
@@ -71,7 +71,7 @@ def test_hdf5_in_a_shard_is_never_interpreted(store: CheckpointStore, folder: Pa
         offset = file["kernel"].id.get_offset()
     adopt(folder, path, offset)
     secret.unlink()
-    os.mkfifo(secret)  # whoever opens it waits for ever
+    os.mkfifo(secret)  # opening it waits for ever
     files = Recording(folder.parents[1])
 
     restored = restore(CheckpointStore(folder.parents[1], files), STEP)
@@ -110,7 +110,7 @@ print(state.value, os.environ.get("HDF5_PLUGIN_PRELOAD"), os.environ.get("HDF5_P
 
 @pytest.mark.process
 def test_hdf5_loads_no_plugins_where_we_import_it() -> None:
-    """A plugin is a shared library that HDF5 loads from wherever the environment says."""
+    """A plugin is a shared library that HDF5 loads from a path in the environment."""
     done = subprocess.run(
         [sys.executable, "-c", LOADING_STATE],
         env=os.environ | {"HDF5_PLUGIN_PATH": "/tmp/anybodys"},

@@ -142,7 +142,7 @@ def saved_calls() -> list[str]:
 def test_next_attempt_succeeds_after_a_failure_at_any_call(
     number: int, same_bytes: Callable[..., bool]
 ) -> None:
-    """Even after a failed sync: what is acknowledged then has survived a sync of its own."""
+    """Even after a failed sync: an acknowledged save has survived a sync of its own."""
     for call in calls_of_save():
         filesystem = saved_once()
         filesystem.fail_at(call, number)
@@ -220,7 +220,7 @@ def test_failure_while_pruning_never_raises_and_never_loses_the_newest(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
 def test_failure_while_pruning_never_costs_the_last_good_step(number: int) -> None:
-    """The two that are kept are damaged, so nothing older may go, whatever else fails."""
+    """Both kept steps are damaged, so no older step may go, even if another call fails."""
     filesystem, store = two_damaged_of_four()
     before = len(filesystem.calls)
     prune(store, Retention(2))

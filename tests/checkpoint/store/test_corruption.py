@@ -110,7 +110,7 @@ def rename_shard(step: Path, random: np.random.Generator) -> None:
 
 
 def link_shard(step: Path, random: np.random.Generator) -> None:
-    """A link to the very same bytes is refused too: nobody saved it so."""
+    """A link to the very same bytes is refused too: no save makes links."""
     path = sorted(step.glob("shard-*"))[random.integers(WRITERS)]
     target = step.parent / "elsewhere"
     path.rename(target)

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody made on purpose: refused with a reason, cheaply, and never obeyed."""
+"""Checkpoints that an attacker has crafted: refused with a reason, cheaply, and never obeyed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def reason(store: CheckpointStore) -> str:
 
 
 def test_nothing_that_runs_code_is_imported() -> None:
-    """Neither unpickling nor evaluating: what is not there cannot be fooled."""
+    """The code neither unpickles nor evaluates, so no input can abuse that."""
     forbidden = {"pickle", "marshal", "shelve", "dill", "joblib", "yaml", "runpy", "code"}
     calls = {"eval", "exec", "__import__", "load", "fromfile", "memmap"}
     for path in PACKAGE.glob("*.py"):

@@ -1,4 +1,4 @@
-"""Whoever can write to the directory and has no key gets nothing accepted but what was saved."""
+"""An attacker who can write to the directory but has no key: only saved bytes are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is promised to stay stays; the rest is hidden first, and only for a step that verifies."""
+"""Promised steps stay; the others are hidden first, and only for a step that verifies."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_plan_splits_the_steps_and_keeps_what_it_promises(
 def test_plan_made_again_plans_the_rest(
     steps: list[KnownStep], retention: Retention, dice: Random
 ) -> None:
-    """Whatever part of a plan was carried out, the next one ends where the first would."""
+    """After any part of a plan was carried out, the next plan ends where the first would."""
     plan = prune_plan(steps, retention)
     done = {step for step in plan.removed if dice.random() < 0.5}
 

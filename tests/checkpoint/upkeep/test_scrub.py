@@ -258,7 +258,7 @@ def test_failing_calls_leave_a_good_step_while_a_damaged_one_is_moved(
 
 
 def damaged_fake() -> tuple[CheckpointStore, FakeFileSystem]:
-    """Return a store of two steps, the older of which is another step's manifest."""
+    """Return a store of two steps; the older one holds another step's manifest."""
     filesystem = FakeFileSystem()
     store = CheckpointStore(Path("/run/job"), filesystem)
     fill(store, 10, 15, 20)

@@ -77,7 +77,7 @@ def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_memor
 def test_job_that_dies_whole_goes_on_although_it_cannot_even_keep_its_journal(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Nobody can write where the journal was."""
+    """No process can write at the journal's place."""
     with start_job(request_of(LONG, tmp_path, workers=2)) as running:
         running.wait_for("checkpoint")
         (tmp_path / "journal.jsonl").unlink()

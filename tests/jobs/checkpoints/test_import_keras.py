@@ -142,7 +142,7 @@ def test_import_says_what_it_has_made(import_job: JobRun, imported: Path, weight
 def test_every_source_makes_the_same_run(
     kind: str, folder: Path, imported: Path, weights: Weights, tmp_path: Path
 ) -> None:
-    """What is not a weight is as in a fresh run: the optimizer, the cursor."""
+    """Optimizer and cursor, which are no weights, are as in a fresh run."""
     prefix = weights.prefix
     source = {"prefix": prefix, "directory": prefix.parent, "run": folder / "before"}[kind]
 

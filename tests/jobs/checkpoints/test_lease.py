@@ -54,7 +54,7 @@ def test_worker_that_stands_still_in_a_save_does_not_outlive_its_agent(
 def test_agent_that_stands_still_keeps_the_run_directory(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Its supervisor is dead, but its workers live: nobody else may have the directory."""
+    """Its supervisor is dead, but its workers live: no other job may have the directory."""
     with start_job(request_of(LONG, tmp_path, workers=2)) as old:
         old.wait_for("checkpoint")
         old.signal(signal.SIGSTOP, "holdfast-agent")

@@ -32,7 +32,7 @@ def flip(store: CheckpointStore, step: int, shard: int = 0) -> None:
 
 
 def train_twice(run_dir: Path) -> CheckpointStore:
-    """Train a part of the way, and some more; return what is left, the last step of each at least.
+    """Train half of the epochs, then all; return the checkpoints, at least the last of each part.
 
     Saves that are due while another one is in flight are skipped, but never the last.
     """

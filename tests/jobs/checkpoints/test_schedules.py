@@ -1,4 +1,4 @@
-"""When real jobs save: by time, by themselves, and because somebody asks for it."""
+"""The saves of real jobs: by time, by ``auto``, and on request."""
 
 from __future__ import annotations
 

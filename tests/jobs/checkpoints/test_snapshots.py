@@ -1,4 +1,4 @@
-"""What is complete in memory becomes durable, whoever dies."""
+"""A save that is complete in memory becomes durable after any death."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 def test_snapshots_of_a_job_that_died_whole_are_what_it_is_relaunched_from(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """All die in the step after a save: nobody was left to commit it."""
+    """All die in the step after a save: no worker was left to commit it."""
     faults = [f"kill worker={worker} step=6 site=reduce" for worker in range(4)]
     with start_job(request_of(EVEN, tmp_path, workers=4, faults=faults)) as running:
         job = running.wait()

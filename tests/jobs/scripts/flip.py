@@ -1,4 +1,4 @@
-"""The custom replica of the examples, in one worker of which a bit of the weights flips once."""
+"""The custom replica of the examples; in one worker a bit of the weights flips once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC.loader.exec_module(example)
 
 
 class Flipping(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
-    """Whoever is first to make the marker, after its n-th update, has bad memory."""
+    """The first worker that makes the marker, after its n-th update, has bad memory."""
 
     def __init__(self, features: int, classes: int, flip_after: int, marker: Path) -> None:
         super().__init__(features, classes)

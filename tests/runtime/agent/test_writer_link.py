@@ -148,7 +148,7 @@ def test_nobody_waits_for_a_writer_that_is_dead(agent: Agent) -> None:
 
 
 def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: Agent) -> None:
-    """Nobody waits for its end: a disk that hangs may put that off for ever."""
+    """The agent does not wait for its end, which a hanging disk may delay for ever."""
     first = agent.link.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)

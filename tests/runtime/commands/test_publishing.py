@@ -1,4 +1,4 @@
-"""What is published appears whole under its name, or not at all."""
+"""A published file appears whole under its name, or not at all."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_fake_communicator_of_which_one_dies(scenario: MortalScenario, size: int
 
 
 def test_fake_death_at_any_moment_is_survived_by_the_next_world() -> None:
-    """Wherever a member dies in an exchange, a vote and the shrinking: the rest comes through."""
+    """A member dies at any moment of an exchange, a vote and a shrink: the rest comes through."""
 
     def program(world: FakeCommunicator) -> int:
         with contextlib.suppress(WorldBroken):

@@ -1,4 +1,4 @@
-"""The exact sum, over the fake: the same bits whoever owns what, and roots that survive deaths."""
+"""The exact sum, over the fake: the same bits for all owners, and roots that survive deaths."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_sums_of_full_buckets_have_the_bits_of_the_tree(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [ODD, LARGE // 4])
 def test_death_at_any_moment_leaves_the_roots_and_the_next_sum_alone(way: str, size: int) -> None:
-    """Survivors that voted no have their roots; whoever got a yes has the right total."""
+    """Survivors that voted no have their roots; survivors that got a yes have the right total."""
     ranks, microbatches = 3, 7
     world = World(1, tuple(map(WorkerId, range(ranks))), ranks)
     assignment = Assignment(tuple(WorkerId(index % ranks) for index in range(microbatches)))
@@ -242,7 +242,7 @@ def test_what_is_not_finite_is_seen_wherever_it_stands(value: float) -> None:
 
 
 def test_workers_on_two_hosts_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them agree on that, or one would wait for messages that nobody sends."""
+    """All of them agree on that, or one would wait for messages that no member sends."""
     hosts = iter([b"here", b"here", b"there"])
     monkeypatch.setattr("holdfast.runtime.exchange.common_memory._host", lambda: next(hosts))
     check_meeting(shared=False)

@@ -1,4 +1,4 @@
-"""Worlds are agreed on: every survivor holds the same one, whoever dies when."""
+"""Worlds are agreed on: every survivor holds the same one, for all deaths at all moments."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ WORKERS = (WorkerId(4), WorkerId(5), WorkerId(6))
 
 
 class Ranked(LocalCommunicator):
-    """A communicator of which only the rank matters."""
+    """A communicator that has only a rank."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Whoever computes what, the bytes are the same."""
+"""The bytes are the same for every assignment of microbatches to workers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_another_seed_draws_another_dropout(replicas: list[Any]) -> None:
 
 
 def test_a_contribution_overwrites_everything(replicas: list[Any]) -> None:
-    """Padding included: equal microbatches make equal vectors, whatever was there before."""
+    """Padding included: equal microbatches make equal vectors in any old buffer."""
     batch = microbatch(0, 0)
 
     from_nan = contribution(replicas[0], batch, fill=np.nan)

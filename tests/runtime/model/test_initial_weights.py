@@ -43,7 +43,7 @@ class Replica:
 
 
 class KerasLike(Replica):
-    """A replica whose model reads JSON files, whatever they are called."""
+    """A replica whose model reads JSON files of any name."""
 
     def __init__(self) -> None:
         super().__init__()

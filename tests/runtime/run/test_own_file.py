@@ -1,4 +1,4 @@
-"""What somebody else has put where a run keeps its files is refused, and never touched."""
+"""A file that another user has put in a run directory is refused, and never touched."""
 
 from __future__ import annotations
 

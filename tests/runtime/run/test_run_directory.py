@@ -192,7 +192,7 @@ def test_run_is_set_aside_whole_and_strangers_stay(directory: RunDirectory) -> N
 def test_setting_aside_that_was_cut_short_is_finished_by_the_next(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record goes last, so what is left is still a run and never orphaned checkpoints."""
+    """The record goes last, so the rest is still a run and never orphaned checkpoints."""
     _fill(directory, "first")
     rename = Path.rename
 

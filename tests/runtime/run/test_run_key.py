@@ -33,7 +33,7 @@ def test_key_is_found_and_read_where_it_is_needed(path: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("run_dir", [".", "link"])
 def test_key_in_the_run_directory_is_refused(path: Path, tmp_path: Path, run_dir: str) -> None:
-    """Whoever can write there could put a key of his own in its place."""
+    """A user who can write there could put another key in its place."""
     (tmp_path / "link").symlink_to(tmp_path)
 
     with pytest.raises(UsageError, match=r"lies in the run directory .*; move it elsewhere"):

@@ -181,7 +181,7 @@ def test_mend_that_a_dead_worker_has_asked_for_comes_to_its_end(run: Run, agent:
 
 
 def test_older_step_is_no_business_of_the_memory(run: Run, agent: Agent) -> None:
-    """Nobody is told that it does not have what it cannot have."""
+    """The user is not told that the memory lacks a step that it cannot have."""
     run.save(40, 4.0, writers=2)
     shutil.rmtree(run.store.directory / "step-000000000030", ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Whoever mends a checkpoint may die at every call: the next launch restores the newest step."""
+"""A worker may die at every call of a mend: the next launch restores the newest step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_death_of_the_mender_at_every_call_leaves_nothing_that_is_mistaken(
 
 
 def _die_at(moment: int, patch: pytest.MonkeyPatch) -> list[int]:
-    """Let whoever mends die before its n-th change; the list is not empty when it has."""
+    """Let the process that mends die before its n-th change; then the list is not empty."""
     calls: list[str] = []
     has_died: list[int] = []
 

@@ -558,7 +558,7 @@ def test_second_copies_of_an_older_save_complete_no_newer_one(
 def test_second_copy_that_cannot_be_held_fails_no_checkpoint(
     workers: list[Worker], writer: Writer, tmp_path: Path
 ) -> None:
-    """Whoever waits for a checkpoint counts the failed ones in the journal."""
+    """A process that waits for a checkpoint counts the failed ones in the journal."""
     for worker in workers:
         worker.begin(plan_of(), seconds=(1 - worker.rank,))
     with Path(os.devnull).open() as nothing:
