@@ -34,6 +34,8 @@ ENDS_WITHIN_S = 30.0
 SLOW_MARKS = ("mpi", "process", "tensorflow")
 """Tests with these marks start processes that do not stay their children."""
 _SHARED_MEMORY = Path("/dev/shm")
+_REMOVED_AT_EXIT = "__autograph_generated_file"
+"""TensorFlow keeps the source of a traced function as long as the process lives."""
 _OWNER = re.compile(r"holdfast-(?:\w+-)?(\d+)-")
 
 
@@ -92,6 +94,8 @@ class Leftovers:
 
     def _files(self) -> Iterator[str]:
         for path in sorted(self.temporary.iterdir()):
+            if path.name.startswith(_REMOVED_AT_EXIT):
+                continue
             yield f"file {path}"
             _remove(path)
         appeared = _names(_SHARED_MEMORY) - self._shared
