@@ -176,7 +176,7 @@ def test_notice_of_several_workers_is_told_once(told: Told) -> None:
 def test_fence_is_told_with_its_silence(told: Told) -> None:
     told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 10.04, "step": 7})
 
-    assert told.lines() == ["holdfast: worker 4 has stood still for 10.0 s at step 7: killing it"]
+    assert told.lines() == ["holdfast: worker 4 has been silent for 10.0 s at step 7: killing it"]
 
 
 @pytest.mark.parametrize("is_verbose", [False, True])
@@ -190,7 +190,7 @@ def test_module_that_is_not_warm_concerns_only_who_asks(
     journal.close()
 
     said = capsys.readouterr().err
-    assert said == ("holdfast: warm processes go without torch: none\n" if is_verbose else "")
+    assert said == ("holdfast: torch is not preloaded: none\n" if is_verbose else "")
 
 
 @pytest.mark.parametrize("message", [{}, {"kind": "warm", "pid": 3}, {"kind": "stranger"}])
