@@ -131,7 +131,7 @@ def _environment(threads: int) -> dict[str, str]:
 
     Thread pools of numeric libraries are part of the numerics; hash
     randomisation would make the order of sets differ between workers; plugins
-    that HDF5 finds by itself are code from wherever the variable points.
+    that HDF5 finds by itself are code from any place that the variable names.
     """
     environment = dict(os.environ)
     environment.pop("HDF5_PLUGIN_PATH", None)
@@ -145,7 +145,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 _ALWAYS = ("numpy", "xxhash", "mpi4py", "h5py")
-"""What every worker imports, whatever its script does."""
+"""What every worker imports, for any script."""
 
 _BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}
 

@@ -202,7 +202,7 @@ class Listener:
     """A Unix socket that accepts connections of the same user only.
 
     Its directory should be private (0700).  A socket that a killed process has left at its
-    path is replaced; one that somebody listens at is not, and raises ``OSError``
+    path is replaced; one with a listener is not, and raises ``OSError``
     (``EADDRINUSE``).
     """
 

@@ -1,4 +1,4 @@
-"""A script that nobody launched: plain ``python train.py``, or ``mpiexec … python train.py``.
+"""A script without a launcher: plain ``python train.py``, or ``mpiexec … python train.py``.
 
 Without supervisor and agent there is no fencing, no warm start and no relaunch.
 What MPI itself allows still works: survivors of a death by signal go on in
