@@ -264,13 +264,17 @@ class JobOptions:
 
         Raises:
             UsageError: a value makes no sense.
-            TypeError: a field is missing or unknown.
+            TypeError: a field is missing or unknown, or ``fields`` are none.
             ValueError: a value is of another type.
         """
-        values: dict[str, Any] = {
-            name: None if value is None else OPTIONS[name].read(value) if name in OPTIONS else value
-            for name, value in fields.items()
-        }
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"options are {fields!r}")
+        values = dict(fields)
+        for name in OPTIONS.keys() & fields.keys():
+            if fields[name] is not None:
+                values[name] = OPTIONS[name].read(fields[name])
+            elif name not in _MAY_BE_OPEN:
+                raise ValueError(f"{name} is not set")
         return JobOptions(**values)
 
 
@@ -278,6 +282,8 @@ OPTIONS: Mapping[str, Option] = {
     field.name: field.metadata["option"] for field in dataclasses.fields(JobOptions)
 }
 """The option behind each field."""
+
+_MAY_BE_OPEN = {field.name for field in dataclasses.fields(JobOptions) if field.default is None}
 
 
 def _plain(value: object) -> object:

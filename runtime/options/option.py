@@ -111,7 +111,7 @@ def read_text(value: Any) -> str:
 def read_whole_number(value: Any) -> int:
     """Return a whole number."""
     try:
-        if isinstance(value, bool) or int(value) != float(value):
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
             raise ValueError
         return int(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -126,7 +126,7 @@ def read_seconds(value: Any) -> float:
         if isinstance(value, bool):
             raise ValueError
         return float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{value!r} is not a number of seconds") from error
 
 

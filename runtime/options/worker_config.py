@@ -13,6 +13,9 @@ from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 
+_NUMBERS = ("worker", "generation", "microbatches", "seed", "threads")
+_LARGEST_GENERATION = (1 << 63) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -59,8 +62,16 @@ class WorkerConfig:
             UsageError: an option makes no sense.
             KeyError: a field is missing.
             TypeError: a field is missing, unknown or of another type.
+            ValueError: an option is of another type, or a number makes no sense.
         """
         key_file = fields["key_file"]
+        numbers = (*(fields[name] for name in _NUMBERS), *fields["workers"])
+        if not all(type(number) is int for number in numbers):
+            raise TypeError(f"{numbers} are not all whole numbers")
+        if not 0 <= fields["generation"] <= _LARGEST_GENERATION:
+            raise ValueError(f"generation is {fields['generation']}")
+        if len(set(fields["workers"])) < len(fields["workers"]):
+            raise ValueError(f"workers are {fields['workers']}")
         made = {
             "options": JobOptions.from_json(fields["options"]),
             "workers": tuple(WorkerId(worker) for worker in fields["workers"]),

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.cli.import_weights import import_weights
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import job_options
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.options.option import IMPORT, RUN
+from holdfast.runtime.options.worker_config import WorkerConfig
 
 OPTIONS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 
@@ -138,3 +140,63 @@ def test_options_come_back_from_json_as_they_were(options: JobOptions) -> None:
 def test_json_of_another_version_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         JobOptions.from_json(fields)
+
+
+@pytest.mark.parametrize("seed", [2**53 + 1, str(2**63 + 1)])
+def test_whole_number_beyond_what_a_float_holds_is_read_as_it_is(seed: int | str) -> None:
+    assert OPTIONS["seed"].read(seed) == int(seed)
+
+
+@pytest.mark.parametrize("text", ["1.5", 1.5, float("nan"), float("inf"), "many", True, None])
+def test_what_is_no_whole_number_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="is not a valid integer"):
+        OPTIONS["seed"].read(text)
+
+
+def test_time_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not a number of seconds"):
+        OPTIONS["heartbeat_timeout_s"].read(10**400)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"options": [1]},
+        {"options": "text"},
+        {"generation": "1"},
+        {"generation": -1},
+        {"generation": 2**70},
+        {"worker": None},
+        {"workers": ["0"]},
+        {"workers": [0, 0]},
+        {"workers": [[0]]},
+        {"workers": 1},
+        {"key_file": "path"},
+    ],
+)
+def test_launch_message_that_is_none_is_refused(
+    options: JobOptions, change: dict[str, Any]
+) -> None:
+    fields = _config(options).to_json() | change
+
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        WorkerConfig.from_json(fields)
+
+
+@pytest.mark.parametrize("name", ["script", "workers", "heartbeat_timeout_s", "faults"])
+def test_option_with_a_default_may_not_be_open_in_a_message(options: JobOptions, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is not set"):
+        JobOptions.from_json(options.to_json() | {name: None})
+
+
+def _config(options: JobOptions) -> WorkerConfig:
+    return WorkerConfig(
+        options=options,
+        worker=WorkerId(0),
+        generation=1,
+        workers=(WorkerId(0), WorkerId(1)),
+        run_id="r",
+        microbatches=2,
+        seed=0,
+        threads=1,
+    )
