@@ -18,9 +18,8 @@ from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.save import save
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
-from holdfast.runtime.options.job_options import OPTIONS
 from holdfast.runtime.options.option import IMPORT, RUN
-from holdfast.runtime.options.sources import CONFIG_FILE, read_config_file
+from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_file, refuse_unknown
 
 # They load NumPy, which takes longer than all else that starts a job.
 _OVER_CHECKPOINTS = ("export", "inspect", "repair", "verify")
@@ -95,21 +94,14 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
         command = holdfast.get_command(context, name)
         if command is None:
             raise UsageError(f"{path} has a heading [{name}], but there is no such command")
-        known = _known_keys(name, command)
-        unknown = sorted(set(table) - set(known))
-        if unknown:
-            raise UsageError(
-                f"{path} sets unknown options under [{name}]: {', '.join(unknown)}; "
-                f"known are {', '.join(known)}"
-            )
+        refuse_unknown(path, name, table, _known_keys(name, command))
     return tables
 
 
 def _known_keys(name: str, command: click.Command) -> list[str]:
     """Return the names that the table of a command may hold."""
     if name in (RUN, IMPORT):
-        options = (option for option in OPTIONS.values() if option.flags)
-        return sorted(option.key for option in options if name in option.commands)
+        return keys_of(name)
     return sorted(option.name for option in command.params if option.name)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class BuiltOptions:
 
     def lines(self) -> Iterator[str]:
         """Yield the options as a ``holdfast.toml``, with the origin of each as a comment."""
-        yield f"# script: {self.options.script} {' '.join(self.options.argv)}".rstrip()
+        yield f"# script: {_toml([self.options.script, *self.options.argv])}"
         yield f"[{RUN}]"
         for name, found in OPTIONS.items():
             if RUN in found.commands and found.flags:
@@ -121,6 +121,24 @@ def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def refuse_unknown(
+    path: Path | str, heading: str, table: Mapping[str, Any], known: Iterable[str]
+) -> None:
+    """Raise ``UsageError`` for a table of a ``holdfast.toml`` that sets what is no option."""
+    unknown = sorted(set(table).difference(known))
+    if unknown:
+        raise UsageError(
+            f"{path} sets unknown options under [{heading}]: {', '.join(unknown)}; "
+            f"known are {', '.join(known)}"
+        )
+
+
+def keys_of(command: str) -> list[str]:
+    """Return the names that the table of a command which takes options of a job may hold."""
+    options = (option for option in OPTIONS.values() if option.flags)
+    return sorted(option.key for option in options if command in option.commands)
+
+
 def _given(name: str, found: Option, sources: Sources) -> tuple[str, Any] | None:
     """Return where an option stands first, and its value there; None if nowhere."""
     if name in sources.flags:
@@ -150,7 +168,6 @@ def _read(found: Option, origin: str, value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML writes it; its strings are those of JSON."""
-    if isinstance(value, Path):
-        value = str(value)
-    return json.dumps(value)
+    """Return a value as TOML writes it: as JSON does, but without pairs of surrogates."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return "".join(c if " " <= c <= "~" else f"\\U{ord(c):08X}" for c in text)

@@ -135,6 +135,22 @@ def test_shown_options_are_a_file_that_says_the_same() -> None:
     assert "# threads is not set: cores / N  (default)" in text
 
 
+@pytest.mark.parametrize("name", ["a\U0001f600b", "é", 'a"b', "a\\b", "a\tb", "a\x7fb"])
+def test_any_name_is_shown_as_toml(name: str) -> None:
+    text = "\n".join(_built(("run_dir", name)).lines())
+
+    assert tomllib.loads(text)["run"]["run-dir"] == f"/here/{name}"
+    assert text.isascii()
+
+
+def test_argument_of_several_lines_sets_no_option() -> None:
+    built = build_options(
+        Path("train.py"), ("x\nstrict = true",), Sources({}, {}, {}, Path("/here"))
+    )
+
+    assert next(built.lines()) == r'# script: ["/here/train.py", "x\nstrict = true"]'
+
+
 def test_missing_config_file_sets_nothing(tmp_path: Path) -> None:
     assert read_config_file(tmp_path / "holdfast.toml") == {}
 
