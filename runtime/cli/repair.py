@@ -34,7 +34,7 @@ def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | No
     if run_dir.resolve() == other_dir.resolve():
         raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
     steps = run.steps() if step is None else (_known(run, other, step),)
-    lease = RunDirectory(run_dir).acquire_lease()
+    lease = RunDirectory(run_dir).acquire_lease(takes_orders=False)
     try:
         with ByteProgress("reading", 0) as progress:
             results = [_mend_one(run, other, known, progress) for known in steps]

@@ -37,14 +37,17 @@ class LeaseHolder:
             NotSaved: no supervisor runs, or it is out of reach; the message says which.
             UsageError: the lease is not the run's own file.
         """
-        host, pid = _owner_of(directory)
+        host, pid, takes_orders = _owner_of(directory)
         here = os.uname().nodename
         if host != here:
             raise NotSaved(f"{directory.path} belongs to host {host}, this is {here}; ask there")
         with contextlib.suppress(ProcessLookupError):
             holder = LeaseHolder(pid, os.pidfd_open(pid))
             if holder._holds(directory.lease_path):
-                return holder
+                if takes_orders:
+                    return holder
+                holder.close()
+                raise NotSaved(_NO_ORDERS.format(directory.path, pid))
             holder.close()
         raise NotSaved(_NOBODY.format(directory.path))
 
@@ -96,13 +99,14 @@ class LeaseHolder:
         return False
 
 
+_NO_ORDERS = "{} belongs to pid {}, which takes no orders; only a job of `holdfast run` does"
 _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
 
 
-def _owner_of(directory: RunDirectory) -> tuple[str, int]:
+def _owner_of(directory: RunDirectory) -> tuple[str, int, bool]:
     try:
         owner = json.loads(read_at_most(directory.lease_path, _LARGEST_LEASE_BYTES))
-        return str(owner["host"]), int(owner["pid"])
+        return str(owner["host"]), int(owner["pid"]), owner.get("takes_orders") is not False
     except ForeignFile as error:
         raise UsageError(str(error)) from error
     except (OSError, ValueError, KeyError, TypeError) as error:

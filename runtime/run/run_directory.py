@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.format.names import STORE_NAME
-from holdfast.runtime.errors import RunDirectoryBusy, UsageError
+from holdfast.runtime.errors import JobError, RunDirectoryBusy, UsageError
 from holdfast.runtime.run.own_file import (
     ForeignFile,
     create_durably,
@@ -160,35 +160,65 @@ class RunDirectory:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def acquire_lease(self) -> Lease:
+    def acquire_lease(self, *, takes_orders: bool = True) -> Lease:
         """Take the directory for this job; never waits.
 
-        The descriptor is inheritable: an agent that gets it keeps the lease when
-        the supervisor dies.
+        Only a process that is given the descriptor inherits it: an agent that gets it
+        keeps the lease when the supervisor dies.  An owner that ``takes_orders`` saves at
+        SIGUSR2.
 
         Raises:
             RunDirectoryBusy: another job has it; the message names its host and pid.
             UsageError: the lease file cannot be written.
         """
+        lease = self._locked(fcntl.LOCK_EX)
+        try:
+            _write_owner(lease.fileno(), takes_orders=takes_orders)
+        except OSError as error:
+            lease.release()
+            raise self._unusable(error) from error
+        return lease
+
+    def share_lease(self, lease: Lease) -> None:
+        """Let the other workers of this job hold the lease as well; other jobs stay out.
+
+        Raises:
+            RunDirectoryBusy: another job took it just now, as the two locks are no one step.
+            UsageError: the file system refuses.
+        """
+        self._lock(lease.fileno(), fcntl.LOCK_SH)
+
+    def join_lease(self) -> Lease:
+        """Hold a lease that another worker of this job shares; it stays when that one dies.
+
+        Raises:
+            RunDirectoryBusy: another job has it.
+            UsageError: the lease file cannot be opened.
+        """
+        return self._locked(fcntl.LOCK_SH)
+
+    def _locked(self, kind: int) -> Lease:
         try:
             descriptor = open_to_write(self.lease_path)
         except OSError as error:
             raise self._unusable(error) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_owner(descriptor)
-        except BlockingIOError as error:
-            owner = _read_owner(descriptor)
+            self._lock(descriptor, kind)
+        except JobError:
             os.close(descriptor)
+            raise
+        return Lease(descriptor)
+
+    def _lock(self, descriptor: int, kind: int) -> None:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise RunDirectoryBusy(
-                f"run directory {self.path} belongs to another job ({owner}); "
+                f"run directory {self.path} belongs to another job ({_read_owner(descriptor)}); "
                 "wait for it to end, stop it, or choose another --run-dir"
             ) from error
         except OSError as error:
-            os.close(descriptor)
             raise self._unusable(error) from error
-        os.set_inheritable(descriptor, True)
-        return Lease(descriptor)
 
     def create_record(self, record: RunRecord) -> None:
         """Write ``RUN.json``, whole and durable, and only if there is none yet.
@@ -280,8 +310,10 @@ def _check_field(fields: dict[str, object], name: str, expected: type | tuple[ty
         raise ValueError(f"its {name} is {value}, less than 1")
 
 
-def _write_owner(descriptor: int) -> None:
-    owner = {"host": os.uname().nodename, "pid": os.getpid()}
+def _write_owner(descriptor: int, *, takes_orders: bool) -> None:
+    owner: dict[str, object] = {"host": os.uname().nodename, "pid": os.getpid()}
+    if not takes_orders:
+        owner["takes_orders"] = False
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
 

@@ -4,6 +4,9 @@ Without supervisor and agent there is no fencing, no warm start and no relaunch.
 What MPI itself allows still works: survivors of a death by signal go on in
 place, checkpoints are made, and running the script again resumes it.
 
+Each worker holds the lease of the run directory, so it stays this job's as long as one
+of them lives.  Nobody takes the orders of ``holdfast save``.
+
 Options stand in the environment or in ``holdfast.toml``, as for ``holdfast run``; the
 workers are those of MPI.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -20,13 +24,21 @@ from pathlib import Path
 from types import TracebackType
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.errors import ExitCode, JobError
+from holdfast.runtime import errors
+from holdfast.runtime.errors import ExitCode, JobError, ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.run_terms import open_or_create_record
-from holdfast.runtime.options.sources import CONFIG_FILE, Sources, build_options, read_config_file
+from holdfast.runtime.options.sources import (
+    CONFIG_FILE,
+    Sources,
+    build_options,
+    keys_of,
+    read_config_file,
+    refuse_unknown,
+)
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import last_generation
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
@@ -44,7 +56,7 @@ def standalone() -> WorkerContext:
     is_mpi = _LAUNCHED_BY_MPI in os.environ
     sys.excepthook = _die_with_words(is_mpi=is_mpi)
     communicator = _join() if is_mpi else LocalCommunicator()
-    config = _agreed_config(communicator, _options(communicator.size))
+    config = _agreed_config(communicator)
     journal = journal_of(config)
     injector = injector_of(config, journal)
     page = HeartbeatPage.create()
@@ -55,6 +67,7 @@ def _options(workers: int) -> JobOptions:
     """Return the options of the script that runs here."""
     here = Path.cwd()
     table = read_config_file(here / CONFIG_FILE).get(RUN, {})
+    refuse_unknown(CONFIG_FILE, RUN, table, keys_of(RUN))
     sources = Sources({"workers": workers}, os.environ, table, here)
     return build_options(Path(sys.argv[0]), tuple(sys.argv[1:]), sources).options
 
@@ -93,31 +106,50 @@ def _die_with_words(*, is_mpi: bool) -> Callable[..., None]:
     return end
 
 
-def _agreed_config(communicator: Communicator, options: JobOptions) -> WorkerConfig:
-    """Return the configuration of this worker, on the terms that rank 0 finds or makes."""
-    mine = b""
-    if communicator.rank == 0:
-        mine = _first_config(communicator.size, options).encode().encode()
-    agreed = WorkerConfig.decode(communicator.allgather_bytes(mine)[0].decode())
-    return dataclasses.replace(agreed, worker=WorkerId(communicator.rank))
+def _agreed_config(communicator: Communicator) -> WorkerConfig:
+    """Return the configuration of this worker, on the terms that rank 0 finds or makes.
+
+    Every rank refuses what rank 0 refuses.  Otherwise a script that goes on after the error
+    would leave the other ranks waiting for rank 0.
+
+    Raises:
+        JobError: rank 0 has refused the job, or the run directory was taken meanwhile.
+    """
+    if communicator.rank > 0:
+        said = json.loads(communicator.allgather_bytes(b"")[0])
+        if "refused" in said:
+            raise getattr(errors, said["kind"], ProgramError)(said["refused"])
+        config = WorkerConfig.from_json(said["config"])
+        _hold(RunDirectory(config.run_dir).join_lease())
+        return dataclasses.replace(config, worker=WorkerId(communicator.rank))
+    try:
+        config = _first_config(communicator.size)
+    except Exception as error:
+        refused = {"refused": str(error), "kind": type(error).__name__}
+        communicator.allgather_bytes(json.dumps(refused).encode())
+        raise
+    communicator.allgather_bytes(json.dumps({"config": config.to_json()}).encode())
+    return config
 
 
-def _own(directory: RunDirectory) -> None:
+def _hold(lease: Lease) -> None:
     """Keep other jobs out of the run directory for as long as this process lives."""
     global _lease  # noqa: PLW0603  (one process is one worker)
-    _lease = directory.acquire_lease()
+    _lease = lease
 
 
-def _first_config(size: int, options: JobOptions) -> WorkerConfig:
+def _first_config(size: int) -> WorkerConfig:
     """Return what rank 0 runs on: the run's record, created if need be, and a new generation."""
+    options = _options(size)
     key_file = find_key(options.key_file, options.run_dir)
     directory = RunDirectory(options.run_dir)
     directory.prepare()
-    _own(directory)
+    lease = directory.acquire_lease(takes_orders=False)
+    _hold(lease)
     if options.fresh:
         directory.set_aside()
     record, _ = open_or_create_record(directory, options, key_file)
-    return WorkerConfig(
+    config = WorkerConfig(
         options=options,
         worker=WorkerId(0),
         generation=last_generation(directory.journal_path) + 1,
@@ -128,3 +160,6 @@ def _first_config(size: int, options: JobOptions) -> WorkerConfig:
         threads=record.threads,
         key_file=key_file,
     )
+    if size > 1:
+        directory.share_lease(lease)  # it must outlive this rank if others do
+    return config

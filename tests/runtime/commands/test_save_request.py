@@ -147,6 +147,15 @@ def test_holder_is_found_by_its_lease(directory: RunDirectory) -> None:
         lease.release()
 
 
+def test_holder_that_takes_no_orders_is_not_asked(directory: RunDirectory) -> None:
+    lease = directory.acquire_lease(takes_orders=False)
+    try:
+        with pytest.raises(NotSaved, match=f"belongs to pid {os.getpid()}, which takes no orders"):
+            LeaseHolder.find(directory)
+    finally:
+        lease.release()
+
+
 def test_job_without_a_journal_yet_is_waited_for(directory: RunDirectory) -> None:
     lease = directory.acquire_lease()
     try:
