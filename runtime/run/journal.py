@@ -163,9 +163,11 @@ class JournalReader:
             OSError: the file cannot be read.
         """
         with open_to_read(self._path) as file:
+            size = file.seek(0, os.SEEK_END)
             if self._position is None:
-                size = file.seek(0, os.SEEK_END)
                 self._position = 0 if self._tail_bytes is None else max(0, size - self._tail_bytes)
+            elif size < self._position:  # it was removed, and begins again
+                self._position = 0
             file.seek(self._position)
             for line in file:
                 if not line.endswith(b"\n") and parse_line(line) is None:
@@ -201,7 +203,7 @@ def parse_line(line: bytes) -> Record | None:
     """Return the record in a journal's line, None if the line is torn or no record."""
     try:
         record = json.loads(line)
-    except ValueError:  # covers JSONDecodeError and UnicodeDecodeError
+    except (ValueError, RecursionError):  # covers JSONDecodeError and UnicodeDecodeError
         return None
     return record if isinstance(record, dict) and "event" in record else None
 

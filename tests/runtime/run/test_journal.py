@@ -9,7 +9,13 @@ from typing import NoReturn
 
 import pytest
 
-from holdfast.runtime.run.journal import TAIL_BYTES, Journal, JournalReader, read_journal
+from holdfast.runtime.run.journal import (
+    TAIL_BYTES,
+    Journal,
+    JournalReader,
+    parse_line,
+    read_journal,
+)
 
 
 @pytest.fixture
@@ -307,3 +313,19 @@ def test_reader_of_the_tail_begins_near_the_end(tmp_path: Path) -> None:
 
     assert found[-1] == "new"
     assert 1000 < len(found) < 100_000
+
+
+def test_reader_begins_again_with_a_journal_that_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"event": "old"}\n' * 3)
+    reader = JournalReader(path)
+    assert len([*reader.read()]) == 3
+
+    path.unlink()
+    path.write_text('{"event": "new"}\n')
+
+    assert [record["event"] for record in reader.read()] == ["new"]
+
+
+def test_line_that_is_nested_too_deeply_is_no_record() -> None:
+    assert parse_line(b"[" * 200_000) is None
