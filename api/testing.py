@@ -5,18 +5,22 @@ A training script that survives deaths is tested by killing its workers::
     from holdfast.testing import run_job
 
     def test_two_deaths_do_not_change_a_byte(tmp_path):
-        undisturbed = run_job("train.py", run_dir=tmp_path / "one", microbatches=4)
+        same = {"microbatches": 4, "options": ["--threads", "1"]}
+        undisturbed = run_job("train.py", run_dir=tmp_path / "one", **same)
         job = run_job(
             "train.py",
             run_dir=tmp_path / "four",
             workers=4,
-            microbatches=4,
+            **same,
             faults=["kill worker=0 step=3", "exit worker=2 step=7 site=reduce"],
         )
         assert job.exit_code == 0, job.stderr
         assert [failure.worker for failure in job.report.failures] == [0, 2]
         assert job.sha256 == undisturbed.sha256
         assert job.leftovers == ()
+
+Two runs have the same bytes only with the same microbatches and threads.  By default both
+follow the number of workers, so a comparison sets them.
 
 Everything is real: it is ``holdfast run`` in a process of its own, with mpiexec,
 agent and workers.  A test that acts on a running job uses ``start_job``::
