@@ -29,6 +29,8 @@ A flag comes before the variable, the variable before the file, and the file bef
 A script that is started by itself (`python train.py`) reads variables and file in the same way.
 `holdfast import` also reads a heading `[import]`, which comes before `[run]`.
 
+Flags stand before the script. Everything after the script's name goes to the script.
+
 `holdfast run --show-config train.py` prints each value and where it came from, and runs nothing.
 
 | flag | default | commands | what it is for |

@@ -93,7 +93,11 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
     for name, table in tables.items():
         command = holdfast.get_command(context, name)
         if command is None:
-            raise UsageError(f"{path} has a heading [{name}], but there is no such command")
+            commands = ", ".join(holdfast.list_commands(context))
+            raise UsageError(
+                f"{path} has a heading [{name}], but there is no such command; "
+                f"commands are {commands}"
+            )
         refuse_unknown(path, name, table, _known_keys(name, command))
     return tables
 

@@ -18,6 +18,7 @@ SETTINGS = {"allow_interspersed_args": False}
 """Everything after the script's name is the script's own."""
 
 EPILOG = (
+    "Options stand before SCRIPT; what follows SCRIPT goes to the script.  "
     "Each option may also stand in the environment (HOLDFAST_SAVE_EVERY for --save-every) or in "
     "holdfast.toml under [run].  A flag comes first, then the variable, then the file."
 )

@@ -163,7 +163,7 @@ class JobOptions:
         None,
         1,
         metavar="1|2",
-        default_text="2, on different nodes, where there are several; else 1",
+        default_text="2, on different hosts, where there are several; else 1",
         check=_check_copies,
     )
     scrub_every_s: float = option(
@@ -199,7 +199,9 @@ class JobOptions:
         0,
     )
     fresh: bool = _switch(
-        "--fresh", "Set an existing run aside and begin a new one.", commands=_BOTH
+        "--fresh",
+        "Set an existing run aside, in previous-1 of its directory, and begin a new one.",
+        commands=_BOTH,
     )
     strict: bool = _switch("--strict", "Refuse to resume with other numerics.")
     shrink: bool = _switch(
@@ -228,7 +230,7 @@ class JobOptions:
         check=_check_faults,
     )
     trains: bool = without_flag(
-        "`holdfast import` is the job that does not train.", default=True, read=read_switch
+        "Only `holdfast import` sets it to false.", default=True, read=read_switch
     )
 
     def __post_init__(self) -> None:

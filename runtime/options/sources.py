@@ -124,13 +124,18 @@ def read_config_file(path: Path) -> dict[str, dict[str, Any]]:
 def refuse_unknown(
     path: Path | str, heading: str, table: Mapping[str, Any], known: Iterable[str]
 ) -> None:
-    """Raise ``UsageError`` for a table of a ``holdfast.toml`` that sets what is no option."""
+    """Raise ``UsageError`` for a table of a ``holdfast.toml`` that sets unknown options."""
     unknown = sorted(set(table).difference(known))
     if unknown:
         raise UsageError(
-            f"{path} sets unknown options under [{heading}]: {', '.join(unknown)}; "
-            f"known are {', '.join(known)}"
+            f"{path} sets unknown options under [{heading}]: {_as_typed(unknown)}; "
+            f"known are {_as_typed(known)}"
         )
+
+
+def _as_typed(keys: Iterable[str]) -> str:
+    """Return keys with the dashes that a user types."""
+    return ", ".join(key.replace("_", "-") for key in keys)
 
 
 def keys_of(command: str) -> list[str]:
@@ -163,7 +168,7 @@ def _read(found: Option, origin: str, value: Any) -> Any:
     try:
         return found.read(value)
     except ValueError as error:
-        key = f" {found.key}" if origin == CONFIG_FILE else ""
+        key = f" {_as_typed([found.key])}" if origin == CONFIG_FILE else ""
         raise UsageError(f"{origin}{key}: {error}") from error
 
 

@@ -37,10 +37,10 @@ class Narration:
             self._say(f"warning: {setup.warning}")
         verb = "resuming" if setup.is_resumed else "starting"
         self._say(
-            f"{verb} {options.script.name} on {options.workers} workers"
-            + (f" and {options.spares} spares" if options.spares else "")
-            + f" ({record.microbatches} microbatches, seed {record.seed}, "
-            f"{record.threads} threads each) in {options.run_dir}"
+            f"{verb} {options.script.name} on {_count(options.workers, 'worker')}"
+            + (f" and {_count(options.spares, 'spare')}" if options.spares else "")
+            + f" ({_count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
+            f"{_count(record.threads, 'thread')} each) in {options.run_dir}"
         )
         self._journal.record(
             "job_started",
@@ -57,7 +57,7 @@ class Narration:
         """Say that a launch begins."""
         self._say_unsaid()
         if command.relaunch:
-            self._say(f"relaunching {len(command.workers)} workers ({command.reason})")
+            self._say(f"relaunching {_count(len(command.workers), 'worker')} ({command.reason})")
             self._journal.record(
                 "relaunch",
                 reason=command.reason,
@@ -165,6 +165,11 @@ class Narration:
     def _say(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
         _write(f"holdfast: {one_line}\n")
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def _write(text: str) -> None:

@@ -92,7 +92,9 @@ def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture
     ("content", "complaint"),
     [
         ("[run]\nworker = 4\n", "unknown options under [run]: worker; known are"),
-        ("[walk]\nworkers = 4\n", "heading [walk], but there is no such command"),
+        ("[run]\nsave-evry = 4\n", "unknown options under [run]: save-evry; known are"),
+        ("[run]\nsave-evry = 4\n", "save-every, scrub-every"),
+        ("[walk]\nworkers = 4\n", "heading [walk], but there is no such command; commands are"),
         ("[run", "holdfast.toml cannot be read"),
     ],
 )

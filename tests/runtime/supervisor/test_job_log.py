@@ -151,7 +151,7 @@ def test_first_launch_is_silent_and_a_relaunch_says_why(told: Told) -> None:
 
     told.voice.launching(Launch(3, (WorkerId(2),), 1, "worker 1: signal SIGKILL"))
 
-    assert told.lines() == ["holdfast: relaunching 1 workers (worker 1: signal SIGKILL)"]
+    assert told.lines() == ["holdfast: relaunching 1 worker (worker 1: signal SIGKILL)"]
     assert [record["generation"] for record in told.records("launch")] == [1, 3]
     (relaunch,) = told.records("relaunch")
     assert (relaunch["spent"], relaunch["workers"]) == (1, [2])

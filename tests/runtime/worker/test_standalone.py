@@ -101,5 +101,5 @@ def test_mistake_of_the_first_rank_ends_the_others(
 def test_unknown_option_in_the_file_is_refused(directory: RunDirectory) -> None:
     Path("holdfast.toml").write_text("[run]\nsave-evry = 7\n")
 
-    with pytest.raises(UsageError, match=r"holdfast.toml sets unknown options .*: save_evry"):
+    with pytest.raises(UsageError, match=r"holdfast.toml sets unknown options .*: save-evry"):
         standalone._agreed_config(Rank(0))
