@@ -34,7 +34,7 @@ def import_weights(
     TensorFlow checkpoint, or the directory of another run.  SCRIPT says what they
     are to be trained on; it is run up to its first step.
     """
-    from holdfast.runtime.commands.importing import imported_state, run_import
+    from holdfast.runtime.commands.importing import run_import
 
     if script.name.startswith("-"):
         raise UsageError(f"{script} stands behind {weights}; options come before both")
@@ -42,15 +42,18 @@ def import_weights(
     # The run is made on the terms on which it will be resumed.
     table = tables.get(RUN, {}) | tables.get(IMPORT, {})
     flags = given_flags(context) | {"initial": weights}
-    options = build_options(script, argv, Sources(flags, os.environ, table, Path.cwd(), IMPORT))
-    code = run_import(options.options)
+    sources = Sources(flags, os.environ, table, Path.cwd(), IMPORT)
+    options = build_options(script, argv, sources).options
+    code = run_import(options)
     if code is ExitCode.DONE:
-        _tell(options.options, weights, imported_state)
+        _tell(options, weights)
     sys.exit(code)
 
 
-def _tell(options: JobOptions, weights: Path, imported_state: Any) -> None:
+def _tell(options: JobOptions, weights: Path) -> None:
     """Say what the run begins with, as it was read back, and how to go on."""
+    from holdfast.runtime.commands.importing import imported_state
+
     state = imported_state(options.run_dir, options.key_file)
     click.echo(f"step 0 of {options.run_dir} has the weights of {weights}, verified")
     click.echo(f"{state.tensors} tensors, {state.weights} of them weights, {state.nbytes} B")

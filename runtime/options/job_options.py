@@ -213,7 +213,6 @@ class JobOptions:
         ("tensorflow", "keras"),
         read=read_words(","),
         metavar="MODULES",
-        separator=",",
         commands=_BOTH,
     )
     mpiexec: Path | None = _path(
@@ -226,7 +225,7 @@ class JobOptions:
         (),
         read=read_words(";"),
         metavar="FAULT",
-        separator=";",
+        is_repeated=True,
         check=_check_faults,
     )
     trains: bool = without_flag(

@@ -37,7 +37,7 @@ class Option:
         check: raises ``ValueError`` for a value that makes no sense.
         commands: the commands that have the flag.
         off_flag: the flag that switches it off.
-        separator: what stands between several values in one variable.
+        is_repeated: whether the flag may be given several times.
     """
 
     flags: tuple[str, ...]
@@ -48,7 +48,7 @@ class Option:
     check: Callable[[Any], None] | None = None
     commands: tuple[str, ...] = (RUN,)
     off_flag: str | None = None
-    separator: str | None = None
+    is_repeated: bool = False
     absent: str | None = None
 
     @property
@@ -71,11 +71,6 @@ class Option:
     def is_switch(self) -> bool:
         """Whether the flag takes no value."""
         return self.metavar is None
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the flag may be given several times."""
-        return self.separator == ";"
 
     def refuse(self, value: object) -> None:
         """Raise ``ValueError`` with a whole sentence for a value that makes no sense."""

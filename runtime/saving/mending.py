@@ -6,7 +6,6 @@ steps.  A failure of a second holder is reported, and never fails the job.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError
@@ -50,7 +49,7 @@ def mirrors(context: WorkerContext) -> tuple[SecondHolder, ...]:
     config = context.config
     if config.options.repair_from is None:
         return ()
-    return (Mirror(context.open_store(), Path(config.options.repair_from), config.run_id),)
+    return (Mirror(context.open_store(), config.options.repair_from, config.run_id),)
 
 
 class Mender:

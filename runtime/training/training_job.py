@@ -136,7 +136,7 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
 def _initial_of(request: TrainingRequest, config: WorkerConfig) -> WeightsSource | None:
     """Return the source of a new run's weights: the command line's, else the script's."""
     if config.options.initial is not None:
-        return WeightsSource(Path(config.options.initial), config.options.initial_step)
+        return WeightsSource(config.options.initial, config.options.initial_step)
     return None if request.initial is None else WeightsSource(request.initial)
 
 

@@ -89,7 +89,7 @@ def claim(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
 
 def journal_of(config: WorkerConfig) -> Journal:
     """Return the journal of the run, signed by the worker."""
-    path = RunDirectory(Path(config.run_dir)).journal_path
+    path = RunDirectory(config.run_dir).journal_path
     source = f"worker {config.worker}"
     return Journal(path, run_id=config.run_id, source=source, is_required=False)
 

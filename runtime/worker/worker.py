@@ -77,7 +77,7 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
 
 def _run_script(config: WorkerConfig) -> dict[str, object] | None:
     """Run the user's script as ``__main__``; return a report of its error, None without one."""
-    script = str(Path(config.options.script).resolve())
+    script = str(config.options.script.resolve())
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
     try:
