@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
+from holdfast.runtime.agent.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
@@ -85,6 +86,7 @@ class Agent:
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             pool=settings.pool,
         )
+        self._mpi = MpiHost(self._reactor, self._supervisor.tell, settings.directory)
         if settings.ready_fd is not None:
             self._say_ready(settings.ready_fd)
 
@@ -95,15 +97,17 @@ class Agent:
             pause_s = _IDLE_LOOK_S if self._host.is_idle else self._look_s
             self._reactor.run_once(max(0.0, looked_at + pause_s - time.monotonic()))
             now = time.monotonic()
+            self._mpi.look(now, self._host.state)
             if now - looked_at >= pause_s:
                 looked_at = now
-                self._host.look(now)
+                self._host.look(now, self._mpi.pid)
                 self._end_if_not_needed(now)
         return self._exit_code
 
     def close(self) -> None:
         """Kill the workers, wait for them, and leave nothing behind."""
         self._host.close()
+        self._mpi.close()
         self._listener.close()
         self._supervisor.detach()
         self._reactor.close()
@@ -179,6 +183,7 @@ class Agent:
             self._begin(message)
         elif kind == "kill":
             self._host.kill_all("killed by the supervisor")
+            self._mpi.kill()
         elif kind == "request":
             self._ask(str(message.get("what")))
         elif kind == "shutdown":
@@ -189,10 +194,22 @@ class Agent:
     def _begin(self, message: Message) -> None:
         try:
             launch = HostedLaunch.of(message)
+            order = MpiOrder.of(message["mpi"]) if "mpi" in message else None
         except (JobError, KeyError, TypeError, ValueError) as error:
             self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
         self._host.begin(launch)
+        if order is not None:
+            self._start_mpi(launch, order)
+
+    def _start_mpi(self, launch: HostedLaunch, order: MpiOrder) -> None:
+        ranks = len(launch.workers)
+        try:
+            self._mpi.begin(launch.generation, order, ranks, self._listener.path)
+        except OSError as error:
+            words = f"{order.mpiexec} cannot be started: {error}"
+            ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
+            self._supervisor.tell(ended)
 
     def _ask(self, what: str) -> None:
         if what in ("save", "stop"):

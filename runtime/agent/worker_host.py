@@ -18,6 +18,7 @@ from collections.abc import Callable
 from holdfast.recovery.detector import FailureDetector, SilenceLimits
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
+from holdfast.runtime.agent.mpi_host import HostState
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
@@ -49,6 +50,7 @@ class WorkerHost:
         self._tell = tell
         self._launch: HostedLaunch | None = None
         self._has_guards = False
+        self._has_lost = False
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
         self._pool = WarmPool(reactor, pool, self)
         self._writer = WriterLink(reactor, self)
@@ -63,6 +65,16 @@ class WorkerHost:
         return not self._workers and not self._writer.is_settling
 
     @property
+    def state(self) -> HostState:
+        """The workers of the newest launch, in short."""
+        is_running = any(hosted.is_running for hosted in self._workers.values())
+        return HostState(
+            is_empty=not is_running and not self._writer.is_settling,
+            had_guards=self._has_guards,
+            ended_well=not self._has_lost,
+        )
+
+    @property
     def is_warm(self) -> bool:
         """Whether the pool has imported everything."""
         return self._pool.is_warm
@@ -74,7 +86,7 @@ class WorkerHost:
         """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
-        self._has_guards = self._is_urgent = False
+        self._has_guards = self._has_lost = self._is_urgent = False
         for worker in launch.workers:
             hosted = HostedWorker(worker, launch)
             self._workers[(launch.generation, worker)] = hosted
@@ -108,7 +120,7 @@ class WorkerHost:
         for hosted in list(self._workers.values()):
             hosted.kill(why)
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, mpiexec: int | None = None) -> None:
         """Show the heartbeats to the detector and fence workers that it finds dead.
 
         Watching begins with the first guard of a launch.  A worker whose own guard never
@@ -127,7 +139,7 @@ class WorkerHost:
             if finding.is_dead:
                 self._fence(watched[worker], finding.silent_s)
         self._writer.look(now)
-        self._reap_strangers()
+        self._reap_strangers(mpiexec)
 
     def close(self) -> None:
         """Kill all workers, wait for them, and end pool and writer."""
@@ -239,6 +251,7 @@ class WorkerHost:
 
     def _bury(self, hosted: HostedWorker, event: Message) -> None:
         """Let the guard follow its worker, then tell the supervisor."""
+        self._has_lost |= not event["clean"]
         guard = hosted.guard
         if guard is not None:
             if event["clean"]:
@@ -266,10 +279,10 @@ class WorkerHost:
             self._tell_report(worker, {"kind": "checkpoint", "step": step})
         self._tell(event)
 
-    def _reap_strangers(self) -> None:
-        """Reap orphans that workers have left; stop at a death that other code must see."""
+    def _reap_strangers(self, mpiexec: int | None) -> None:
+        """Reap orphans of workers and mpiexec; stop at a death that other code must see."""
         ours = {hosted.pid for hosted in self._workers.values()}
-        ours |= {self._pool.pid, self._writer.pid}
+        ours |= {self._pool.pid, self._writer.pid, mpiexec}
         if any(hosted.pid is None for hosted in self._workers.values()):
             return
         with contextlib.suppress(ChildProcessError):

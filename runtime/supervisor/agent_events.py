@@ -8,6 +8,7 @@ from holdfast.recovery.event import (
     CheckpointCommitted,
     Event,
     ExitCode,
+    LaunchEnded,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -28,6 +29,9 @@ def event_of(message: Message) -> Event | None:
     if kind == "worker_exited":
         worker = WorkerId(message["worker"])
         return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
+    if kind == "launch_ended":
+        words = str(message["words"])
+        return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")
     if kind != "worker_report":
         return None
     report = message["report"]

@@ -1,7 +1,7 @@
 """The process that owns a job, outside MPI: ``holdfast run``.
 
-It starts the agent and one mpiexec per launch, passes every event to `recovery.job`, and
-carries out the commands.  It never imports MPI, TensorFlow or HDF5.  Nothing in training
+It starts the agent, passes every event to `recovery.job`, and carries out the commands.
+The agent starts everything else.  It never imports MPI, TensorFlow or HDF5.  Nothing in training
 waits for it: when it is killed, the job goes on.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 from holdfast.recovery.event import (
@@ -28,8 +26,6 @@ from holdfast.recovery.event import (
     WorkerExited,
 )
 from holdfast.recovery.job import JobMachine, JobTerms
-from holdfast.recovery.world import WorkerId
-from holdfast.runtime.agent import guard as guard_file
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -38,12 +34,8 @@ from holdfast.runtime.supervisor.agent_events import event_of
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job
-from holdfast.runtime.supervisor.launch import LaunchLine, MpiLaunch
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
-
-_GRACE_S = 3.0
-"""mpiexec ends by itself 0.3 s after its last rank; if it takes longer than this, it hangs."""
 
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
@@ -95,7 +87,7 @@ def _memory_directory(options: JobOptions) -> str | None:
 
 
 class Supervisor:
-    """Carries events to the job's machine and its commands to agent and mpiexec."""
+    """Carries events to the job's machine and its commands to the agent."""
 
     def __init__(self, setup: JobSetup, base: Path) -> None:
         self._setup = setup
@@ -119,9 +111,7 @@ class Supervisor:
         )
         self._reactor = Reactor()
         self._agent: AgentProcess | None = None
-        self._launch: MpiLaunch | None = None
-        self._alive: set[WorkerId] = set()
-        self._deadline: float | None = None
+        self._is_launched = False
         self._end: End | None = None
         self.is_left = False
         """Whether agent and mpiexec go on without this supervisor."""
@@ -137,7 +127,7 @@ class Supervisor:
         except JobError:
             raise
         except Exception as error:
-            is_training = self._agent is not None and self._launch is not None
+            is_training = self._agent is not None and self._is_launched
             self.is_left = is_training and self._end is None
             if self.is_left:
                 self._narration.failed(error)
@@ -147,8 +137,7 @@ class Supervisor:
         self._narration.began(self._setup)
         self._obey(self._machine.start())
         while self._end is None:
-            self._reactor.run_once(self._pause_s())
-            self._look_at_launch()
+            self._reactor.run_once(None)
         self._keeper.look()
         self._narration.ended(self._end)
         return self._end.exit_code
@@ -161,9 +150,6 @@ class Supervisor:
         if self._agent is not None:
             self._reactor.forget(self._agent.channel)
             self._agent.end()
-        if self._launch is not None:
-            self._launch.kill()
-            self._launch.clear()
         self._reactor.close()
 
     def _leave(self) -> None:
@@ -201,7 +187,7 @@ class Supervisor:
                     self._begin(command)
                 case KillLaunch(reason):
                     self._narration.killing(reason)
-                    self._kill()
+                    self._tell({"kind": "kill"})
                 case AskToStop():
                     self._tell({"kind": "request", "what": "stop"})
                 case End():
@@ -212,31 +198,10 @@ class Supervisor:
         self._narration.launching(command)
         if self._agent is None:
             self._agent = self._start_agent()
-        self._deadline = None
-        self._alive = set()
-        self._tell(
-            {
-                "kind": "launch",
-                "config": self._setup.worker_config(command).to_json(),
-            }
-        )
-        directory = self._base / f"launch-{command.generation}"
-        directory.mkdir(mode=0o700)
-        line = LaunchLine(
-            mpiexec=self._setup.mpiexec,
-            ranks=len(command.workers),
-            directory=directory,
-            guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
-            ulfm=self._setup.options.shrink,
-            as_root=os.geteuid() == 0,
-        )
-        environment = line.environment(
-            self._setup.environment,
-            HOLDFAST_AGENT=str(self._agent.socket),
-            HOLDFAST_GENERATION=str(command.generation),
-        )
-        self._launch = MpiLaunch(line, environment)
-        self._reactor.watch(self._launch.end_fd, self._on_mpiexec_end)
+        mpi = {"mpiexec": str(self._setup.mpiexec), "ulfm": self._setup.options.shrink}
+        config = self._setup.worker_config(command).to_json()
+        self._tell({"kind": "launch", "config": config, "mpi": mpi})
+        self._is_launched = True
 
     def _start_agent(self) -> AgentProcess:
         options = self._setup.options
@@ -253,11 +218,6 @@ class Supervisor:
 
     def _on_message(self, message: Message) -> None:
         """Log a message of the agent, and pass its event to the machine."""
-        kind = message.get("kind")
-        if kind == "worker_started":
-            self._alive.add(WorkerId(message["worker"]))
-        elif kind == "worker_exited":
-            self._alive.discard(WorkerId(message["worker"]))
         self._narration.heard(message)
         event = event_of(message)
         if isinstance(event, CheckpointCommitted):
@@ -266,54 +226,16 @@ class Supervisor:
             self._handle(event)
 
     def _on_agent_end(self) -> None:
-        """Report the death of all workers: the kernel has killed them with their agent."""
+        """Report the end of the launch: the kernel has killed all its processes with the agent."""
         self._narration.lost_agent()
         if self._agent is not None:
             self._agent.end()
             self._agent = None
-        for worker in sorted(self._alive):
+        view = self._machine.view
+        for worker in sorted(set(view.workers) - set(view.exits)):
             self._handle(WorkerExited(worker, is_clean=False, cause="its agent died"))
-        self._alive.clear()
-
-    def _on_mpiexec_end(self) -> None:
-        if self._launch is not None:
-            self._reactor.forget(self._launch.end_fd)
-
-    def _look_at_launch(self) -> None:
-        """Tell the machine the end of the launch; end an mpiexec that lingers."""
-        launch = self._launch
-        if launch is None or self._end is not None:
-            return
-        if launch.has_ended and not self._alive:
-            self._conclude(launch)
-        elif not self._alive and self._machine.view.exits:
-            self._deadline = self._deadline or time.monotonic() + self._grace_s()
-            if time.monotonic() >= self._deadline:
-                launch.kill()
-
-    def _conclude(self, launch: MpiLaunch) -> None:
-        words = "" if self._machine.view.exits else launch.words()
-        self._reactor.forget(launch.end_fd)
-        launch.clear()
-        self._launch = None
-        self._handle(LaunchEnded(f"mpiexec started no worker: {words}" if words else ""))
-
-    def _grace_s(self) -> float:
-        """Return the seconds that mpiexec may outlive its workers: 0 after a lost job."""
-        exits = self._machine.view.exits.values()
-        return _GRACE_S if all(seen.is_clean for seen in exits) else 0.0
-
-    def _kill(self) -> None:
-        """Kill the launch's workers and mpiexec; the machine waits for their end."""
-        self._tell({"kind": "kill"})
-        if self._launch is not None:
-            self._launch.kill()
+        self._handle(LaunchEnded())
 
     def _tell(self, message: Message) -> None:
         if self._agent is not None:
             self._agent.tell(message)
-
-    def _pause_s(self) -> float | None:
-        if self._deadline is None:
-            return None
-        return max(0.0, self._deadline - time.monotonic()) + 0.01

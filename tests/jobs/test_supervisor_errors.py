@@ -35,10 +35,10 @@ def fail(self, message):
 Narration.heard = fail
 """
 FAILS_BEFORE_THE_FIRST_LAUNCH = """
-from holdfast.runtime.supervisor import supervisor
+from holdfast.runtime.supervisor.job_setup import JobSetup
 def fail(*_):
     raise ZeroDivisionError("a mistake")
-supervisor.MpiLaunch = fail
+JobSetup.worker_config = fail
 """
 
 speechless = pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 from configs import worker_config
 
 from holdfast.runtime.agent import guard as guard_module
-from holdfast.runtime.supervisor.launch import LaunchLine
+from holdfast.runtime.agent.mpi_line import LaunchLine
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.processes import kill_tree, wait_all_ended

@@ -1,0 +1,129 @@
+"""The mpiexec of a launch: started with it, and ended when its workers are gone.
+
+Under ``--with-ft ulfm`` mpiexec ends by itself 0.3 s after its last rank, and its exit code
+means nothing.  So the end of a launch is told once, when mpiexec and all workers that ran
+are gone.  An mpiexec that outlives its workers is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.agent import guard as guard_file
+from holdfast.runtime.agent.mpi_launch import MpiLaunch
+from holdfast.runtime.agent.mpi_line import LaunchLine
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.reactor import Reactor
+
+LINGERS_S = 3.0
+"""mpiexec needs a tenth of this to end after ranks that have left by agreement."""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiOrder:
+    """The supervisor's part of a launch's command line."""
+
+    mpiexec: Path
+    ulfm: bool
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> MpiOrder:
+        """Return the order in a ``launch`` message; raises ``KeyError`` if it is incomplete."""
+        return MpiOrder(Path(fields["mpiexec"]), bool(fields["ulfm"]))
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """The workers of the launch, as far as mpiexec's end depends on them."""
+
+    is_empty: bool
+    """No worker runs, and nothing of the last ones is left to be done."""
+    had_guards: bool
+    """mpiexec has started at least one rank."""
+    ended_well: bool
+    """Every worker so far has left by agreement."""
+
+
+class MpiHost:
+    """One mpiexec at a time, for the newest launch."""
+
+    def __init__(self, reactor: Reactor, tell: Callable[[Message], None], directory: Path) -> None:
+        self._reactor = reactor
+        self._tell = tell
+        self._directory = directory
+        self._launch: MpiLaunch | None = None
+        self._generation = 0
+        self._empty_since: float | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of mpiexec, None if there is none."""
+        return None if self._launch is None else self._launch.pid
+
+    def begin(self, generation: int, order: MpiOrder, ranks: int, agent: Path) -> None:
+        """Start mpiexec with one guard for each rank; an earlier one is killed.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self.close()
+        self._generation = generation
+        self._empty_since = None
+        directory = self._directory / f"launch-{generation}"
+        directory.mkdir(mode=0o700)
+        line = LaunchLine(
+            mpiexec=order.mpiexec,
+            ranks=ranks,
+            directory=directory,
+            guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
+            ulfm=order.ulfm,
+            as_root=os.geteuid() == 0,
+        )
+        environment = line.environment(
+            os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)
+        )
+        self._launch = MpiLaunch(line, environment)
+        self._reactor.watch(self._launch.end_fd, self._wake)
+
+    def kill(self) -> None:
+        """SIGKILL mpiexec and its guards; its end is told as usual."""
+        if self._launch is not None:
+            self._launch.kill()
+
+    def look(self, now: float, host: HostState) -> None:
+        """Tell the end of the launch, or end an mpiexec that its workers have left behind."""
+        launch = self._launch
+        if launch is None or not host.is_empty:
+            self._empty_since = None
+        elif launch.has_ended:
+            self._conclude(launch, host)
+        elif host.had_guards:
+            if self._empty_since is None:
+                self._empty_since = now
+            if not host.ended_well or now - self._empty_since >= LINGERS_S:
+                launch.kill()
+
+    def close(self) -> None:
+        """Kill mpiexec, and wait for it; its end is not told."""
+        launch, self._launch = self._launch, None
+        if launch is not None:
+            launch.kill()
+            self._reactor.forget(launch.end_fd)
+            launch.clear()
+
+    def _wake(self) -> None:
+        """Let the loop run once; it looks at the launch each time."""
+        if self._launch is not None:
+            self._reactor.forget(self._launch.end_fd)
+
+    def _conclude(self, launch: MpiLaunch, host: HostState) -> None:
+        words = "" if host.had_guards else launch.words()
+        self._reactor.forget(launch.end_fd)
+        launch.clear()
+        self._launch = None
+        self._tell({"kind": "launch_ended", "generation": self._generation, "words": words})

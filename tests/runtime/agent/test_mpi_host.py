@@ -1,0 +1,130 @@
+"""The agent's mpiexec, with a shell script in its place and a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.agent.mpi_host import LINGERS_S, HostState, MpiHost, MpiOrder
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.runtime.system.reactor import Reactor
+
+pytestmark = pytest.mark.process
+
+BOUND_S = 90.0
+RUNNING = HostState(is_empty=False, had_guards=True, ended_well=True)
+ALL_LEFT = HostState(is_empty=True, had_guards=True, ended_well=True)
+ALL_DIED = HostState(is_empty=True, had_guards=True, ended_well=False)
+NONE_CAME = HostState(is_empty=True, had_guards=False, ended_well=True)
+
+
+class Host:
+    """An `MpiHost` whose mpiexec is a script, and what it has told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[Message] = []
+        self.folder = folder
+        self.real = MpiHost(Reactor(), self.told.append, folder)
+        self.mpiexec = folder / "mpiexec"
+
+    def begin(self, script: str, generation: int = 1) -> int:
+        """Start a launch; return its process id."""
+        self.mpiexec.write_text(f"#!/bin/sh\n{script}\n")
+        self.mpiexec.chmod(0o755)
+        self.real.begin(generation, MpiOrder(self.mpiexec, ulfm=True), 2, self.folder / "sock")
+        assert self.real.pid is not None
+        return self.real.pid
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.real.close()
+
+
+def test_end_of_a_launch_is_told_once_when_workers_and_mpiexec_are_gone(host: Host) -> None:
+    assert wait_all_ended([host.begin("exit 0")], BOUND_S) == ()
+
+    host.real.look(0.0, RUNNING)
+    assert host.told == []
+    host.real.look(1.0, ALL_LEFT)
+    host.real.look(2.0, ALL_LEFT)
+
+    assert host.told == [{"kind": "launch_ended", "generation": 1, "words": ""}]
+    assert not (host.folder / "launch-1").exists()
+
+
+def test_mpiexec_that_started_no_rank_is_quoted(host: Host) -> None:
+    assert wait_all_ended([host.begin("echo no slots; exit 1")], BOUND_S) == ()
+
+    host.real.look(0.0, NONE_CAME)
+
+    assert host.told[0]["words"] == "no slots"
+
+
+def test_mpiexec_that_outlives_workers_that_left_is_killed_after_a_while(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+
+    host.real.look(0.0, ALL_LEFT)
+    host.real.look(0.9 * LINGERS_S, ALL_LEFT)
+    assert wait_all_ended([pid], 0.0) == (pid,)
+    host.real.look(1.1 * LINGERS_S, ALL_LEFT)
+
+    assert wait_all_ended([pid], BOUND_S) == ()
+    host.real.look(5.0, ALL_LEFT)
+    assert [told["kind"] for told in host.told] == ["launch_ended"]
+
+
+def test_mpiexec_that_outlives_workers_that_died_is_killed_at_once(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+
+    host.real.look(0.0, ALL_DIED)
+
+    assert wait_all_ended([pid], BOUND_S) == ()
+
+
+def test_mpiexec_that_has_yet_to_start_its_ranks_is_left_alone(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+
+    host.real.look(0.0, NONE_CAME)
+    host.real.look(1000.0, NONE_CAME)
+
+    assert wait_all_ended([pid], 0.0) == (pid,)
+    assert host.told == []
+
+
+def test_next_launch_ends_the_last_one_without_a_word(host: Host) -> None:
+    first = host.begin("exec sleep 600")
+
+    second = host.begin("exec sleep 600", generation=2)
+
+    assert wait_all_ended([first], BOUND_S) == ()
+    assert wait_all_ended([second], 0.0) == (second,)
+    assert host.told == []
+
+
+def test_signals_of_batch_systems_do_not_reach_mpiexec(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        os.kill(pid, number)
+
+    host.real.look(0.0, RUNNING)
+
+    assert wait_all_ended([pid], 0.2) == (pid,)
+
+
+def test_mpiexec_that_is_missing_is_said(host: Host) -> None:
+    order = MpiOrder(host.folder / "nothing", ulfm=True)
+    host.real.begin(1, order, 2, host.folder / "sock")
+    assert host.real.pid is not None
+    assert wait_all_ended([host.real.pid], BOUND_S) == ()
+
+    host.real.look(0.0, NONE_CAME)
+
+    assert "No such file" in host.told[0]["words"]
