@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime.agent.guard_link import GuardLink
+from holdfast.runtime.agent.helper_watch import HelperWatch
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.agent.output import OutputForwarder
@@ -87,6 +89,7 @@ class Agent:
             pool=settings.pool,
         )
         self._mpi = MpiHost(self._reactor, self._supervisor.tell, settings.directory)
+        self._helpers = HelperWatch(self._host, self._mpi, settings.heartbeat_timeout_s)
         if settings.ready_fd is not None:
             self._say_ready(settings.ready_fd)
 
@@ -101,6 +104,7 @@ class Agent:
             if now - looked_at >= pause_s:
                 looked_at = now
                 self._host.look(now, self._mpi.pid)
+                self._helpers.look(now)
                 self._end_if_not_needed(now)
         return self._exit_code
 
@@ -163,7 +167,11 @@ class Agent:
         except (KeyError, TypeError, ValueError):
             channel.close()
             return
-        self._host.take_guard(channel, hello)
+        guard = GuardLink.of(channel)
+        if guard is None:
+            channel.close()
+        else:
+            self._host.take_guard(guard, hello)
 
     def _greet(self, channel: Channel) -> None:
         self._reactor.prefer(channel)  # a launch is known before its guards arrive
@@ -221,7 +229,7 @@ class Agent:
         self._supervisor.tell({"kind": "refused", "message": why})
 
     def _end_if_not_needed(self, now: float) -> None:
-        if self._host.has_lost_pool:
+        if self._host.is_helpless:
             self._end(ExitCode.RECOVERY_IMPOSSIBLE)
         may_still_come = now < self._expects_supervisor_until and os.getppid() == self._parent
         if self._supervisor.channel is None and not may_still_come and self._host.is_idle:

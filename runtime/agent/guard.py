@@ -77,7 +77,7 @@ def _hello() -> bytes:
         if name.startswith(_FORWARDED)
     )
     hello = (
-        f'{{"kind":"guard","rank":{rank},"generation":{generation},"pid":{os.getpid()},'
+        f'{{"kind":"guard","rank":{rank},"generation":{generation},'
         f'"cwd":{_quoted(os.getcwd())},"env":{{{forwarded}}}}}\n'
     )
     return hello.encode("utf-8", "surrogatepass")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from dataclasses import dataclass
 
 from holdfast.recovery.detector import HeartbeatView
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.channel import Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.system.processes import describe_status, kill_group
+from holdfast.runtime.system.processes import describe_status, hangs_in_kernel, kill_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,6 @@ class GuardHello:
 
     rank: int
     generation: int
-    pid: int
     directory: str
     environment: dict[str, str]
 
@@ -30,7 +31,6 @@ class GuardHello:
         return GuardHello(
             rank=int(message["rank"]),
             generation=int(message["generation"]),
-            pid=int(message["pid"]),
             directory=str(message["cwd"]),
             environment=dict(message["env"]),
         )
@@ -75,7 +75,7 @@ class HostedWorker:
     def __init__(self, worker: WorkerId, launch: HostedLaunch) -> None:
         self.worker = worker
         self.generation = launch.generation
-        self.guard: Channel | None = None
+        self.guard: GuardLink | None = None
         self.page = HeartbeatPage.create()
         self.page.generation = launch.generation
         self.control, self._their_control = pair()
@@ -112,7 +112,7 @@ class HostedWorker:
         """Whether it has both its process and its guard."""
         return self.pid is not None and self.guard is not None
 
-    def join_guard(self, guard: Channel, begin: Message) -> None:
+    def join_guard(self, guard: GuardLink, begin: Message) -> None:
         """Tie the worker to its guard and let it begin, as soon as it has a process."""
         self.guard = guard
         self.control.post(begin)
@@ -122,16 +122,32 @@ class HostedWorker:
         self.pid = pid
         self.end_fd = os.pidfd_open(pid)
         self._close_their_ends()
-        if self.is_condemned:
-            kill_group(pid)
+        if self._why_killed is not None:
+            self.kill(self._why_killed)
         return self.end_fd
 
     def kill(self, why: str) -> None:
-        """SIGKILL the worker and its helpers; the first reason given is kept."""
+        """SIGKILL the worker, its helpers and its guard; the first reason given is kept.
+
+        A process with a pending SIGKILL runs no more code of its own, even if it hangs in
+        the kernel and does not end.  So MPI may hear of the death at once.
+        """
         if self._why_killed is None:
             self._why_killed = why
         if self.pid is not None:
             kill_group(self.pid)
+        if self.guard is not None:
+            self.guard.kill()
+
+    def write_off(self) -> Message:
+        """Return the ``worker_exited`` event of a process that was killed but does not end."""
+        where = " in a system call that does not return" if self._hangs else ""
+        cause = f"{self._why_killed}; process {self.pid} does not end{where}"
+        return self.exit_event(-signal.SIGKILL, cause)
+
+    @property
+    def _hangs(self) -> bool:
+        return self.pid is not None and hangs_in_kernel(self.pid)
 
     def reap(self) -> Message:
         """Wait for the ended process and return the ``worker_exited`` event without its time."""

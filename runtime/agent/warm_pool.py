@@ -4,6 +4,9 @@ Invariant: every requested worker is either pending here or was reported through
 ``on_forked`` exactly once.  Requests that a dead pool had not answered go to its
 successor.  If a pool dies while it imports a module, later pools leave that module out.
 So a bad module costs time, never the job.
+
+Each answer that a pool owes has a deadline: a pool that keeps silent is replaced.  After too
+many deaths without a new worker it is given up, until the next launch asks again.
 """
 
 from __future__ import annotations
@@ -18,8 +21,13 @@ from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
 
-_EARLY_DEATHS_ALLOWED = 5
-"""A pool that dies more often before it is warm is given up; the number is our choice."""
+_DEATHS_IN_VAIN = 5
+"""A pool that dies more often without a new worker is given up; the number is our choice."""
+
+IMPORTS_WITHIN_S = 600.0
+"""For one module; TensorFlow from a busy network file system takes minutes."""
+FORKS_WITHIN_S = 60.0
+"""For the workers of a launch; 128 of them take about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,44 +88,90 @@ class WarmPool:
         self._owner = owner
         self._pending: dict[tuple[int, int], ForkRequest] = {}
         self._importing: str | None = None
-        self._early_deaths = 0
+        self._deaths_in_vain = 0
+        self._answers = 0
+        self._answers_seen = 0
+        self._owes_since: float | None = None
+        self._why_killed: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.is_warm = False
         self._start()
 
     @property
-    def pid(self) -> int:
-        """The process id of the pool."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """The process id of the pool, None while there is none."""
+        return None if self._process is None else self._process.pid
 
     def request(self, request: ForkRequest) -> None:
         """Ask for a worker; its descriptors must stay open until it is reported."""
         self._pending[request.key] = request
-        self._channel.post(request.message(), request.fds)
+        if self._process is not None:
+            self._channel.post(request.message(), request.fds)
+        else:
+            self._deaths_in_vain = 0
+            self._start()
+
+    def look(self, now: float) -> None:
+        """Replace a pool that owes an answer for too long; start one that could not start."""
+        if self._process is None:
+            if self._pending and self._deaths_in_vain <= _DEATHS_IN_VAIN:
+                self._start()
+            return
+        owes = not self.is_warm or self._pending
+        if not owes or self._answers != self._answers_seen or self._owes_since is None:
+            self._answers_seen, self._owes_since = self._answers, now
+        elif now - self._owes_since > (FORKS_WITHIN_S if self.is_warm else IMPORTS_WITHIN_S):
+            self.replace(f"without an answer for {now - self._owes_since:.0f} s")
+
+    def replace(self, why: str) -> None:
+        """Kill the pool; its end, with ``why`` as its cause, brings another one."""
+        if self._process is not None:
+            self._why_killed = why
+            self._process.kill()
 
     def close(self) -> None:
         """End the pool and wait for it; pending requests are dropped."""
-        self._stop_watching()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._stop_watching()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
         self._pending.clear()
 
     def _start(self) -> None:
-        self._channel, theirs = pair()
+        """Start a pool; a system that has no process to spare counts as a death of it."""
+        self._owes_since = None
+        try:
+            self._try_to_start()
+        except OSError as error:
+            self._count_death(f"{type(error).__name__}: {error}")
+
+    def _try_to_start(self) -> None:
+        ours, theirs = pair()
         command = [*module_command("holdfast.runtime.agent.pool")]
         command += ["--agent", str(os.getpid()), "--control-fd", str(theirs.fileno())]
         command += ["--entry", self._entry, "--preload", ",".join(self._preload)]
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=(stdout := os.pipe())[1],
-            stderr=(stderr := os.pipe())[1],
-        )
-        for fd in (stdout[1], stderr[1]):
-            os.close(fd)
-        theirs.close()
+        stdout, stderr = os.pipe(), os.pipe()
+        try:
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout[1],
+                stderr=stderr[1],
+            )
+        except OSError:
+            ours.close()
+            os.close(stdout[0])
+            os.close(stderr[0])
+            raise
+        finally:
+            theirs.close()
+            os.close(stdout[1])
+            os.close(stderr[1])
+        self._channel, self._process = ours, process
         self._owner.on_pool_output(stdout[0], stderr[0])
-        self._end = os.pidfd_open(self._process.pid)
+        self._end = os.pidfd_open(process.pid)
         # the pool's last messages are handled before its death; the channel's end adds nothing
         self._reactor.watch_channel(self._channel, self._on_message, lambda: None)
         self._reactor.watch(self._end, self._on_death, order=2)
@@ -125,6 +179,7 @@ class WarmPool:
             self._channel.post(request.message(), request.fds)
 
     def _on_message(self, message: Message) -> None:
+        self._answers += 1
         kind = message["kind"]
         if kind == "importing":
             self._importing = str(message["module"])
@@ -133,9 +188,11 @@ class WarmPool:
         elif kind == "warm":
             self.is_warm = True
             self._importing = None
-            self._early_deaths = 0
-            self._owner.on_pool_event({"kind": "warm", "pid": self._process.pid})
+            if not self._pending:
+                self._deaths_in_vain = 0
+            self._owner.on_pool_event({"kind": "warm", "pid": self.pid})
         elif kind == "forked":
+            self._deaths_in_vain = 0
             request = self._pending.pop((message["generation"], message["worker"]))
             self._owner.on_forked(request.generation, request.worker, int(message["pid"]))
         elif kind == "fork_failed":
@@ -147,17 +204,25 @@ class WarmPool:
         for message in self._channel.drain():
             self._on_message(message)
         self._stop_watching()
-        how = describe_status(self._process.wait())
+        assert self._process is not None
+        status = describe_status(self._process.wait())
+        self._process = None
+        how, self._why_killed = self._why_killed or status, None
         if self._importing is not None:
             self._leave_out(self._importing, f"the pool ended with {how} while importing it")
-        self._early_deaths += not self.is_warm
         self.is_warm = False
-        if self._early_deaths > _EARLY_DEATHS_ALLOWED:
-            lost = f"the pool of warm processes ended {self._early_deaths} times, last with {how}"
-            self._owner.on_pool_event({"kind": "pool_lost", "message": lost})
-            return
-        self._owner.on_pool_event({"kind": "pool_restarted", "cause": how})
-        self._start()
+        if self._count_death(how):
+            self._owner.on_pool_event({"kind": "pool_restarted", "cause": how})
+            self._start()
+
+    def _count_death(self, how: str) -> bool:
+        """Return whether another pool may be tried; tell if there were too many."""
+        self._deaths_in_vain += 1
+        if self._deaths_in_vain <= _DEATHS_IN_VAIN:
+            return True
+        lost = f"the pool of warm processes ended {self._deaths_in_vain} times, last with {how}"
+        self._owner.on_pool_event({"kind": "pool_lost", "message": lost})
+        return False
 
     def _leave_out(self, module: str, message: str) -> None:
         self._importing = None

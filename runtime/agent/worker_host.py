@@ -17,17 +17,23 @@ from collections.abc import Callable
 
 from holdfast.recovery.detector import FailureDetector, SilenceLimits
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.mpi_host import HostState
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
-from holdfast.runtime.system.channel import Channel, ChannelError, Message
+from holdfast.runtime.system.channel import ChannelError, Message
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
+from holdfast.runtime.system.processes import reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
 
 _STARTING_TIMEOUT_S = 60.0
 """A start may import for long, and ``MPI_Init`` holds the interpreter's lock."""
+
+UNKILLABLE_AFTER_S = 10.0
+"""A process that SIGKILL does not end within this time hangs in the kernel: a dead network
+disk, a driver.  It may hang for ever, and runs no more code of its own."""
 
 
 class WorkerHost:
@@ -52,32 +58,43 @@ class WorkerHost:
         self._has_guards = False
         self._has_lost = False
         self._workers: dict[tuple[int, WorkerId], HostedWorker] = {}
-        self._pool = WarmPool(reactor, pool, self)
-        self._writer = WriterLink(reactor, self)
-        self._writer.start()
+        self.pool = WarmPool(reactor, pool, self)
+        self.writer = WriterLink(reactor, self)
+        self.writer.start()
+        self._condemned_since: dict[tuple[int, WorkerId], float] = {}
         self._failed_save = (0, 0)
         self._is_urgent = False
-        self.has_lost_pool = False
+        self._has_lost_pool = False
+
+    @property
+    def workers(self) -> tuple[HostedWorker, ...]:
+        """The workers that are hosted, from the announcement of their launch to their end."""
+        return tuple(self._workers.values())
 
     @property
     def is_idle(self) -> bool:
         """Whether no worker is hosted, and no save of dead workers is being committed."""
-        return not self._workers and not self._writer.is_settling
+        return not self._workers and not self.writer.is_settling
 
     @property
     def state(self) -> HostState:
         """The workers of the newest launch, in short."""
         is_running = any(hosted.is_running for hosted in self._workers.values())
         return HostState(
-            is_empty=not is_running and not self._writer.is_settling,
+            is_empty=not is_running and not self.writer.is_settling,
             had_guards=self._has_guards,
             ended_well=not self._has_lost,
         )
 
     @property
+    def is_helpless(self) -> bool:
+        """Whether no worker lives, and none can be made."""
+        return self._has_lost_pool and all(hosted.pid is None for hosted in self.workers)
+
+    @property
     def is_warm(self) -> bool:
         """Whether the pool has imported everything."""
-        return self._pool.is_warm
+        return self.pool.is_warm
 
     def begin(self, launch: HostedLaunch) -> None:
         """Make the workers of ``launch``, which wait for their guards.
@@ -86,14 +103,15 @@ class WorkerHost:
         """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
+        self._has_lost_pool = False
         self._has_guards = self._has_lost = self._is_urgent = False
         for worker in launch.workers:
             hosted = HostedWorker(worker, launch)
             self._workers[(launch.generation, worker)] = hosted
             config = launch.config_of(worker).encode()
-            self._pool.request(ForkRequest(worker, launch.generation, config, hosted.their_fds))
+            self.pool.request(ForkRequest(worker, launch.generation, config, hosted.their_fds))
 
-    def take_guard(self, guard: Channel, hello: GuardHello) -> None:
+    def take_guard(self, guard: GuardLink, hello: GuardHello) -> None:
         """Tie a guard that has connected to its worker, or turn it away.
 
         The guard must be of this launch and of a known rank, and its worker must be alive
@@ -105,7 +123,9 @@ class WorkerHost:
             return
         environment = {**self._launch.environment, **hello.environment}
         hosted.join_guard(guard, {"kind": "begin", "env": environment, "cwd": hello.directory})
-        self._reactor.watch_channel(guard, lambda _: None, lambda: hosted.kill("guard lost"))
+        self._reactor.watch_channel(
+            guard.channel, lambda _: None, lambda: hosted.kill("guard lost")
+        )
         self._has_guards = True
         self._tell_if_started(hosted)
 
@@ -138,19 +158,25 @@ class WorkerHost:
         for worker, finding in self._detector.findings().items():
             if finding.is_dead:
                 self._fence(watched[worker], finding.silent_s)
-        self._writer.look(now)
+        self.writer.look(now)
+        self.pool.look(now)
+        self._write_off_unkillable(now)
         self._reap_strangers(mpiexec)
 
     def close(self) -> None:
-        """Kill all workers, wait for them, and end pool and writer."""
+        """Kill all workers, wait for them if they end, and end pool and writer."""
         self.kill_all("the agent ends")
-        self._pool.close()
-        for hosted in list(self._workers.values()):
+        self.pool.close()
+        pids = [hosted.pid for hosted in self.workers if hosted.pid is not None]
+        hanging = wait_all_ended(pids, UNKILLABLE_AFTER_S)
+        for hosted in self.workers:
             if hosted.pid is None:
                 self.on_fork_failed(hosted.generation, hosted.worker, "the agent ends")
+            elif hosted.pid in hanging:
+                self._bury(hosted, hosted.write_off())
             else:
                 self._on_end(hosted)
-        self._writer.close()
+        self.writer.close()
 
     def on_forked(self, generation: int, worker: int, pid: int) -> None:
         """Take over a process that the pool has made."""
@@ -174,7 +200,7 @@ class WorkerHost:
 
     def on_pool_event(self, event: Message) -> None:
         """Tell the supervisor an event of the pool."""
-        self.has_lost_pool |= event["kind"] == "pool_lost"
+        self._has_lost_pool |= event["kind"] == "pool_lost"
         self._tell(event)
 
     def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
@@ -222,10 +248,10 @@ class WorkerHost:
         kind = report.get("kind")
         if kind == "snapshot":
             # The report's own generation is that of its world, which may have shrunk.
-            self._writer.write({**report, "launch": hosted.generation})
+            self.writer.write({**report, "launch": hosted.generation})
             return
         if kind in QUESTIONS:
-            self._writer.ask(report, lambda answer: _post(hosted, answer))
+            self.writer.ask(report, lambda answer: _post(hosted, answer))
             return
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
@@ -255,17 +281,21 @@ class WorkerHost:
         guard = hosted.guard
         if guard is not None:
             if event["clean"]:
-                guard.post({"kind": "worker_ended", "clean": True})
-            self._reactor.forget(guard)
+                guard.release()
+            else:
+                guard.kill()
+            self._reactor.forget(guard.channel)
         self._reactor.forget(hosted.control)
         if hosted.end_fd is not None:
             self._reactor.forget(hosted.end_fd)
         hosted.close()
-        del self._workers[(hosted.generation, hosted.worker)]
+        key = (hosted.generation, hosted.worker)
+        del self._workers[key]
+        self._condemned_since.pop(key, None)
         if self._workers or event["clean"]:
             self._tell(event)
         else:
-            self._writer.settle(
+            self.writer.settle(
                 lambda answer: self._tell_last_end(hosted.worker, event, answer["step"]),
                 is_urgent=self._is_urgent,
             )
@@ -279,17 +309,21 @@ class WorkerHost:
             self._tell_report(worker, {"kind": "checkpoint", "step": step})
         self._tell(event)
 
+    def _write_off_unkillable(self, now: float) -> None:
+        """Report the death of killed workers whose processes hang in the kernel."""
+        for key, hosted in list(self._workers.items()):
+            if not hosted.is_condemned or hosted.pid is None:
+                continue
+            if now - self._condemned_since.setdefault(key, now) > UNKILLABLE_AFTER_S:
+                self._bury(hosted, hosted.write_off())
+
     def _reap_strangers(self, mpiexec: int | None) -> None:
         """Reap orphans of workers and mpiexec; stop at a death that other code must see."""
         ours = {hosted.pid for hosted in self._workers.values()}
-        ours |= {self._pool.pid, self._writer.pid, mpiexec}
+        ours |= {self.pool.pid, self.writer.pid, mpiexec}
         if any(hosted.pid is None for hosted in self._workers.values()):
             return
-        with contextlib.suppress(ChildProcessError):
-            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if ended.si_pid in ours:
-                    return
-                os.waitpid(ended.si_pid, 0)
+        reap_others(ours)
 
 
 def _post(hosted: HostedWorker, answer: Message) -> None:

@@ -125,6 +125,11 @@ class WriterLink:
         if (self._pending or self._asked) and now - self._progressed > self._patience_s():
             self._give_up("makes no progress: the disk hangs")
 
+    def replace(self, why: str) -> None:
+        """Kill the writer: its snapshots fail, and the next one brings another writer."""
+        if self._channel is not None:
+            self._give_up(f"was {why}")
+
     def close(self) -> None:
         """Give the writer a moment to finish its snapshots, then end it."""
         if self._process is not None and self._channel is not None:

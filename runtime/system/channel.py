@@ -68,6 +68,11 @@ class Channel:
         """Return the descriptor, for a selector."""
         return self._socket.fileno()
 
+    @property
+    def peer_pid(self) -> int:
+        """The process that connected, as the kernel knows it (``SO_PEERCRED``)."""
+        return _credentials(self._socket)[0]
+
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Write one message, waiting until all of it has been taken; several threads may.
 
@@ -229,7 +234,7 @@ class Listener:
             connection, _ = self._socket.accept()
         except (ConnectionAbortedError, BlockingIOError):
             return None
-        if _peer_uid(connection) != os.getuid():
+        if _credentials(connection)[1] != os.getuid():
             connection.close()
             return None
         return Channel(connection)
@@ -288,8 +293,9 @@ def _short_path(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def _peer_uid(connection: socket.socket) -> int:
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the process id and the user id of the peer."""
     credentials = array.array("i")
     option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * credentials.itemsize)
     credentials.frombytes(option)
-    return credentials[1]
+    return credentials[0], credentials[1]

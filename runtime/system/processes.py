@@ -12,7 +12,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import psutil
 
@@ -88,6 +88,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether ``pid`` is stopped by a signal or a tracer, and so runs no code."""
+    return _state(pid) in ("T", "t")
+
+
+def hangs_in_kernel(pid: int) -> bool:
+    """Return whether ``pid`` is in a call that no signal interrupts."""
+    return _state(pid) == "D"
+
+
 def kill_group(leader: int) -> None:
     """SIGKILL ``leader`` and its process group, if it has made one of its own already.
 
@@ -115,6 +125,15 @@ def kill_tree(pid: int) -> None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
         root.kill()
+
+
+def reap_others(ours: Collection[int | None]) -> None:
+    """Reap every ended child but ``ours``; stop at one of ours that its owner has yet to see."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in ours:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def wait_all_ended(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
@@ -152,6 +171,15 @@ def describe_status(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:
         return f"signal {-status}"
+
+
+def _state(pid: int) -> str:
+    """Return the letter of the process's state in proc_pid_stat(5), "" if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return ""
 
 
 def _granted_cores() -> float | None:

@@ -60,8 +60,8 @@ def test_configuration_without_its_workers_is_refused() -> None:
 
 
 def test_guard_must_say_everything() -> None:
-    hello = {"rank": 1, "generation": 2, "pid": 3, "cwd": "/", "env": {"PMIX_RANK": "1"}}
-    assert GuardHello.of(hello) == GuardHello(1, 2, 3, "/", {"PMIX_RANK": "1"})
+    hello = {"rank": 1, "generation": 2, "cwd": "/", "env": {"PMIX_RANK": "1"}}
+    assert GuardHello.of(hello) == GuardHello(1, 2, "/", {"PMIX_RANK": "1"})
 
     for name in hello:
         with pytest.raises(KeyError):

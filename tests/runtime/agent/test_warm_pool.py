@@ -2,13 +2,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
 
-from holdfast.runtime.agent.warm_pool import PoolSettings, WarmPool
+from holdfast.runtime.agent.warm_pool import (
+    FORKS_WITHIN_S,
+    IMPORTS_WITHIN_S,
+    ForkRequest,
+    PoolSettings,
+    WarmPool,
+)
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 
@@ -109,7 +117,7 @@ class _Owner:
         self.events: list[Message] = []
 
     def on_forked(self, generation: int, worker: int, pid: int) -> None:
-        raise AssertionError("nobody asked for a worker")
+        raise AssertionError("no pool of these tests can fork")
 
     def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
         raise AssertionError("nobody asked for a worker")
@@ -121,15 +129,85 @@ class _Owner:
         os.close(stdout_fd)
         os.close(stderr_fd)
 
+    @property
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.events]
+
+    def wait_for(self, kind: str, reactor: Reactor) -> None:
+        while kind not in self.kinds[-1:]:
+            reactor.run_once(10.0)
+
 
 def test_pool_that_never_gets_warm_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     owner, reactor = _Owner(), Reactor()
     pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
 
-    while owner.events[-1:] == [] or owner.events[-1]["kind"] != "pool_lost":
-        reactor.run_once(10.0)
+    owner.wait_for("pool_lost", reactor)
 
-    assert [event["kind"] for event in owner.events] == ["pool_restarted"] * 5 + ["pool_lost"]
+    assert owner.kinds == ["pool_restarted"] * 5 + ["pool_lost"]
+    assert pool.pid is None
     pool.close()
     reactor.close()
+
+
+def test_pool_that_was_given_up_is_tried_again_when_a_worker_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    owner, reactor = _Owner(), Reactor()
+    pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
+    owner.wait_for("pool_lost", reactor)
+
+    pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
+
+    assert pool.pid is not None
+    pool.close()
+    reactor.close()
+
+
+def test_system_without_a_process_to_spare_is_tried_again_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    owner, reactor = _Owner(), Reactor()
+    pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
+    pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
+
+    for now in range(1, 20):
+        pool.look(float(now))
+
+    assert owner.kinds == ["pool_lost"]
+    assert "Resource temporarily unavailable" in owner.events[0]["message"]
+    pool.close()
+    reactor.close()
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_pool_that_owes_an_answer_for_too_long_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, *, is_warm: bool
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", _sleeping(subprocess.Popen))
+    owner, reactor = _Owner(), Reactor()
+    pool = WarmPool(reactor, PoolSettings((), "none:none"), owner)
+    pool.is_warm = is_warm
+    pool.request(ForkRequest(0, 1, "{}", (0, 0, 0, 0)))
+    limit_s = FORKS_WITHIN_S if is_warm else IMPORTS_WITHIN_S
+    pool.look(1000.0)
+    pool.look(1000.0 + limit_s)
+    assert owner.kinds == []
+
+    pool.look(1001.0 + limit_s)
+    owner.wait_for("pool_restarted", reactor)
+
+    assert owner.events[-1]["cause"] == f"without an answer for {limit_s + 1:.0f} s"
+    pool.close()
+    reactor.close()
+
+
+def _sleeping(popen: Any) -> Any:
+    """Return ``popen`` with another command: a process that says nothing."""
+    return lambda command, **options: popen(["sleep", "600"], **options)

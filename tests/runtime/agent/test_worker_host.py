@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from configs import worker_config
 
+from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings
-from holdfast.runtime.agent.worker_host import WorkerHost
+from holdfast.runtime.agent.worker_host import UNKILLABLE_AFTER_S, WorkerHost
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.reactor import Reactor
@@ -29,10 +30,11 @@ class FakePool:
         self.pages: dict[int, HeartbeatPage] = {}
         self.is_warm = True
         self.pid = os.getpid()
-        owner.pool = self  # type: ignore[attr-defined]
 
     def request(self, request: ForkRequest) -> None:
         self.pages[request.worker] = HeartbeatPage(os.dup(request.fds[1]))
+
+    def look(self, now: float) -> None: ...
 
     def close(self) -> None:
         for page in self.pages.values():
@@ -46,7 +48,6 @@ class FakeWriter:
         self.snapshots: list[Message] = []
         self.waiting: list[Callable[[Message], None]] = []
         self.pid = None
-        owner.writer = self  # type: ignore[attr-defined]
 
     @property
     def is_settling(self) -> bool:
@@ -96,7 +97,7 @@ class Host:
     def guard(self, rank: int) -> None:
         ours, theirs = pair()
         self.guards.append(theirs)
-        self.real.take_guard(ours, GuardHello(rank, 1, 1, "/", {}))
+        self.real.take_guard(GuardLink(ours, None), GuardHello(rank, 1, "/", {}))
 
     def pass_time(self, seconds: float, *beating: int) -> None:
         """Look four times a second while the given workers beat."""
@@ -129,6 +130,7 @@ class Host:
         self.reactor.close()
         self.output.close(10.0)
         for process in self._processes:
+            process.kill()
             process.wait()
         for guard in self.guards:
             guard.close()
@@ -254,3 +256,25 @@ def test_answers_of_the_writer_reach_the_page_and_failures_everyone(host: Host) 
     assert not host.pages[0].is_answered(5), "nobody waits for a second copy"
     (notice,) = [event["report"]["text"] for event in host.events if "report" in event]
     assert notice == "the checkpoint of step 30 failed: the disk is full"
+
+
+def test_killed_worker_that_does_not_end_is_written_off(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL does nothing to a process that hangs in the kernel."""
+    for rank in (0, 1):
+        host.guard(rank)
+    monkeypatch.setattr("holdfast.runtime.agent.hosted_worker.kill_group", lambda pid: None)
+
+    host.real.kill_all("killed by the supervisor")
+    host.pass_time(UNKILLABLE_AFTER_S)
+    assert host.of_kind("worker_exited") == []
+    host.pass_time(1)
+
+    assert host.of_kind("worker_exited") == [0]
+    host.writer.settled(None)
+    assert host.of_kind("worker_exited") == [0, 1]
+    cause = host.events[-1]["cause"]
+    assert cause.startswith("killed by the supervisor; process ")
+    assert cause.endswith(" does not end")
+    assert host.real.is_idle

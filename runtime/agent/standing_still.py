@@ -1,0 +1,36 @@
+"""Processes that are stopped: they answer nobody, and do not end by themselves.
+
+Workers prove that they live by counting, and whoever owes an answer has a deadline.  mpiexec
+and the guards can do neither, and an idle pool or writer owes nothing.  For them the
+kernel's word is enough: a process in the state ``T`` (stopped by a signal or a tracer)
+runs no code.  The failure detector judges it like a worker whose counter stands still, so an
+agent that was away itself accuses nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.system.processes import is_stopped
+
+
+class StandingStill:
+    """For how long each watched process has been stopped."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._detector = FailureDetector(SilenceLimits(limit_s))
+        self._looks = 0
+
+    def look(self, pids: Iterable[int], now: float) -> dict[int, float]:
+        """Return the seconds of standstill of those of ``pids`` that are beyond the limit."""
+        self._looks += 1
+        views: dict[WorkerId, HeartbeatView] = {}
+        for pid in pids:
+            # A stopped process shows the same count at each look; a running one never does.
+            count = -1 if is_stopped(pid) else self._looks
+            views[WorkerId(pid)] = HeartbeatView(count, phase=0)
+        self._detector = self._detector.observe(views, now)
+        found = self._detector.findings()
+        return {int(pid): finding.silent_s for pid, finding in found.items() if finding.is_dead}
