@@ -76,5 +76,5 @@ def test_helper_that_goes_on_within_the_limit_is_left_alone(tmp_path: Path) -> N
         harness.launch([0], "leave")
 
         assert harness.guard(0).wait() == 0
-        assert harness.kinds(0)[-1] == "worker_exited"
+        harness.wait_for("worker_exited", worker=0, clean=True)
         assert not [event for event in harness.events if event["kind"] == "pool_restarted"]
