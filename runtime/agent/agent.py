@@ -22,12 +22,12 @@ from pathlib import Path
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.helper_watch import HelperWatch
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
-from holdfast.runtime.agent.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.errors import ExitCode, JobError
+from holdfast.runtime.mpiexec.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.system.channel import Channel, Listener, Message
 from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.reactor import Reactor

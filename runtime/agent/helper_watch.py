@@ -16,9 +16,9 @@ from collections.abc import Callable
 from functools import partial
 
 from holdfast.runtime.agent.hosted_worker import HostedWorker
-from holdfast.runtime.agent.mpi_host import MpiHost
 from holdfast.runtime.agent.standing_still import StandingStill
 from holdfast.runtime.agent.worker_host import WorkerHost
+from holdfast.runtime.mpiexec.mpi_host import MpiHost
 
 
 class HelperWatch:

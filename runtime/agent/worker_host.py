@@ -19,10 +19,10 @@ from holdfast.recovery.detector import FailureDetector, SilenceLimits
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
-from holdfast.runtime.agent.mpi_host import HostState
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
+from holdfast.runtime.mpiexec.mpi_host import HostState
 from holdfast.runtime.system.channel import ChannelError, Message
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
 from holdfast.runtime.system.processes import reap_others, wait_all_ended

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from holdfast.runtime.agent.mpi_line import PARAMETERS, LaunchLine
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.mpiexec.launch_line import PARAMETERS, LaunchLine
 from holdfast.runtime.supervisor.mpi_library import INSTALL_HINT, MpiLibrary
 from holdfast.runtime.system.helper_process import module_command
 

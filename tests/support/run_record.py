@@ -2,7 +2,8 @@
 
 ``HOLDFAST_TEST_RECORD`` names the file; without it nothing is written.  Each line is a word
 and a test: ``began`` and ``ended``, and ``failed`` before ``ended``.  So a run that was
-killed in the middle of a test tells its name too.
+killed in the middle of a test tells its name too.  Where several processes test, the one
+that hands out the tests writes for all.
 """
 
 from __future__ import annotations
@@ -39,6 +40,6 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 def _write(word: str, nodeid: str) -> None:
     place = os.environ.get(VARIABLE)
-    if place:
+    if place and "PYTEST_XDIST_WORKER" not in os.environ:
         with Path(place).open("a", encoding="utf-8") as record:
             record.write(f"{word} {nodeid}\n")

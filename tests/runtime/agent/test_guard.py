@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from holdfast.runtime.agent import guard
+from holdfast.runtime.mpiexec import guard
 from holdfast.runtime.system.channel import pair
 
 

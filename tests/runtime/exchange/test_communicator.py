@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import scenarios
 
-from holdfast.runtime.agent.mpi_line import LaunchLine
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.simulated_threads import Deadlock
+from holdfast.runtime.mpiexec.launch_line import LaunchLine
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 
 Scenario = Callable[[Communicator], Communicator]

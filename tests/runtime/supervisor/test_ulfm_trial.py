@@ -154,7 +154,7 @@ def test_installed_mpi_without_fault_tolerance_does_not_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trial tells apart: the same library fails it when ULFM is left out."""
-    monkeypatch.setattr("holdfast.runtime.agent.mpi_line._FAULT_TOLERANCE", ())
+    monkeypatch.setattr("holdfast.runtime.mpiexec.launch_line._FAULT_TOLERANCE", ())
 
     answer = try_out(identify(find_mpiexec()), os.environ)
 

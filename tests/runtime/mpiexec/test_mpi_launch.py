@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.agent.mpi_launch import MpiLaunch
-from holdfast.runtime.agent.mpi_line import LaunchLine
+from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.mpiexec.mpi_launch import MpiLaunch
 from holdfast.runtime.system.processes import wait_all_ended
 
 pytestmark = pytest.mark.process

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.agent import guard as guard_file
-from holdfast.runtime.agent.mpi_launch import MpiLaunch
-from holdfast.runtime.agent.mpi_line import LaunchLine
+from holdfast.runtime.mpiexec import guard as guard_file
+from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.mpiexec.mpi_launch import MpiLaunch
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 

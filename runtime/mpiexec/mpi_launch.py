@@ -18,8 +18,8 @@ import sys
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
-from holdfast.runtime.agent import become_mpiexec
-from holdfast.runtime.agent.mpi_line import LaunchLine
+from holdfast.runtime.mpiexec import become_mpiexec
+from holdfast.runtime.mpiexec.launch_line import LaunchLine
 from holdfast.runtime.system.processes import kill_tree
 
 _SHIM = (sys.executable, "-I", "-S", str(become_mpiexec.__file__))

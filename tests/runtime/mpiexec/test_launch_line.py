@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.agent.mpi_line import LaunchLine
+from holdfast.runtime.mpiexec.launch_line import LaunchLine
 
 LINE = LaunchLine(
     mpiexec=Path("/opt/mpi/bin/mpiexec"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.agent.mpi_host import LINGERS_S, HostState, MpiHost, MpiOrder
+from holdfast.runtime.mpiexec.mpi_host import LINGERS_S, HostState, MpiHost, MpiOrder
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
