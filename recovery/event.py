@@ -72,11 +72,16 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCompleted:
-    """A worker has trained to the end."""
+    """A worker has trained to the end; the rest of its script is still to be done.
+
+    ``is_first`` marks the one worker that was told to do what only one may do, such as
+    writing the model.
+    """
 
     worker: WorkerId
     step: int
     sha256: str
+    is_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +109,15 @@ class LaunchEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchOverdue:
+    """The launch has been in one situation for longer than its bound."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
-    """A request to stop the job; ``exit_code`` applies if the job must be killed."""
+    """A request to stop the job; ``exit_code`` applies if the job is killed while it trains."""
 
     exit_code: ExitCode
 
@@ -119,23 +131,36 @@ Event: TypeAlias = (
     | WorkerStopped
     | WorkerExited
     | LaunchEnded
+    | LaunchOverdue
     | StopAsked
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start an MPI job of ``workers``, in rank order, whose first world has ``generation``."""
+    """Start an MPI job of ``workers``, in rank order, whose first world has ``generation``.
+
+    ``relaunch`` and ``spent`` are the job's account: how many relaunches there were, and what
+    they have charged.  Another supervisor goes on from there.
+    """
 
     generation: int
     workers: tuple[WorkerId, ...]
     relaunch: int
     reason: str
+    spent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KillLaunch:
     """Kill every process of the launch."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillAgent:
+    """Kill the agent, and so every process of the launch; then the launch has ended."""
 
     reason: str
 
@@ -154,4 +179,4 @@ class End:
     traceback: str = ""
 
 
-Command: TypeAlias = Launch | KillLaunch | AskToStop | End
+Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToStop | End

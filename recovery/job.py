@@ -8,6 +8,9 @@ is up, no worker could go on after a death.)
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER
 
+Each wait for such an event has a bound (`recovery.launch_clock`).  A launch that is overdue
+is killed; one that does not even end then is killed together with its agent.
+
 Invariant: a worker id is never used twice, and no two launches share a generation.  So
 no leftover of an old launch can be taken for the new one's.  Reports of worlds can be
 lost together with their senders.  So a launch of n workers gets n generations: each of
@@ -35,9 +38,11 @@ from holdfast.recovery.event import (
     End,
     Event,
     ExitCode,
+    KillAgent,
     KillLaunch,
     Launch,
     LaunchEnded,
+    LaunchOverdue,
     StopAsked,
     WorkerCompleted,
     WorkerExited,
@@ -119,6 +124,11 @@ class JobMachine:
         return self._state
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked for the end of the job."""
+        return self._stop_code is not None
+
+    @property
     def view(self) -> LaunchView:
         """The supervisor's view of the newest launch."""
         return self._view
@@ -132,6 +142,21 @@ class JobMachine:
         if self._state is not JobState.READY:
             raise IllegalTransition(f"a job that is {self._state.value} cannot be started")
         return self._launch(self._terms.workers, "the job begins")
+
+    def take_over(self, launch: Launch) -> None:
+        """Go on with a launch of another supervisor, whose events follow.
+
+        Raises:
+            IllegalTransition: the job was started before; nothing changed.
+        """
+        if self._state is not JobState.READY:
+            raise IllegalTransition(f"a job that is {self._state.value} takes no launch over")
+        self._budget = RestartBudget(self._terms.max_restarts, launch.spent)
+        self._relaunches = launch.relaunch
+        self._next_id = max(launch.workers) + 1
+        self._next_generation = launch.generation + len(launch.workers)
+        self._view = LaunchView.of(launch.workers, launch.generation)
+        self._state = JobState.LAUNCHING
 
     def handle(self, event: Event) -> Commands:
         """Return the commands that follow from ``event``.
@@ -176,18 +201,34 @@ class JobMachine:
         return self._kill(f"worker {event.worker} died ({event.cause}) and worlds do not shrink")
 
     def _ask_to_stop(self, event: Event) -> Commands:
-        """Ask the workers to stop; the second time, or before MPI is up: kill, ending."""
+        """Ask the workers to stop; the second time, or before MPI is up: kill, ending.
+
+        Before MPI is up no worker has trained since the newest checkpoint: nothing is lost.
+        """
         assert isinstance(event, StopAsked)
-        if self._stop_code is not None or self._state is JobState.LAUNCHING:
+        if self._state is JobState.LAUNCHING:
+            self._stop_code = ExitCode.STOPPED_EARLY
+            return self._kill("the job was told to stop before it trained")
+        if self._stop_code is not None:
             self._stop_code = event.exit_code
-            return self._kill("the job was told to stop")
+            return self._kill("the job was told to stop at once")
         self._stop_code = event.exit_code
         return (AskToStop(),)
+
+    def _cut_short(self, event: Event) -> Commands:
+        """Kill a launch that takes too long, ending."""
+        assert isinstance(event, LaunchOverdue)
+        return self._kill(event.reason)
+
+    def _end_agent(self, event: Event) -> Commands:
+        """Kill the agent, and the launch with it."""
+        assert isinstance(event, LaunchOverdue)
+        return (KillAgent(event.reason),)
 
     def _keep_ending(self, event: Event) -> Commands:
         """Remember it: no relaunch will follow."""
         assert isinstance(event, StopAsked)
-        self._stop_code = event.exit_code
+        self._stop_code = self._stop_code or ExitCode.STOPPED_EARLY
         return ()
 
     def _conclude(self, event: Event) -> Commands:
@@ -220,7 +261,7 @@ class JobMachine:
         self._next_id += count
         self._view = LaunchView.of(workers, generation)
         self._state = JobState.LAUNCHING
-        return (Launch(generation, workers, self._relaunches, reason),)
+        return (Launch(generation, workers, self._relaunches, reason, self._budget.spent),)
 
 
 _Action: TypeAlias = Callable[[JobMachine, Event], Commands]
@@ -234,10 +275,13 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,
         (JobState.LAUNCHING, WorkerExited): JobMachine._die_early,
         (JobState.LAUNCHING, StopAsked): JobMachine._ask_to_stop,
+        (JobState.LAUNCHING, LaunchOverdue): JobMachine._cut_short,
         (JobState.RUNNING, WorkerExited): JobMachine._exit,
         (JobState.RUNNING, StopAsked): JobMachine._ask_to_stop,
+        (JobState.RUNNING, LaunchOverdue): JobMachine._cut_short,
         (JobState.ENDING, WorkerJoined): JobMachine._note,
         (JobState.ENDING, WorkerExited): JobMachine._note,
         (JobState.ENDING, StopAsked): JobMachine._keep_ending,
+        (JobState.ENDING, LaunchOverdue): JobMachine._end_agent,
     }
 )

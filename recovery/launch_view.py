@@ -10,6 +10,7 @@ from holdfast.recovery.event import (
     Event,
     ExitCode,
     LaunchEnded,
+    LaunchOverdue,
     StopAsked,
     WorkerCompleted,
     WorkerExited,
@@ -56,7 +57,7 @@ class LaunchView:
     def concerns(self, event: Event) -> bool:
         """Return whether ``event`` is about this launch, not a late report of an older one."""
         match event:
-            case LaunchEnded() | StopAsked():
+            case LaunchEnded() | LaunchOverdue() | StopAsked():
                 return True
             case WorldFormed(workers=workers):
                 return set(workers) <= set(self.workers)
@@ -74,9 +75,23 @@ class LaunchView:
         return all(w in self.exits and self.exits[w].is_clean for w in self.world)
 
     @property
-    def has_left(self) -> bool:
-        """Whether a worker has come to the end of the script and left by agreement."""
-        return any(seen.is_clean for seen in self.exits.values())
+    def first(self) -> WorkerCompleted | None:
+        """The completion of the worker that does the rest of the script for all, None so far."""
+        return next((seen for seen in self.completions if seen.is_first), None)
+
+    @property
+    def first_has_left(self) -> bool:
+        """Whether that worker has come to the end of the script and left by agreement."""
+        end = None if self.first is None else self.exits.get(self.first.worker)
+        return end is not None and end.is_clean
+
+    @property
+    def failure_of_first(self) -> WorkerFailed | None:
+        """The error of that worker's script after training, None if there was none."""
+        if self.first is None:
+            return None
+        its = (f for f in self.failures if f.worker == self.first.worker and not f.is_death)
+        return next(its, None)
 
     @property
     def common_failure(self) -> WorkerFailed | None:
@@ -144,17 +159,19 @@ def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
     1. workers completed the same step with different bytes: the result must not be used;
     2. all workers of the last world raised the same kind of error: it is the
        program's, and would happen again;
-    3. a worker has completed, and a worker has reached the end of the script; if all died
+    3. the first worker has completed, and then its script raised: only that worker did the
+       rest of the script, and would fail again;
+    4. the first worker has completed, and has reached the end of the script; if it died
        before that end, the rest of the script is still to be done;
-    4. a worker has stopped on request;
-    5. all workers have left by agreement without training;
-    6. the job was told to stop and reached no checkpoint.
+    5. a worker has stopped on request;
+    6. all workers have left by agreement without training;
+    7. the job was told to stop and reached no checkpoint.
     """
     for completion in view.completions:
         digests = {c.sha256 for c in view.completions if c.step == completion.step}
         if len(digests) > 1:
             return _contradicted(completion.step, sorted(digests))
-    failure = view.common_failure
+    failure = view.common_failure or view.failure_of_first
     if failure is not None:
         return End(failure.exit_code, failure.message_with_kind, failure.traceback)
     end = _left(view)
@@ -165,7 +182,7 @@ def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
 
 def _left(view: LaunchView) -> End | None:
     """Return the end of a job whose workers ended by themselves, None for any other job."""
-    if view.completions and view.has_left:
+    if view.first_has_left:
         last = max(view.completions, key=lambda completion: completion.step)
         return End(ExitCode.DONE, f"completed step {last.step}, state sha256 {last.sha256}")
     if view.stops:
@@ -173,7 +190,7 @@ def _left(view: LaunchView) -> End | None:
         return End(
             ExitCode.STOPPED_EARLY, f"stopped at step {step} with a checkpoint; run again to go on"
         )
-    if view.is_all_clean:
+    if view.is_all_clean and not view.completions:
         return End(ExitCode.DONE, "the script ended without training")
     return None
 

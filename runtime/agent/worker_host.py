@@ -29,7 +29,9 @@ from holdfast.runtime.system.processes import reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
 
 _STARTING_TIMEOUT_S = 60.0
-"""A start may import for long, and ``MPI_Init`` holds the interpreter's lock."""
+"""A script may import or write for long, and ``MPI_Init`` holds the interpreter's lock."""
+
+_PHASES_OF_THE_SCRIPT = (Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.LEAVING)
 
 UNKILLABLE_AFTER_S = 10.0
 """A process that SIGKILL does not end within this time hangs in the kernel: a dead network
@@ -49,8 +51,8 @@ class WorkerHost:
         pool: PoolSettings,
     ) -> None:
         starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)
-        starting: dict[int, float] = {Phase.STARTING: starting_s, Phase.JOINING: starting_s}
-        self._detector = FailureDetector(SilenceLimits(heartbeat_timeout_s, starting))
+        users: dict[int, float] = dict.fromkeys(_PHASES_OF_THE_SCRIPT, starting_s)
+        self._detector = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
         self._reactor = reactor
         self._output = output
         self._tell = tell

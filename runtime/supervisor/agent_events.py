@@ -60,6 +60,8 @@ _REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
     "world": _formed,
     "checkpoint": lambda worker, report: CheckpointCommitted(worker, report["step"]),
     "error": _failed,
-    "complete": lambda worker, report: WorkerCompleted(worker, report["step"], report["sha256"]),
+    "complete": lambda worker, report: WorkerCompleted(
+        worker, report["step"], report["sha256"], bool(report["is_first"])
+    ),
     "stopped": lambda worker, report: WorkerStopped(worker, report["step"]),
 }

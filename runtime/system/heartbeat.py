@@ -38,6 +38,8 @@ class Phase(IntEnum):
     SAVING = 5
     REPAIRING = 6
     LEAVING = 7
+    CONCLUDING = 8
+    """In the script again, after training: it may write for long."""
 
     @property
     def label(self) -> str:

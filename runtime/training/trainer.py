@@ -19,6 +19,7 @@ from holdfast.runtime.model.data import Data
 from holdfast.runtime.model.replica import Replica, make_model
 from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.system.heartbeat import Phase
 from holdfast.runtime.training.catch_up import whole_state
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.training_job import (
@@ -129,6 +130,7 @@ class Trainer:
         check_metric(job.retention, replica, has_validation=job.validation is not None)
         loop = TrainingLoop(context, replica, job)
         cursor = loop.run()
+        context.page.phase = Phase.CONCLUDING
         return _conclude(context, job, loop, whole_state_of=(replica, cursor))
 
 
@@ -195,5 +197,5 @@ def _conclude(
     }
     # The supervisor records it too, because rank 0 or the supervisor may die before it records.
     loop.records.note("completed", **fields)
-    context.tell_agent({"kind": "complete", **fields})
+    context.tell_agent({"kind": "complete", "is_first": result.is_first, **fields})
     return result

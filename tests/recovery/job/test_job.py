@@ -15,9 +15,11 @@ from holdfast.recovery.event import (
     Command,
     End,
     Event,
+    KillAgent,
     KillLaunch,
     Launch,
     LaunchEnded,
+    LaunchOverdue,
     StopAsked,
     WorkerCompleted,
     WorkerExited,
@@ -35,7 +37,7 @@ Transcript: TypeAlias = list[tuple[Event, str]]
 
 ALL_EVENTS = (
     *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
-    *(WorkerStopped, WorkerExited, LaunchEnded, StopAsked),
+    *(WorkerStopped, WorkerExited, LaunchEnded, LaunchOverdue, StopAsked),
 )
 
 
@@ -56,7 +58,8 @@ def raised(worker: int, kind: str = "ValueError", *, is_death: bool = False) -> 
 
 
 def completed(worker: int, sha256: str = "cafe", step: int = 20) -> Event:
-    return WorkerCompleted(WorkerId(worker), step, sha256)
+    """Return a completion; in launches of three, the first worker has rank 0."""
+    return WorkerCompleted(WorkerId(worker), step, sha256, is_first=worker % 3 == 0)
 
 
 def stopped(worker: int) -> Event:
@@ -71,7 +74,7 @@ def died(worker: int, cause: str = "signal SIGKILL") -> Event:
     return WorkerExited(WorkerId(worker), is_clean=False, cause=cause)
 
 
-ENDED, STOP = LaunchEnded(), StopAsked(130)
+ENDED, STOP, LATE = LaunchEnded(), StopAsked(130), LaunchOverdue("too long")
 
 
 def told(commands: tuple[Command, ...]) -> str:
@@ -85,6 +88,8 @@ def _word(command: Command) -> str:
             return f"launch {'+'.join(map(str, workers))} at g{generation}"
         case KillLaunch():
             return "kill"
+        case KillAgent():
+            return "kill agent"
         case AskToStop():
             return "ask"
         case End(exit_code, _, _):
@@ -178,20 +183,39 @@ TRANSCRIPTS: dict[str, Transcript] = {
         (STOP, "kill"),
         (StopAsked(143), ""),
         *quiet(died(0), died(1), died(2)),
-        (ENDED, "end 143"),
+        (ENDED, "end 130"),
     ],
     "stop while launching": [
         *quiet(joined(0)),
         (STOP, "kill"),
         *quiet(died(0), died(1), died(2)),
+        (ENDED, "end 75"),
+    ],
+    "stop before any worker started": [(STOP, "kill"), (ENDED, "end 75")],
+    "stop that takes longer than its grace": [
+        *UP,
+        (STOP, "ask"),
+        (LATE, "kill"),
+        *quiet(died(0), died(1), died(2)),
         (ENDED, "end 130"),
     ],
-    "stop before any worker started": [(STOP, "kill"), (ENDED, "end 130")],
+    "launch that does not come up": [
+        *quiet(joined(0)),
+        (LATE, "kill"),
+        *quiet(died(0), died(1), died(2)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "launch that comes up no more and does not end either": [
+        (LATE, "kill"),
+        (LATE, "kill agent"),
+        *quiet(died(0), died(1), died(2)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
     "stop while a launch that failed is being killed": [
         (died(0), "kill"),
         (STOP, ""),
         *quiet(died(1), died(2)),
-        (ENDED, "end 130"),
+        (ENDED, "end 75"),
     ],
     "everyone dies after a stop was asked for": [
         *UP,
@@ -207,8 +231,21 @@ TRANSCRIPTS: dict[str, Transcript] = {
     ],
     "a worker dies after it completed": [
         *UP,
-        *quiet(completed(0), completed(1), died(0), completed(2), left(1), left(2)),
+        *quiet(completed(0), completed(1), died(1), completed(2), left(0), left(2)),
         (ENDED, "end 0"),
+    ],
+    "the first worker dies after it completed: nobody wrote the model": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2)), saved(), died(0), left(1), left(2)),
+        (ENDED, "launch 3+4+5 at g4"),
+        *quiet(joined(3), joined(4), joined(5), formed(4, 3, 4, 5)),
+        *quiet(*map(completed, (3, 4, 5)), *map(left, (3, 4, 5))),
+        (ENDED, "end 0"),
+    ],
+    "the script of the first worker fails after it completed": [
+        *UP,
+        *quiet(*map(completed, (0, 1, 2)), raised(0), died(0), left(1), left(2)),
+        (ENDED, "end 1"),
     ],
     "all die after they completed, so the script did not come to its end": [
         *UP,
@@ -431,7 +468,7 @@ def in_state(state: JobState) -> JobMachine:
 
 def example_of(kind: type[Event]) -> Event:
     examples = [joined(0), formed(1, 0), saved(), raised(0), completed(0), stopped(0), died(0)]
-    return next(event for event in (*examples, ENDED, STOP) if isinstance(event, kind))
+    return next(event for event in (*examples, ENDED, STOP, LATE) if isinstance(event, kind))
 
 
 @pytest.mark.parametrize(
@@ -570,3 +607,49 @@ def test_charge_returns_a_new_budget() -> None:
 def test_negative_budget_is_refused(limit: int, spent: int) -> None:
     with pytest.raises(ValueError, match="must be at least 0"):
         RestartBudget(limit, spent)
+
+
+# --- another supervisor goes on ---------------------------------------------------------------
+
+
+def test_supervisor_that_takes_a_launch_over_decides_like_the_one_before() -> None:
+    """What it needs to know travels with each launch; the events of the launch follow."""
+    first = machine_of(restarts=2)
+    feed(first, UP)
+    feed(first, quiet(died(0), died(1), died(2)))
+    (relaunch,) = first.handle(ENDED)
+    assert isinstance(relaunch, Launch)
+    second = JobMachine(JobTerms(workers=3, max_restarts=2, can_shrink=True))
+
+    second.take_over(relaunch)
+
+    since = [
+        *quiet(joined(3), joined(4), joined(5), formed(4, 3, 4, 5)),
+        *quiet(died(3), died(4), died(5)),
+    ]
+    for machine in (first, second):
+        feed(machine, since)
+        (end,) = machine.handle(ENDED)
+        assert isinstance(end, End)
+        assert end.exit_code == 70
+
+
+def test_supervisor_that_has_begun_takes_no_launch_over() -> None:
+    machine = machine_of()
+
+    with pytest.raises(IllegalTransition):
+        machine.take_over(Launch(5, (WorkerId(9),), 1, "why"))
+
+    assert machine.view.workers == (0, 1, 2)
+
+
+def test_ids_and_generations_of_a_launch_that_was_taken_over_are_never_used_again() -> None:
+    machine = JobMachine(JobTerms(workers=3, max_restarts=5, can_shrink=True))
+    machine.take_over(Launch(7, (WorkerId(4), WorkerId(5)), 1, "why", spent=1))
+
+    (launch,) = machine.handle(ENDED)
+
+    assert isinstance(launch, Launch)
+    assert launch.workers == (6, 7)
+    assert launch.generation == 9
+    assert (launch.relaunch, launch.spent) == (2, 3)

@@ -36,7 +36,7 @@ def failed(*workers: WorkerId, kind: str = "ValueError", trace: str = "Traceback
 
 
 def completed(*workers: WorkerId, sha256: str = "cafe") -> list[Event]:
-    return [WorkerCompleted(worker, 20, sha256) for worker in workers]
+    return [WorkerCompleted(worker, 20, sha256, is_first=worker == A) for worker in workers]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,10 @@ def completed(*workers: WorkerId, sha256: str = "cafe") -> list[Event]:
     [
         ([*completed(A, B), *left(A, B)], None, 0),
         ([*completed(A, B), *left(A), *died(B)], 130, 0),
+        ([*completed(A, B), *left(B), *died(A)], None, None),
+        ([*completed(A, B), *failed(A), *left(B), *died(A)], None, 1),
+        ([*completed(A, B), *failed(B), *left(A), *died(B)], None, 0),
+        ([*completed(B), *left(B)], None, None),
         ([*completed(A, B), *died(A, B)], None, None),
         ([*completed(A, B), *died(A, B)], 143, 143),
         ([*completed(A), *completed(B, sha256="beef"), *left(A, B)], None, 70),

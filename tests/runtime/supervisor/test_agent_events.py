@@ -36,7 +36,10 @@ def report(**fields: Any) -> dict[str, Any]:
             WorldFormed(2, (WorkerId(1), WORKER), 5),
         ),
         (report(kind="checkpoint", step=5), CheckpointCommitted(WORKER, 5)),
-        (report(kind="complete", step=9, sha256="cafe"), WorkerCompleted(WORKER, 9, "cafe")),
+        (
+            report(kind="complete", step=9, sha256="cafe", is_first=True),
+            WorkerCompleted(WORKER, 9, "cafe", is_first=True),
+        ),
         (report(kind="stopped", step=7), WorkerStopped(WORKER, 7)),
         (
             {"kind": "worker_exited", "worker": 3, "clean": True, "cause": "exit 0"},

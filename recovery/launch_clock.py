@@ -1,0 +1,83 @@
+"""The bounds of a launch: how long it may start, end, and stop, before somebody steps in.
+
+Theory.  Nothing that a launch waits for can be trusted to come: a pool may hang in an import,
+mpiexec before its first rank, a killed process in the kernel, a worker in its last save.  So
+each situation of a launch has a bound, and the bound is an event of the job like any other:
+``LaunchOverdue``.  The table of `recovery.job` says what follows.
+
+| situation | begins | bound |
+|---|---|---|
+| warming | with the launch, while the pool imports | ``warm_s`` |
+| joining | when the pool is warm, until every worker has initialised MPI | ``join_s`` |
+| stopping | when the workers were asked to stop | ``grace_s``, if the user gave one |
+| ending | when the launch was killed | ``end_s`` |
+
+A clock that is seldom looked at is late, never early: a supervisor that was stopped itself
+adds at most ``longest_look_s`` to a situation at each look, however long it was away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from holdfast.recovery.event import LaunchOverdue
+
+
+class Situation(Enum):
+    """What a launch is waiting for."""
+
+    WARMING = "its warm process has not imported everything"
+    JOINING = "its workers have not all initialised MPI"
+    RUNNING = "nothing"
+    STOPPING = "its workers have not stopped with a checkpoint"
+    ENDING = "its processes have not ended"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLimits:
+    """The seconds that each situation may last; ``grace_s`` None is no bound."""
+
+    warm_s: float = 900.0
+    join_s: float = 180.0
+    end_s: float = 30.0
+    grace_s: float | None = None
+
+    def of(self, situation: Situation) -> float | None:
+        """Return the bound of ``situation``, None if it has none."""
+        return {
+            Situation.WARMING: self.warm_s,
+            Situation.JOINING: self.join_s,
+            Situation.STOPPING: self.grace_s,
+            Situation.ENDING: self.end_s,
+        }.get(situation)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchClock:
+    """The time that the newest launch has spent in its situation; each look makes a new clock."""
+
+    limits: LaunchLimits
+    longest_look_s: float = 5.0
+    generation: int = 0
+    situation: Situation = Situation.RUNNING
+    spent_s: float = 0.0
+    looked_at: float | None = None
+
+    def observe(self, generation: int, situation: Situation, now: float) -> LaunchClock:
+        """Return the clock after a look at the launch of ``generation`` at ``now``."""
+        if (generation, situation) != (self.generation, self.situation):
+            return replace(
+                self, generation=generation, situation=situation, spent_s=0.0, looked_at=now
+            )
+        passed_s = 0.0 if self.looked_at is None else now - self.looked_at
+        spent_s = self.spent_s + min(passed_s, self.longest_look_s)
+        return replace(self, spent_s=spent_s, looked_at=now)
+
+    @property
+    def overdue(self) -> LaunchOverdue | None:
+        """The event that the bound has passed, None if it has not."""
+        limit_s = self.limits.of(self.situation)
+        if limit_s is None or self.spent_s <= limit_s:
+            return None
+        return LaunchOverdue(f"after {self.spent_s:.0f} s {self.situation.value}")
