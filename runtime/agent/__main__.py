@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name_process("holdfast-agent")
     adopt_orphans()
     agent = Agent(settings)
-    agent.end_on_signals()
+    agent.take_signals()
     try:
         return agent.run()
     finally:
@@ -53,6 +53,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
     parser.add_argument(
         "--parent", type=int, default=os.getppid(), help="process that starts this agent"
     )
+    parser.add_argument("--lease-fd", type=int, help="goes to a supervisor that takes over")
     parser.add_argument("--ready-fd", type=int, help="gets a line as soon as the socket listens")
     options = parser.parse_args(argv)
     preload = tuple(name for name in options.preload.split(",") if name)
@@ -61,6 +62,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
         heartbeat_timeout_s=options.heartbeat_timeout,
         pool=PoolSettings(preload, options.entry),
         parent=options.parent,
+        lease=options.lease_fd,
         verbose=options.verbose,
         ready_fd=options.ready_fd,
         is_directory_private=options.private,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +28,19 @@ from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.mpiexec.mpi_host import MpiHost, MpiOrder
-from holdfast.runtime.system.channel import Channel, Listener, Message
+from holdfast.runtime.system.channel import FDS, Channel, Listener, Message
 from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
+from holdfast.runtime.system.peer_process import PeerProcess
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 
 SOCKET_NAME = "agent.sock"
 
+SHORTEST_SILENCE_S = 5.0
+"""Supervisor and agent may be silent to each other for as long, even if workers may not."""
+
+_SAME_SIGNAL_WITHIN_S = 1.0
+"""A scheduler that signals a process, and then its group, has asked once."""
 _FIRST_SUPERVISOR_WITHIN_S = 60.0
 _IDLE_LOOK_S = 1.0
 _OUTPUT_ENDS_WITHIN_S = 2.0
@@ -47,6 +54,7 @@ class AgentSettings:
     heartbeat_timeout_s: float
     pool: PoolSettings
     parent: int
+    lease: int | None = None
     verbose: bool = False
     ready_fd: int | None = None
     is_directory_private: bool = False
@@ -75,7 +83,11 @@ class Agent:
         self._look_s = pulse_interval_s(settings.heartbeat_timeout_s)
         self._reactor = Reactor()
         self._output = OutputForwarder(verbose=settings.verbose)
-        self._supervisor = SupervisorLink()
+        self._directory = settings.directory
+        self._lease = settings.lease
+        self._supervisor = SupervisorLink(max(settings.heartbeat_timeout_s, SHORTEST_SILENCE_S))
+        self._stop_asked_at: float | None = None
+        self._dropped_told = 0
         self._parent = settings.parent
         self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
         self._exit_code: ExitCode | None = None
@@ -105,6 +117,8 @@ class Agent:
                 looked_at = now
                 self._host.look(now, self._mpi.pid)
                 self._helpers.look(now)
+                self._supervisor.look(now)
+                self._tell_dropped()
                 self._end_if_not_needed(now)
         return self._exit_code
 
@@ -122,15 +136,31 @@ class Agent:
         """Whether a supervisor is connected, which will clean up."""
         return self._supervisor.channel is not None
 
-    def end_on_signals(self) -> None:
-        """Let SIGTERM and SIGHUP end the agent; the terminal's Ctrl-C is the supervisor's."""
+    def take_signals(self) -> None:
+        """Let SIGTERM ask for the end of the job; the other signals are the supervisor's."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write)
-        self._reactor.watch(wake_read, lambda: self._end(ExitCode.TERMINATED))
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        self._reactor.watch(wake_read, lambda: self._on_signals(os.read(wake_read, 64)))
+        for number in SENT_BY_BATCH_SYSTEMS:
             signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        unblock()
+
+    def _on_signals(self, numbers: bytes) -> None:
+        """Ask workers to stop with a checkpoint at the first SIGTERM; end at the second.
+
+        A supervisor that listens decides: it may have had the same signal.
+        """
+        if signal.SIGTERM not in numbers:
+            return
+        now = time.monotonic()
+        if self._supervisor.is_present:
+            self._supervisor.tell({"kind": "signalled", "signal": "SIGTERM"})
+        elif self._stop_asked_at is None and not self._host.is_idle:
+            self._stop_asked_at = now
+            self._host.ask_all(RequestFlag.STOP)
+        elif self._stop_asked_at is None or now - self._stop_asked_at > _SAME_SIGNAL_WITHIN_S:
+            self._end(ExitCode.TERMINATED)
 
     def _say_ready(self, fd: int) -> None:
         try:
@@ -151,9 +181,7 @@ class Agent:
     def _introduce(self, channel: Channel, visitor: _Visitor, message: Message) -> None:
         kind = message.get("kind")
         if kind == "supervisor":
-            visitor.on_message = self._obey
-            visitor.on_end = lambda: self._lose_supervisor(channel)
-            self._greet(channel)
+            self._take_supervisor(channel, visitor, message)
         elif kind == "guard":
             self._reactor.forget(channel)
             self._take_guard(channel, message)
@@ -167,18 +195,47 @@ class Agent:
         except (KeyError, TypeError, ValueError):
             channel.close()
             return
-        guard = GuardLink.of(channel)
-        if guard is None:
+        process = PeerProcess.of(channel)
+        if process is None:
             channel.close()
         else:
-            self._host.take_guard(guard, hello)
+            self._host.take_guard(GuardLink(channel, process), hello)
 
-    def _greet(self, channel: Channel) -> None:
+    def _take_supervisor(self, channel: Channel, visitor: _Visitor, message: Message) -> None:
+        """Serve a supervisor from now on, unless it would replace one that is well."""
+        takes_over = bool(message.get("takes_over"))
+        if takes_over and self._supervisor.is_present:
+            channel.post({"kind": "supervised", "pid": self._supervisor.pid})
+            self._reactor.forget(channel)
+            channel.close()
+            return
+        visitor.on_message = self._obey
+        visitor.on_end = lambda: self._lose_supervisor(channel)
         self._reactor.prefer(channel)  # a launch is known before its guards arrive
         if self._supervisor.channel is not None:
             self._reactor.forget(self._supervisor.channel)
-            self._supervisor.detach()
-        self._supervisor.attach(channel, {"kind": "agent_ready", "warm": self._host.is_warm})
+            self._supervisor.depose(channel)
+        self._speak_to(message.get(FDS, ()))
+        self._greet(channel, takes_over=takes_over)
+
+    def _greet(self, channel: Channel, *, takes_over: bool) -> None:
+        greeting: Message = {"kind": "agent_ready", "warm": self._host.is_warm}
+        if not takes_over:
+            self._supervisor.attach(channel, greeting)
+            return
+        greeting |= {
+            "launch": self._supervisor.log.launch,
+            "told": self._supervisor.repeat(),
+            "directory": str(self._directory),
+        }
+        self._supervisor.attach(channel, greeting, () if self._lease is None else (self._lease,))
+
+    def _speak_to(self, fds: Sequence[int]) -> None:
+        """Let the workers' output go to the stdout and stderr of a new supervisor."""
+        for number, fd in enumerate(fds, start=1):
+            if number <= 2:
+                os.dup2(fd, number)
+            os.close(fd)
 
     def _lose_supervisor(self, channel: Channel) -> None:
         self._expects_supervisor_until = time.monotonic()
@@ -186,8 +243,11 @@ class Agent:
             self._supervisor.detach()
 
     def _obey(self, message: Message) -> None:
+        self._supervisor.heard()
         kind = message.get("kind")
-        if kind == "launch":
+        if kind == "ping":
+            self._supervisor.tell({"kind": "pong"})
+        elif kind == "launch":
             self._begin(message)
         elif kind == "kill":
             self._host.kill_all("killed by the supervisor")
@@ -206,6 +266,7 @@ class Agent:
         except (JobError, KeyError, TypeError, ValueError) as error:
             self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
+        self._supervisor.log.begin(message)
         self._host.begin(launch)
         if order is not None:
             self._start_mpi(launch, order)
@@ -227,6 +288,12 @@ class Agent:
 
     def _refuse(self, why: str) -> None:
         self._supervisor.tell({"kind": "refused", "message": why})
+
+    def _tell_dropped(self) -> None:
+        dropped = self._output.dropped
+        if dropped != self._dropped_told:
+            self._dropped_told = dropped
+            self._supervisor.tell({"kind": "output_dropped", "lines": dropped})
 
     def _end_if_not_needed(self, now: float) -> None:
         if self._host.is_helpless:

@@ -112,6 +112,12 @@ class HostedWorker:
         """Whether it has both its process and its guard."""
         return self.pid is not None and self.guard is not None
 
+    @property
+    def occupies_a_rank(self) -> bool:
+        """Whether mpiexec has a rank for it that runs, or will as soon as the pool has forked."""
+        will_never_run = self.is_condemned and self.pid is None
+        return self.guard is not None and not will_never_run
+
     def join_guard(self, guard: GuardLink, begin: Message) -> None:
         """Tie the worker to its guard and let it begin, as soon as it has a process."""
         self.guard = guard

@@ -1,19 +1,13 @@
 """The output of workers, forwarded line by line with a prefix that names the worker.
 
-One thread reads all pipes and writes to our own stdout and stderr.  Because it is a
-thread of its own, a slow terminal never slows down the loop that watches the workers.  It
-slows down only the workers that print, because their pipes fill up.
-
-Complete lines are written in pieces of at most ``PIPE_BUF`` bytes that end at a line's
-end.  The kernel does not mix such writes with those of other processes (pipe(7)), so no
-line is torn.
+One thread reads all pipes, and hands whole lines to the sinks of our own stdout and stderr.
+A terminal that takes nothing never slows down a worker that prints: its pipe is always read,
+and what the sinks cannot hold is dropped and counted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import selectors
 import threading
 import time
@@ -21,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from holdfast.runtime.agent.noise import NoiseFilter
+from holdfast.runtime.system.line_sink import LineSink
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20
@@ -32,7 +27,7 @@ class _Stream:
 
     fd: int
     prefix: bytes
-    sink_fd: int
+    sink: LineSink
     noise: NoiseFilter | None
     partial: bytearray = field(default_factory=bytearray)
 
@@ -76,23 +71,36 @@ class OutputForwarder:
         self._verbose = verbose
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Stream] = deque()
+        self._sinks: dict[int, LineSink] = {}
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._deadline: float | None = None
         self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
         self._thread.start()
 
+    @property
+    def dropped(self) -> int:
+        """The number of lines that no sink has taken."""
+        return sum(sink.dropped for sink in list(self._sinks.values()))
+
     def forward(self, fd: int, prefix: str, sink_fd: int) -> None:
         """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``."""
         noise = None if self._verbose else NoiseFilter()
-        self._new.append(_Stream(fd, prefix.encode(), sink_fd, noise))
+        sink = self._sinks.get(sink_fd) or self._sinks.setdefault(sink_fd, LineSink(sink_fd))
+        self._new.append(_Stream(fd, prefix.encode(), sink, noise))
         os.write(self._wake_write, b"w")
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding."""
+        """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding.
+
+        The sinks have as long again for what they hold.
+        """
         self._deadline = time.monotonic() + timeout_s
         os.write(self._wake_write, b"w")
         self._thread.join(timeout_s + 1.0)
+        deadline = time.monotonic() + timeout_s
+        for sink in self._sinks.values():
+            sink.close(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while not self._is_over():
@@ -120,14 +128,14 @@ class OutputForwarder:
     def _read(self, stream: _Stream) -> None:
         data = os.read(stream.fd, _CHUNK_BYTES)
         if data:
-            _write_lines(stream.sink_fd, stream.lines_in(data))
+            stream.sink.put(stream.lines_in(data))
         else:
             self._selector.unregister(stream.fd)
             self._finish(stream)
 
     def _finish(self, stream: _Stream) -> None:
         os.close(stream.fd)
-        _write_lines(stream.sink_fd, stream.last_line())
+        stream.sink.put(stream.last_line())
 
     def _end(self) -> None:
         for key in list(self._selector.get_map().values()):
@@ -136,14 +144,3 @@ class OutputForwarder:
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-
-
-def _write_lines(sink_fd: int, lines: bytes) -> None:
-    """Write whole lines; drop them if their reader is gone."""
-    start = 0
-    with contextlib.suppress(OSError):
-        while start < len(lines):
-            end = lines.rfind(b"\n", start, start + select.PIPE_BUF) + 1
-            if end == 0:
-                end = lines.index(b"\n", start) + 1
-            start += os.write(sink_fd, lines[start:end])

@@ -26,7 +26,6 @@ import contextlib
 import gc
 import importlib
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -42,6 +41,7 @@ from holdfast.runtime.system.processes import (
     name_process,
     thread_count,
 )
+from holdfast.runtime.system.signals import take_no_notice
 
 _THREADS_END_WITHIN_S = 1.0
 
@@ -231,7 +231,7 @@ def _take_place(birth: Birth, agent_pid: int) -> None:
     os.setsid()
     die_with_parent(agent_pid)
     name_process(f"holdfast-w{birth.worker}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    take_no_notice()
     os.dup2(birth.stdout_fd, 1)
     os.dup2(birth.stderr_fd, 2)
     os.close(birth.stdout_fd)

@@ -1,43 +1,104 @@
-"""The agent's events on their way to the supervisor, kept while none is connected.
+"""The agent's events on their way to the supervisor, kept while none listens.
 
-Training goes on without a supervisor, so events wait here until one connects
-(again).  The newest connection is the supervisor; an older one is closed.
+Training goes on without a supervisor.  So events wait here while none is connected, and
+while the one that is connected stands still: its socket would fill up.  The newest
+connection is the supervisor.
+
+A supervisor that stands still may come back and find its events here.  One that another has
+replaced must not: it is killed.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
+from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.agent.launch_log import LaunchLog
 from holdfast.runtime.system.channel import Channel, Message
+from holdfast.runtime.system.peer_process import PeerProcess
 
 _KEPT_EVENTS = 10_000
+_SUPERVISOR = WorkerId(0)
 
 
 class SupervisorLink:
     """Sends events to the supervisor, or keeps the newest 10,000 for the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float = 10.0) -> None:
         self.channel: Channel | None = None
+        self.log = LaunchLog()
         self._waiting: deque[Message] = deque(maxlen=_KEPT_EVENTS)
+        self._limits = SilenceLimits(silence_s)
+        self._detector = FailureDetector(self._limits)
+        self._heard = 0
+        self._is_silent = False
 
-    def attach(self, channel: Channel, greeting: Message) -> None:
+    @property
+    def is_present(self) -> bool:
+        """Whether a supervisor is connected and does not stand still."""
+        return self.channel is not None and not self._is_silent
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the connected supervisor."""
+        return None if self.channel is None else self.channel.peer_pid
+
+    def attach(self, channel: Channel, greeting: Message, fds: Sequence[int] = ()) -> None:
         """Make ``channel`` the supervisor: greet it, then send the events that it has missed."""
         self.channel = channel
-        channel.post({**greeting, "now": time.monotonic()})
-        while self._waiting:
-            channel.post(self._waiting.popleft())
+        self._detector = FailureDetector(self._limits)
+        self._is_silent = False
+        channel.post({**greeting, "now": time.monotonic()}, fds)
+        self._send_waiting()
+
+    def repeat(self) -> tuple[Message, ...]:
+        """Return the events of the launch that an earlier supervisor was told already."""
+        missed = {id(event) for event in self._waiting}
+        return tuple(event for event in self.log.events if id(event) not in missed)
+
+    def heard(self) -> None:
+        """Take note that the supervisor has sent something."""
+        self._heard += 1
+        if self._is_silent:
+            self._is_silent = False
+            self._send_waiting()
+
+    def look(self, now: float) -> None:
+        """Find out whether the supervisor stands still; call it every now and then."""
+        if self.channel is None:
+            return
+        views = {_SUPERVISOR: HeartbeatView(self._heard, phase=0)}
+        self._detector = self._detector.observe(views, now)
+        self._is_silent = self._detector.finding(_SUPERVISOR).is_dead
 
     def tell(self, event: Message) -> None:
         """Send ``event`` with the current time."""
         stamped = {**event, "now": time.monotonic()}
-        if self.channel is None:
+        self.log.note(stamped)
+        if self.channel is None or self._is_silent:
             self._waiting.append(stamped)
         else:
             self.channel.post(stamped)
+
+    def depose(self, successor: Channel) -> None:
+        """End the connection of the supervisor; kill it, unless it has connected anew itself."""
+        if self.channel is not None:
+            process = PeerProcess.of(self.channel)
+            if process is not None and process.pid != successor.peer_pid:
+                process.kill()
+            if process is not None:
+                process.close()
+            self.detach()
 
     def detach(self) -> None:
         """Close the connection; events wait from now on."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
+
+    def _send_waiting(self) -> None:
+        while self._waiting and self.channel is not None:
+            self.channel.post(self._waiting.popleft())

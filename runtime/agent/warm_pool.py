@@ -20,6 +20,7 @@ from holdfast.runtime.system.channel import Message, pair
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import blocked
 
 _DEATHS_IN_VAIN = 5
 """A pool that dies more often without a new worker is given up; the number is our choice."""
@@ -153,13 +154,14 @@ class WarmPool:
         command += ["--entry", self._entry, "--preload", ",".join(self._preload)]
         stdout, stderr = os.pipe(), os.pipe()
         try:
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=stdout[1],
-                stderr=stderr[1],
-            )
+            with blocked():
+                process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout[1],
+                    stderr=stderr[1],
+                )
         except OSError:
             ours.close()
             os.close(stdout[0])

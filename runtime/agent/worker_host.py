@@ -81,9 +81,9 @@ class WorkerHost:
     @property
     def state(self) -> HostState:
         """The workers of the newest launch, in short."""
-        is_running = any(hosted.is_running for hosted in self._workers.values())
+        is_empty = not any(hosted.occupies_a_rank for hosted in self._workers.values())
         return HostState(
-            is_empty=not is_running and not self.writer.is_settling,
+            is_empty=is_empty and not self.writer.is_settling,
             had_guards=self._has_guards,
             ended_well=not self._has_lost,
         )

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import blocked
 
 ANSWERED_WITHIN_S = 60.0
 SLOWEST_BYTES_PER_S = 10e6
@@ -161,9 +162,10 @@ class WriterLink:
             command = [*module_command("holdfast.runtime.saving.snapshot_writer")]
             command += ["--control-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
             try:
-                self._process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-                )
+                with blocked():
+                    self._process = subprocess.Popen(
+                        command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                    )
             except OSError:
                 ours.close()
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.runtime.cli.attach import attach
 from holdfast.runtime.cli.doctor import doctor
 from holdfast.runtime.cli.import_weights import import_weights
 from holdfast.runtime.cli.report import report
@@ -61,7 +62,7 @@ def holdfast(context: click.Context) -> None:
     }
 
 
-for command in (run, import_weights, save, report, doctor):
+for command in (run, attach, import_weights, save, report, doctor):
     holdfast.add_command(command)
 
 

@@ -34,6 +34,6 @@ def run(
     if show_config:
         click.echo("\n".join(built.lines()))
         return
-    from holdfast.runtime.supervisor.supervisor import run_job
+    from holdfast.runtime.supervisor.job_run import run_job
 
     sys.exit(run_job(built.options))

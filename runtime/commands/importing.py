@@ -47,7 +47,7 @@ def run_import(options: JobOptions) -> ExitCode:
             has changed there.
         ProgramError: the script trains nothing.
     """
-    from holdfast.runtime.supervisor.supervisor import run_job
+    from holdfast.runtime.supervisor.job_run import run_job
 
     check_files(options)
     _check(options)

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from holdfast.runtime.errors import NotSaved, UsageError
 from holdfast.runtime.run.own_file import ForeignFile, read_at_most
-from holdfast.runtime.run.run_directory import RunDirectory
-
-_LARGEST_LEASE_BYTES = 4096
+from holdfast.runtime.run.run_directory import LARGEST_LEASE_BYTES, RunDirectory
 
 
 class LeaseHolder:
@@ -105,7 +103,7 @@ _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
 
 def _owner_of(directory: RunDirectory) -> tuple[str, int, bool]:
     try:
-        owner = json.loads(read_at_most(directory.lease_path, _LARGEST_LEASE_BYTES))
+        owner = json.loads(read_at_most(directory.lease_path, LARGEST_LEASE_BYTES))
         return str(owner["host"]), int(owner["pid"]), owner.get("takes_orders") is not False
     except ForeignFile as error:
         raise UsageError(str(error)) from error

@@ -23,9 +23,13 @@ import sys
 from _signal import (  # type: ignore[import-not-found]  # typeshed leaves it out
     SIG_IGN,
     SIGCONT,
+    SIGHUP,
+    SIGINT,
     SIGKILL,
+    SIGTERM,
     SIGUSR1,
     SIGUSR2,
+    SIGXCPU,
     signal,
 )
 from _socket import AF_UNIX, SOCK_STREAM, socket
@@ -43,8 +47,8 @@ _WORKER_HAS_LEFT = b'{"kind":"worker_ended","clean":true}\n'
 
 def main() -> None:
     """Guard one rank until its worker has left; exit 0 then, else by SIGKILL."""
-    for number in (SIGUSR1, SIGUSR2, SIGCONT):
-        signal(number, SIG_IGN)  # mpiexec passes these on to its ranks
+    for number in (SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGCONT):
+        signal(number, SIG_IGN)  # a batch system sends them to all; the worker goes on
     launcher = os.getppid()
     launcher_end = os.pidfd_open(launcher)
     agent = _connect(os.environ["HOLDFAST_AGENT"])

@@ -12,22 +12,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.runtime.mpiexec import become_mpiexec
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
 from holdfast.runtime.system.processes import kill_tree
+from holdfast.runtime.system.signals import blocked
 
 _SHIM = (sys.executable, "-I", "-S", str(become_mpiexec.__file__))
 _LOG = "mpiexec.log"
 _WORDS_BYTES = 4096
 
 
-_SENT_BY_BATCH_SYSTEMS = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 _ENDS_WITHIN_S = 10.0
 """A process that SIGKILL does not end within this time hangs in the kernel."""
 
@@ -42,7 +41,7 @@ class MpiLaunch:
     def __init__(self, line: LaunchLine, environment: Mapping[str, str]) -> None:
         """Start mpiexec; its output goes to a log in the launch's directory."""
         self._directory = line.directory
-        with (self._directory / _LOG).open("wb") as log, _blocked(_SENT_BY_BATCH_SYSTEMS):
+        with (self._directory / _LOG).open("wb") as log, blocked():
             self._process = subprocess.Popen(
                 [*_SHIM, str(os.getpid()), *line.command()],
                 env=dict(environment),
@@ -90,13 +89,3 @@ class MpiLaunch:
         with contextlib.suppress(OSError):
             os.close(self.end_fd)
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _blocked(signals: Set[signal.Signals]) -> Iterator[None]:
-    """Block ``signals`` in this thread, and for good in every child that is started meanwhile."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -192,6 +192,15 @@ class JobOptions:
         metavar="SECONDS",
         check=_check_timeout,
     )
+    grace_s: float | None = option(
+        "--grace",
+        "Time to save and stop after the first signal; then the job ends at once.",
+        None,
+        read=read_seconds,
+        metavar="SECONDS",
+        default_text="as long as it takes",
+        check=_check_timeout,
+    )
     max_restarts: int = _number(
         "--max-restarts",
         "Relaunches of a job that died whole; one without progress counts double.",

@@ -42,6 +42,7 @@ FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
 
 LARGEST_RECORD_BYTES = 1 << 20
+LARGEST_LEASE_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,32 @@ class Lease:
         """Return the descriptor that heirs need (``subprocess`` takes it as ``pass_fds``)."""
         return self._descriptor
 
+    def name_owner(self, *, takes_orders: bool = True) -> None:
+        """Write down that this process owns the directory; the agent's name stays.
+
+        Raises ``OSError`` if the file cannot be written.
+        """
+        owner = {**self._owner(), "host": os.uname().nodename, "pid": os.getpid()}
+        owner.pop("takes_orders", None)
+        if not takes_orders:
+            owner["takes_orders"] = False
+        self._write(owner)
+
+    def name_agent(self, socket: Path) -> None:
+        """Write down where the job's agent listens, for a supervisor that takes the job over."""
+        self._write({**self._owner(), "agent": str(socket)})
+
+    def _owner(self) -> dict[str, object]:
+        try:
+            found = json.loads(os.pread(self._descriptor, LARGEST_LEASE_BYTES, 0))
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, owner: dict[str, object]) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(owner).encode() + b"\n", 0)
+
     def release(self) -> None:
         """Close this process's copy; the lease ends when no other process has one."""
         os.close(self._descriptor)
@@ -173,7 +200,8 @@ class RunDirectory:
         """
         lease = self._locked(fcntl.LOCK_EX)
         try:
-            _write_owner(lease.fileno(), takes_orders=takes_orders)
+            os.ftruncate(lease.fileno(), 0)  # an agent of the last owner is gone
+            lease.name_owner(takes_orders=takes_orders)
         except OSError as error:
             lease.release()
             raise self._unusable(error) from error
@@ -310,17 +338,9 @@ def _check_field(fields: dict[str, object], name: str, expected: type | tuple[ty
         raise ValueError(f"its {name} is {value}, less than 1")
 
 
-def _write_owner(descriptor: int, *, takes_orders: bool) -> None:
-    owner: dict[str, object] = {"host": os.uname().nodename, "pid": os.getpid()}
-    if not takes_orders:
-        owner["takes_orders"] = False
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
-
-
 def _read_owner(descriptor: int) -> str:
     try:
-        owner = json.loads(os.pread(descriptor, 4096, 0))
+        owner = json.loads(os.pread(descriptor, LARGEST_LEASE_BYTES, 0))
         return f"pid {owner['pid']} on host {owner['host']}"
     except (ValueError, KeyError, TypeError):
         return "its owner is just starting"

@@ -1,4 +1,9 @@
-"""The host's agent as the supervisor sees it: a process to start, a channel to talk over."""
+"""The host's agent as the supervisor sees it: a process, and a channel to talk over.
+
+A supervisor starts its agent, or takes over the agent of a supervisor that is gone.  Either
+way it asks every now and then whether the agent still answers.  An agent that stands still
+is killed, and its workers with it: nobody else could tell deaths from silence.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.agent.agent import SOCKET_NAME
+from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.agent.agent import SHORTEST_SILENCE_S, SOCKET_NAME
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.helper_process import module_command
+from holdfast.runtime.system.peer_process import PeerProcess
+from holdfast.runtime.system.signals import blocked
 
-_CONNECT_WITHIN_S = 20.0
+_CONNECT_WITHIN_S = 60.0
+"""A cold virtual environment on a network file system takes that long."""
 _RETRY_S = 0.005
 _END_WITHIN_S = 10.0
+_AGENT = WorkerId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,61 +53,100 @@ class AgentTerms:
             *("--parent", str(os.getpid())),
             *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
             *("--preload", ",".join(self.preload)),
+            *("--lease-fd", str(self.lease)),
             *(["--verbose"] if self.verbose else []),
         ]
 
 
-class AgentProcess:
-    """A running agent; it is in a session of its own and survives its supervisor."""
+def start_agent(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProcess:
+    """Start an agent, in a session of its own, and connect to it.
 
-    def __init__(self, terms: AgentTerms, environment: Mapping[str, str]) -> None:
-        """Start the agent and connect to it.
-
-        Raises:
-            RecoveryImpossible: the agent ended or did not answer.
-        """
-        self._process = subprocess.Popen(
+    Raises:
+        RecoveryImpossible: the agent ended or did not answer.
+    """
+    with blocked():  # until it has handlers of its own
+        child = subprocess.Popen(
             terms.command(),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             pass_fds=(terms.lease,),
             start_new_session=True,
         )
-        self.channel = self._connect(terms.directory / SOCKET_NAME)
-        self.channel.send({"kind": "supervisor"})
+    channel = _connected(child, terms.directory / SOCKET_NAME)
+    process = PeerProcess.of(channel)
+    if process is None:
+        raise _not_started(child)
+    channel.post({"kind": "supervisor"})
+    return AgentProcess(channel, process, terms.heartbeat_timeout_s, child)
 
-    @property
-    def socket(self) -> Path:
-        """The path at which guards find the agent."""
-        return self._socket
+
+class AgentProcess:
+    """A running agent; ``child`` if this process has started it."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        process: PeerProcess,
+        heartbeat_timeout_s: float,
+        child: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.channel = channel
+        self._process = process
+        self._child = child
+        limits = SilenceLimits(max(heartbeat_timeout_s, SHORTEST_SILENCE_S))
+        self._detector = FailureDetector(limits)
+        self._heard = 0
 
     def tell(self, message: Message) -> None:
         """Send an order; ignore an agent that is gone, because its end is handled elsewhere."""
         self.channel.post(message)
 
-    def end(self) -> None:
-        """Tell the agent to kill its workers and end; wait for it."""
-        with contextlib.suppress(OSError):
-            self.channel.send({"kind": "shutdown"})
-        self.channel.close()
-        try:
-            self._process.wait(_END_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def heard(self) -> None:
+        """Take note that the agent has sent something."""
+        self._heard += 1
 
-    def _connect(self, path: Path) -> Channel:
-        """Return a channel as soon as the agent listens."""
-        self._socket = path
-        deadline = time.monotonic() + _CONNECT_WITHIN_S
-        while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                return connect(path)
-            except (FileNotFoundError, ConnectionRefusedError):
-                time.sleep(_RETRY_S)
+    def silence_s(self, now: float) -> float | None:
+        """Ask for a sign of life; return for how long there was none, if that is too long."""
+        self.tell({"kind": "ping"})
+        self._detector = self._detector.observe({_AGENT: HeartbeatView(self._heard, 0)}, now)
+        finding = self._detector.finding(_AGENT)
+        return finding.silent_s if finding.is_dead else None
+
+    def kill(self) -> None:
+        """SIGKILL the agent; the kernel does the same to its workers, pool, writer and mpiexec."""
         self._process.kill()
-        code = self._process.wait()
-        raise RecoveryImpossible(
-            f"the agent of this host did not start (exit code {code}); "
-            "its messages are above; run `holdfast doctor`"
-        )
+
+    def leave(self) -> None:
+        """Let the agent go on by itself."""
+        self.channel.close()
+
+    def end(self) -> None:
+        """Tell the agent to kill its workers and end; wait for it, at most 10 s, twice."""
+        self.channel.post({"kind": "shutdown"})
+        self.channel.close()
+        if not self._process.has_ended(_END_WITHIN_S):
+            self.kill()
+            self._process.has_ended(_END_WITHIN_S)
+        self._process.close()
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(1.0)
+
+
+def _connected(child: subprocess.Popen[bytes], path: Path) -> Channel:
+    """Return a channel as soon as the agent listens."""
+    deadline = time.monotonic() + _CONNECT_WITHIN_S
+    while child.poll() is None and time.monotonic() < deadline:
+        try:
+            return connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(_RETRY_S)
+    raise _not_started(child)
+
+
+def _not_started(child: subprocess.Popen[bytes]) -> RecoveryImpossible:
+    child.kill()
+    return RecoveryImpossible(
+        f"the agent of this host did not start (exit code {child.wait()}); "
+        "its messages are above; run `holdfast doctor`"
+    )

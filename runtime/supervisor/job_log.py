@@ -1,29 +1,31 @@
 """The lines of a job for its user and its journal, about launches, deaths and the end.
 
 Each change is one line on stderr; the journal has the details.  A stderr that takes
-nothing (its disk is full, its terminal or pager is gone) never ends a job.  The journal
-holds the lines that could not be written there.
+nothing (its disk is full, its terminal is held, its pager is gone) never ends or delays a
+job.  The journal says how many lines it has not taken.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
 
 
 class Narration:
     """Writes the supervisor's lines."""
 
-    def __init__(self, journal: Journal, *, is_verbose: bool) -> None:
+    def __init__(
+        self, journal: Journal, *, is_verbose: bool, write: Callable[[bytes], None]
+    ) -> None:
         self._journal = journal
+        self._write = write
         self._is_verbose = is_verbose
         self._errors: dict[int, str] = {}
         self._unsaid: list[str] = []
@@ -52,6 +54,30 @@ class Narration:
             script=str(options.script),
             argv=list(options.argv),
         )
+
+    def took_over(self, setup: JobSetup, takeover: Takeover) -> None:
+        """Say that this supervisor goes on with a job that another one has begun."""
+        if setup.warning:
+            self._say(f"warning: {setup.warning}")
+        options = setup.options
+        self._say(
+            f"taking over the job in {options.run_dir}, which lost its supervisor: "
+            f"{options.script.name} on {_count(len(takeover.launch.workers), 'worker')}"
+        )
+        self._journal.record(
+            "taken_over",
+            agent=takeover.agent.pid,
+            generation=takeover.launch.generation,
+            workers=list(takeover.launch.workers),
+        )
+
+    def recall(self, message: Message) -> None:
+        """Remember an agent's message that the last supervisor has told about."""
+        if message.get("kind") == "worker_report":
+            report = message["report"]
+            if report.get("kind") == "error":
+                self._errors[message["worker"]] = f"{report['type']}: {report['message']}"
+            self._has_completed |= report.get("kind") == "complete"
 
     def launching(self, command: Launch) -> None:
         """Say that a launch begins."""
@@ -83,6 +109,10 @@ class Narration:
             )
         elif kind == "worker_exited" and not message["clean"]:
             self._died(message)
+        elif kind == "pool_restarted":
+            self._journal.record("pool_restarted", cause=message["cause"])
+        elif kind == "output_dropped":
+            self._journal.record("output_dropped", of="workers", lines=message["lines"])
         elif kind == "preload_failed" and self._is_verbose:
             self._say(f"{message['module']} is not preloaded: {message['message']}")
 
@@ -95,13 +125,31 @@ class Narration:
         self._say(text)
         self._journal.record("warning", text=text)
 
+    def killing_agent(self, reason: str) -> None:
+        """Say that the agent is killed, and its workers with it."""
+        self._say(f"killing the agent of this host and its workers: {reason}")
+        self._journal.record("agent_killed", reason=reason)
+
+    def hung_up(self) -> None:
+        """Say that the terminal is gone, and that the job goes on."""
+        self._say("SIGHUP: the job goes on without its terminal")
+        self._journal.record("hung_up")
+
+    def dropped(self, lines: int) -> None:
+        """Record how many lines of the supervisor itself stderr has not taken."""
+        if lines:
+            self._journal.record("output_dropped", of="supervisor", lines=lines)
+
     def lost_agent(self) -> None:
         """Say that the agent has died."""
         self._say("the agent of this host died, and its workers with it")
 
-    def signalled(self, name: str) -> None:
+    def signalled(self, name: str, *, is_second: bool) -> None:
         """Say that a signal asks the job to stop."""
-        self._say(f"{name}: stopping at the next step with a checkpoint (again: at once)")
+        if is_second:
+            self._say(f"{name}: stopping at once")
+        else:
+            self._say(f"{name}: stopping at the next step with a checkpoint (again: at once)")
 
     def ended(self, end: End) -> None:
         """Say the end of the job; a program's own traceback is shown once.
@@ -112,7 +160,7 @@ class Narration:
         if not is_everyones:
             self._say_unsaid()
         if end.traceback:
-            _write(end.traceback)
+            self._write(end.traceback.encode(errors="replace"))
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         self._say(("error: " if is_bad else "") + end.reason)
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
@@ -121,7 +169,8 @@ class Narration:
         """Say that the supervisor itself failed, and that the workers go on."""
         self._say(
             f"error: the supervisor failed ({type(error).__name__}: {error}); the workers go on, "
-            "but are not relaunched if all die; `holdfast report` tells how far they are"
+            "but are not relaunched if all die; `holdfast attach` with the run directory "
+            "watches over them again"
         )
         reason = f"{type(error).__name__}: {error}"
         self._journal.record("supervisor_failed", reason=reason)
@@ -164,16 +213,9 @@ class Narration:
 
     def _say(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
-        _write(f"holdfast: {one_line}\n")
+        self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
 
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
-
-
-def _write(text: str) -> None:
-    """Write to stderr, if there is one and it takes the text."""
-    with contextlib.suppress(OSError, AttributeError):
-        sys.stderr.write(text)
-        sys.stderr.flush()

@@ -20,6 +20,7 @@ from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.supervisor.mpi_library import find_mpiexec, identify
+from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.supervisor.ulfm_trial import assess, require_ulfm
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -87,6 +88,37 @@ def prepare_job(options: JobOptions) -> JobSetup:
         is_resumed=is_resumed,
         warning=library.warning if options.shrink else None,
         key_file=key_file,
+    )
+
+
+def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
+    """Return the setup of a job that lives already; it keeps its own options.
+
+    Raises:
+        UsageError: its record or journal cannot be read.
+    """
+    config = takeover.config
+    options = config.options
+    directory = RunDirectory(options.run_dir)
+    record = directory.load_record()
+    if record is None:
+        raise UsageError(
+            f"run directory {directory.path} has lost its RUN.json while its job lives; "
+            f"stop the job (pid {takeover.agent.pid}), then run again"
+        )
+    is_another = asked is not None and asked != options
+    return JobSetup(
+        options=options,
+        record=record,
+        mpiexec=takeover.mpiexec,
+        journal=open_journal(directory, record.run_id),
+        lease=takeover.lease,
+        first_generation=config.generation,
+        preload=useful_preload(options.preload, options.script),
+        environment=_environment(record.threads),
+        is_resumed=True,
+        warning="the job keeps the options that it was started with" if is_another else None,
+        key_file=config.key_file,
     )
 
 

@@ -1,16 +1,17 @@
 """The process that owns a job, outside MPI: ``holdfast run``.
 
 It starts the agent, passes every event to `recovery.job`, and carries out the commands.
-The agent starts everything else.  It never imports MPI, TensorFlow or HDF5.  Nothing in training
-waits for it: when it is killed, the job goes on.
+The agent starts everything else.  It never imports MPI, TensorFlow or HDF5.  Nothing in
+training waits for it: when it is killed, the job goes on, and another supervisor can take
+the job over.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.recovery.event import (
@@ -19,103 +20,65 @@ from holdfast.recovery.event import (
     Command,
     End,
     Event,
+    KillAgent,
     KillLaunch,
     Launch,
     LaunchEnded,
     StopAsked,
     WorkerExited,
 )
-from holdfast.recovery.job import JobMachine, JobTerms
+from holdfast.recovery.job import JobMachine, JobState, JobTerms
+from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
 from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.supervisor.agent_events import event_of
-from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
+from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms, start_agent
 from holdfast.runtime.supervisor.job_log import Narration
-from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job
+from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.supervisor.order_signals import STOPS, Order, OrderSignals
+from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 
-_SEGMENT_BYTES = 1 << 24
-"""What Open MPI maps for each rank (``btl_sm_segment_size``)."""
-
-_SIGNALS = {
-    signal.SIGINT: ExitCode.INTERRUPTED,
-    signal.SIGTERM: ExitCode.TERMINATED,
-}
-_WATCHED = (*_SIGNALS, signal.SIGUSR2)
-
-
-def run_job(options: JobOptions) -> ExitCode:
-    """Run the job of ``config`` to its end; return the exit code.
-
-    Raises:
-        JobError: the job cannot begin; nothing was started.
-    """
-    setup = prepare_job(options)
-    prefix = f"holdfast-{os.getpid()}-"
-    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory(options)))
-    handlers = {number: signal.getsignal(number) for number in _WATCHED}
-    is_left = False
-    try:
-        supervisor = Supervisor(setup, base)
-        try:
-            return supervisor.run()
-        finally:
-            is_left = supervisor.is_left
-            supervisor.close()
-    finally:
-        if not is_left:
-            shutil.rmtree(base, ignore_errors=True)
-        # Last: no signal may end this process before everything is cleaned up.
-        signal.set_wakeup_fd(-1)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _memory_directory(options: JobOptions) -> str | None:
-    """Return where shared memory files belong, if the system has such a place with enough room.
-
-    Workers talk through these files alone: without room for them they would wait for ever.
-    """
-    place = "/dev/shm"
-    needed = _SEGMENT_BYTES * (options.workers + options.spares)
-    if not os.access(place, os.W_OK | os.X_OK) or shutil.disk_usage(place).free < needed:
-        return None
-    return place
+_LOOK_S = 0.5
+"""The agent is asked for a sign of life, and the clock is looked at, as often."""
 
 
 class Supervisor:
     """Carries events to the job's machine and its commands to the agent."""
 
-    def __init__(self, setup: JobSetup, base: Path) -> None:
+    def __init__(
+        self, setup: JobSetup, base: Path, narration: Narration, takeover: Takeover | None = None
+    ) -> None:
+        options = setup.options
         self._setup = setup
         self._base = base
-        self._narration = Narration(setup.journal, is_verbose=setup.options.verbose)
-        workers = setup.options.workers + setup.options.spares
+        self._narration = narration
+        self._takeover = takeover
+        workers = options.workers + options.spares
         self._machine = JobMachine(
             JobTerms(
                 workers=workers,
-                max_restarts=setup.options.max_restarts,
+                max_restarts=options.max_restarts,
                 # The death of a single worker leaves no survivor that would wait for ever.
-                can_shrink=setup.options.shrink or workers == 1,
+                can_shrink=options.shrink or workers == 1,
                 first_generation=setup.first_generation,
             )
         )
+        self._clock = LaunchClock(LaunchLimits(grace_s=options.grace_s))
         self._keeper = RunKeeper(
-            RunDirectory(setup.options.run_dir),
-            setup.record,
-            setup.lease,
-            self._narration.warned,
+            RunDirectory(options.run_dir), setup.record, setup.lease, narration.warned
         )
         self._reactor = Reactor()
         self._agent: AgentProcess | None = None
+        self._is_warm = False
         self._is_launched = False
         self._end: End | None = None
+        self._looked_at = time.monotonic()
         self.is_left = False
-        """Whether agent and mpiexec go on without this supervisor."""
-        self._watch_signals()
+        """Whether agent and workers go on without this supervisor."""
+        self.signals = OrderSignals(self._reactor, self._on_order)
 
     def run(self) -> ExitCode:
         """Launch, watch and relaunch until the job is over; return its exit code.
@@ -134,47 +97,50 @@ class Supervisor:
             raise
 
     def _run(self) -> ExitCode:
-        self._narration.began(self._setup)
-        self._obey(self._machine.start())
+        if self._takeover is None:
+            self._narration.began(self._setup)
+            self._obey(self._machine.start())
+        else:
+            self._take_over(self._takeover)
         while self._end is None:
-            self._reactor.run_once(None)
+            self._reactor.run_once(_LOOK_S)
+            self._look(time.monotonic())
         self._keeper.look()
         self._narration.ended(self._end)
         return self._end.exit_code
 
     def close(self) -> None:
         """End every process that was started, unless they must go on without the supervisor."""
-        if self.is_left:
-            self._leave()
-            return
         if self._agent is not None:
             self._reactor.forget(self._agent.channel)
-            self._agent.end()
+            if self.is_left:
+                self._agent.leave()
+            else:
+                self._agent.end()
         self._reactor.close()
+        if not self.is_left:
+            shutil.rmtree(self._base, ignore_errors=True)
 
-    def _leave(self) -> None:
-        """Close the channel alone: the agent removes the job's directory at the end."""
-        self._reactor.close()
-        if self._agent is not None:
-            self._agent.channel.close()
+    def _take_over(self, takeover: Takeover) -> None:
+        """Go on with the job of a supervisor that is gone."""
+        self._narration.took_over(self._setup, takeover)
+        timeout_s = self._setup.options.heartbeat_timeout_s
+        agent = AgentProcess(takeover.channel, takeover.agent, timeout_s)
+        self._agent, self._is_warm, self._is_launched = agent, takeover.is_warm, True
+        self._machine.take_over(takeover.launch)
+        for message in takeover.told:
+            self._narration.recall(message)
+            self._decide(message)
+        self._reactor.watch_channel(agent.channel, self._on_message, self._on_agent_end)
 
-    def _watch_signals(self) -> None:
-        """Turn SIGINT, SIGTERM and SIGUSR2 into events of the loop."""
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_read, False)
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write)
-        for number in _WATCHED:
-            signal.signal(number, lambda *_: None)
-        self._reactor.watch(wake_read, lambda: self._on_signals(os.read(wake_read, 64)))
-
-    def _on_signals(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number == signal.SIGUSR2 and self._agent is not None:
-                self._agent.tell({"kind": "request", "what": "save"})
-            elif number in _SIGNALS:
-                self._narration.signalled(signal.Signals(number).name)
-                self._handle(StopAsked(_SIGNALS[signal.Signals(number)]))
+    def _on_order(self, order: Order, number: signal.Signals) -> None:
+        if order is Order.SAVE:
+            self._tell({"kind": "request", "what": "save"})
+        elif order is Order.GO_ON:
+            self._narration.hung_up()
+        else:
+            self._narration.signalled(number.name, is_second=self._machine.is_stopping)
+            self._handle(StopAsked(STOPS[number]))
 
     def _handle(self, event: Event) -> None:
         if self._end is None:
@@ -188,6 +154,8 @@ class Supervisor:
                 case KillLaunch(reason):
                     self._narration.killing(reason)
                     self._tell({"kind": "kill"})
+                case KillAgent(reason):
+                    self._kill_agent(reason)
                 case AskToStop():
                     self._tell({"kind": "request", "what": "stop"})
                 case End():
@@ -198,9 +166,14 @@ class Supervisor:
         self._narration.launching(command)
         if self._agent is None:
             self._agent = self._start_agent()
-        mpi = {"mpiexec": str(self._setup.mpiexec), "ulfm": self._setup.options.shrink}
-        config = self._setup.worker_config(command).to_json()
-        self._tell({"kind": "launch", "config": config, "mpi": mpi})
+        launch = {
+            "kind": "launch",
+            "config": self._setup.worker_config(command).to_json(),
+            "mpi": {"mpiexec": str(self._setup.mpiexec), "ulfm": self._setup.options.shrink},
+            "relaunch": command.relaunch,
+            "spent": command.spent,
+        }
+        self._tell(launch)
         self._is_launched = True
 
     def _start_agent(self) -> AgentProcess:
@@ -212,22 +185,69 @@ class Supervisor:
             lease=self._setup.lease.fileno(),
             verbose=options.verbose,
         )
-        agent = AgentProcess(terms, self._setup.environment)
+        self._is_warm = False
+        agent = start_agent(terms, self._setup.environment)
         self._reactor.watch_channel(agent.channel, self._on_message, self._on_agent_end)
         return agent
 
     def _on_message(self, message: Message) -> None:
         """Log a message of the agent, and pass its event to the machine."""
+        if self._agent is not None:
+            self._agent.heard()
+        kind = message["kind"]
+        if kind in _WARMTH:
+            self._is_warm = _WARMTH[kind](message)
+        elif kind == "signalled" and not self._machine.is_stopping:
+            self._on_order(Order.STOP, signal.Signals[message["signal"]])
         self._narration.heard(message)
+        self._decide(message)
+
+    def _decide(self, message: Message) -> None:
         event = event_of(message)
         if isinstance(event, CheckpointCommitted):
             self._keeper.look()
         if event is not None:
             self._handle(event)
 
+    def _look(self, now: float) -> None:
+        """Now and then: see whether the agent lives, and whether the launch is overdue."""
+        if now - self._looked_at < _LOOK_S or self._end is not None:
+            return
+        self._looked_at = now
+        silence_s = None if self._agent is None else self._agent.silence_s(now)
+        if silence_s is not None:
+            self._kill_agent(f"it has not answered for {silence_s:.1f} s")
+            return
+        generation = self._machine.view.workers[0] if self._machine.view.workers else 0
+        self._clock = self._clock.observe(generation, self._situation, now)
+        overdue = self._clock.overdue
+        if overdue is not None:
+            self._handle(overdue)
+
+    @property
+    def _situation(self) -> Situation:
+        """Return what the launch is waiting for."""
+        match self._machine.state:
+            case JobState.LAUNCHING:
+                return Situation.JOINING if self._is_warm else Situation.WARMING
+            case JobState.ENDING:
+                return Situation.ENDING
+        return Situation.STOPPING if self._machine.is_stopping else Situation.RUNNING
+
+    def _kill_agent(self, reason: str) -> None:
+        """Kill an agent that stands still, and go on as if it had died by itself."""
+        if self._agent is not None:
+            self._narration.killing_agent(reason)
+            self._reactor.forget(self._agent.channel)
+            self._agent.kill()
+            self._lose_agent()
+
     def _on_agent_end(self) -> None:
-        """Report the end of the launch: the kernel has killed all its processes with the agent."""
         self._narration.lost_agent()
+        self._lose_agent()
+
+    def _lose_agent(self) -> None:
+        """Report the end of the launch: the kernel has killed all its processes with the agent."""
         if self._agent is not None:
             self._agent.end()
             self._agent = None
@@ -239,3 +259,11 @@ class Supervisor:
     def _tell(self, message: Message) -> None:
         if self._agent is not None:
             self._agent.tell(message)
+
+
+_WARMTH: dict[str, Callable[[Message], bool]] = {
+    "agent_ready": lambda message: bool(message["warm"]),
+    "warm": lambda _: True,
+    "pool_restarted": lambda _: False,
+}
+"""The messages that tell whether the pool has imported everything."""

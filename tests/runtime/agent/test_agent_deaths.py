@@ -35,7 +35,7 @@ def test_worker_that_leaves_ends_its_guard_in_peace(harness: AgentHarness) -> No
         ("segfault", -11, "signal SIGSEGV"),
         ("abort", -6, "signal SIGABRT"),
         ("sigkill", -9, "signal SIGKILL"),
-        ("sigterm", -15, "signal SIGTERM"),
+        ("sigalrm", -14, "signal SIGALRM"),
     ],
 )
 def test_every_unclean_end_makes_the_guard_kill_itself(

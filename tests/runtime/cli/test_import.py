@@ -54,9 +54,9 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     job = Job()
-    supervisor = ModuleType("holdfast.runtime.supervisor.supervisor")
+    supervisor = ModuleType("holdfast.runtime.supervisor.job_run")
     supervisor.run_job = job  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor.supervisor", supervisor)
+    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor.job_run", supervisor)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     np.savez(tmp_path / "w.npz", **STATE)

@@ -114,7 +114,7 @@ def test_config_file_with_a_mistake_is_refused(
 
 @pytest.mark.parametrize(
     "module",
-    ["cli.main", "supervisor.supervisor", "agent.agent", "agent.pool", "agent.guard"],
+    ["cli.main", "supervisor.job_run", "agent.agent", "agent.pool", "mpiexec.guard"],
 )
 def test_processes_around_the_workers_load_no_heavy_library(module: str) -> None:
     """They must start in milliseconds, and MPI or TensorFlow state must not be forked."""

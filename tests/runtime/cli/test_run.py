@@ -20,9 +20,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobOptions]:
         asked.append(config)
         return ExitCode.STOPPED_EARLY
 
-    supervisor = ModuleType("holdfast.runtime.supervisor.supervisor")
+    supervisor = ModuleType("holdfast.runtime.supervisor.job_run")
     supervisor.run_job = run_job  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor.supervisor", supervisor)
+    monkeypatch.setitem(sys.modules, "holdfast.runtime.supervisor.job_run", supervisor)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     return asked

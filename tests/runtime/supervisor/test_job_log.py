@@ -28,15 +28,19 @@ DEATH = {
 class Told:
     """A narration, and what has become of it."""
 
-    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._capsys = capsys
         self._journal = Journal(path, run_id="run", source="supervisor")
-        self.voice = Narration(self._journal, is_verbose=False)
+        self._written = b""
+        self.voice = Narration(self._journal, is_verbose=False, write=self._take)
 
     def lines(self) -> list[str]:
         """Return what was said since the last time."""
-        return self._capsys.readouterr().err.splitlines()
+        lines, self._written = self._written.decode().splitlines(), b""
+        return lines
+
+    def _take(self, lines: bytes) -> None:
+        self._written += lines
 
     def records(self, event: str) -> list[Record]:
         return [record for record in read_journal(self._path) if record["event"] == event]
@@ -54,8 +58,8 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Told]:
-    told = Told(tmp_path / "journal.jsonl", capsys)
+def told(tmp_path: Path) -> Iterator[Told]:
+    told = Told(tmp_path / "journal.jsonl")
     yield told
     told.close()
 

@@ -94,8 +94,8 @@ def sigkill(tiny: Tiny) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def sigterm(tiny: Tiny) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def sigalrm(tiny: Tiny) -> None:
+    os.kill(os.getpid(), signal.SIGALRM)
 
 
 def stop(tiny: Tiny) -> None:
@@ -154,13 +154,11 @@ def open_kinds() -> list[str]:
 
 
 def tell_place(tiny: Tiny) -> None:
-    sigint = signal.getsignal(signal.SIGINT)
     tiny.report(
         "place",
         directory=os.getcwd(),
         environment={k: v for k, v in os.environ.items() if k.startswith(("PMIX_", "HF_", "TMP"))},
         stdin=os.readlink("/proc/self/fd/0"),
-        sigint_ignored=sigint == signal.SIG_IGN,
         handlers=[n.name for n in signal.valid_signals() if callable(signal.getsignal(n))],
         leads_group=os.getpgrp() == os.getpid() == os.getsid(0),
         parent=os.getppid(),
@@ -174,7 +172,7 @@ BEHAVIOURS = {
     behaviour.__name__: behaviour
     for behaviour in (
         *(leave, wait, exit_0, exit_1, leave_then_exit_3, return_, sys_exit_4, raise_),
-        *(segfault, abort, sigkill, sigterm, stop, hold_gil, compute_in_python, compute_in_c),
+        *(segfault, abort, sigkill, sigalrm, stop, hold_gil, compute_in_python, compute_in_c),
         *(leave_when_asked, start_helper, print_lines, print_much, tell_place),
     )
 }

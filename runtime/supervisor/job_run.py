@@ -1,0 +1,101 @@
+"""One job from its request to its exit code: begun here, or taken over.
+
+``holdfast run`` on the directory of a job that lives without its supervisor goes on with
+that job, in place of starting another one.  ``holdfast attach`` does the same by name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from holdfast.runtime.agent.agent import SOCKET_NAME
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
+from holdfast.runtime.supervisor.supervisor import Supervisor
+from holdfast.runtime.supervisor.takeover import Takeover, find_takeover
+from holdfast.runtime.system.line_sink import LineSink
+
+_SEGMENT_BYTES = 1 << 24
+"""What Open MPI maps for each rank (``btl_sm_segment_size``)."""
+
+_LAST_LINES_WITHIN_S = 2.0
+"""A terminal that takes nothing may not keep a job from ending."""
+
+
+def run_job(options: JobOptions) -> ExitCode:
+    """Run the job of ``options`` to its end; return the exit code.
+
+    A job that lives in the run directory without its supervisor is taken over.
+
+    Raises:
+        JobError: the job cannot begin; nothing was started.
+    """
+    try:
+        setup = prepare_job(options)
+    except RunDirectoryBusy:
+        takeover = find_takeover(RunDirectory(options.run_dir))
+        if takeover is None:
+            raise
+        return _go_on(takeover, asked=options)
+    prefix = f"holdfast-{os.getpid()}-"
+    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory(options)))
+    try:
+        setup.lease.name_agent(base / SOCKET_NAME)
+        return _supervise(setup, base)
+    except OSError:
+        shutil.rmtree(base, ignore_errors=True)
+        raise
+
+
+def attach(run_dir: Path) -> ExitCode:
+    """Take over the job that lives in ``run_dir`` without its supervisor; return its exit code.
+
+    Raises:
+        RunDirectoryBusy: a supervisor runs it.
+        UsageError: there is no such job.
+    """
+    takeover = find_takeover(RunDirectory(run_dir))
+    if takeover is None:
+        raise UsageError(
+            f"no job lives in {run_dir} on this host without its supervisor; "
+            "start or resume it with `holdfast run`"
+        )
+    return _go_on(takeover)
+
+
+def _go_on(takeover: Takeover, asked: JobOptions | None = None) -> ExitCode:
+    setup = setup_of_takeover(takeover, asked)
+    setup.lease.name_owner()
+    return _supervise(setup, takeover.directory, takeover)
+
+
+def _supervise(setup: JobSetup, base: Path, takeover: Takeover | None = None) -> ExitCode:
+    """Run the job to its end; no signal may end this process before everything is cleaned up."""
+    sink = LineSink(2)
+    narration = Narration(setup.journal, is_verbose=setup.options.verbose, write=sink.put)
+    supervisor = Supervisor(setup, base, narration, takeover)
+    try:
+        return supervisor.run()
+    finally:
+        supervisor.close()
+        sink.close(_LAST_LINES_WITHIN_S)
+        narration.dropped(sink.dropped)
+        supervisor.signals.restore()
+
+
+def _memory_directory(options: JobOptions) -> str | None:
+    """Return where shared memory files belong, if the system has such a place with enough room.
+
+    Workers talk through these files alone: without room for them they would wait for ever.
+    """
+    place = "/dev/shm"
+    needed = _SEGMENT_BYTES * (options.workers + options.spares)
+    if not os.access(place, os.W_OK | os.X_OK) or shutil.disk_usage(place).free < needed:
+        return None
+    return place

@@ -1,0 +1,111 @@
+"""Whole lines on their way to a terminal, pipe or file that may take none.
+
+A terminal can be held (Ctrl-S), a pager stuck, a disk full, a pipe closed.  None of that may
+delay the process that has something to say.  So ``put`` only queues, and a thread of its own
+writes.  The queue is bounded: what does not fit is dropped, and counted.
+
+Lines are written in pieces of at most ``PIPE_BUF`` bytes that end at a line's end.  The
+kernel does not mix such writes with those of other processes (pipe(7)), so no line is torn.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+
+QUEUE_BYTES = 32 << 20
+"""Some hundred thousand lines: a terminal that is held for minutes loses nothing."""
+
+
+class LineSink:
+    """A descriptor to write lines to, without ever waiting for it."""
+
+    def __init__(self, fd: int, queue_bytes: int = QUEUE_BYTES) -> None:
+        self.fd = fd
+        self._queue_bytes = queue_bytes
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._dropped = 0
+        self._untold = 0
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="holdfast-sink", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """The number of lines that were not written."""
+        return self._dropped
+
+    def put(self, lines: bytes) -> None:
+        """Queue ``lines``, which end with a newline; drop them if the queue is full."""
+        if not lines:
+            return
+        with self._changed:
+            if self._queued_bytes + len(lines) > self._queue_bytes:
+                self._drop(lines)
+                return
+            self._queue.append(lines)
+            self._queued_bytes += len(lines)
+            self._changed.notify()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until all lines are written, at most ``timeout_s``; the rest is dropped."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        with self._changed:
+            while self._queue:
+                self._drop(self._queue.popleft())
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                lines = self._queue.popleft()
+            self._write(lines)
+            with self._changed:
+                self._queued_bytes -= len(lines)
+
+    def _write(self, lines: bytes) -> None:
+        start = 0
+        try:
+            self._tell_dropped()
+            while start < len(lines):
+                start += self._write_some(lines, start)
+        except OSError:  # closed, full, or a terminal that is gone
+            with self._changed:
+                self._drop(lines[start:])
+
+    def _write_some(self, lines: bytes, start: int) -> int:
+        end = lines.rfind(b"\n", start, start + select.PIPE_BUF) + 1
+        if end == 0:
+            end = lines.index(b"\n", start) + 1
+        try:
+            return os.write(self.fd, lines[start:end])
+        except BlockingIOError:  # somebody who shares the terminal has made it so
+            select.select([], [self.fd], [])
+            return 0
+
+    def _tell_dropped(self) -> None:
+        with self._changed:
+            untold, self._untold = self._untold, 0
+        if untold:
+            noun = "line was" if untold == 1 else "lines were"
+            note = f"holdfast: {untold} {noun} dropped here, because nothing was taken\n"
+            try:
+                os.write(self.fd, note.encode())
+            except OSError:
+                self._untold += untold
+                raise
+
+    def _drop(self, lines: bytes) -> None:
+        count = lines.count(b"\n")
+        self._dropped += count
+        self._untold += count
