@@ -23,6 +23,7 @@ from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 
 GUARD = (sys.executable, "-I", "-S", str(Path(guard_module.__file__).resolve()))
 BOUND_S = 90.0
+PING_EVERY_S = 1.0
 
 
 class AgentHarness:
@@ -180,8 +181,10 @@ class AgentHarness:
         return process
 
     def _read_more(self, deadline: float, awaited: str) -> None:
-        left_s = deadline - time.monotonic()
-        ready = select.select([self.channel], [], [], max(0.0, left_s))[0]
+        ready: list[Channel] = []
+        while not ready and time.monotonic() < deadline:
+            ready = select.select([self.channel], [], [], PING_EVERY_S)[0]
+            self.channel.post({"kind": "ping"})  # as a supervisor that lives
         story = "\n".join(map(str, [*self.events, self.stderr.read_text()]))
         assert ready, f"no {awaited} within {BOUND_S} s; so far:\n{story}"
         self.events += self.channel.drain()

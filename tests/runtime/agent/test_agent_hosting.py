@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from agent_harness import AgentHarness, assert_ended, launcher_of
+from agent_harness import BOUND_S, AgentHarness, assert_ended, launcher_of
 from configs import worker_config
 
 from holdfast.runtime.system.channel import connect
@@ -198,16 +199,54 @@ def test_shutdown_kills_all_and_leaves_nothing(harness: AgentHarness) -> None:
     assert not (harness.directory / "agent.sock").exists()
 
 
-def test_terminated_agent_cleans_up(harness: AgentHarness) -> None:
-    harness.launch([0], "wait")
-    harness.guard(0)
-    pid = harness.wait_for_report(0, "joined")["pid"]
+def test_signal_to_the_agent_is_told_to_its_supervisor_and_ends_nobody(
+    harness: AgentHarness,
+) -> None:
+    """A batch system signals every process of a job; one of them decides."""
+    harness.launch([0], "leave_when_asked")
+    guard = harness.guard(0)
+    worker = harness.wait_for_report(0, "joined")["pid"]
+    pool = harness.wait_for("warm")["pid"]
 
-    harness.process.send_signal(signal.SIGINT)
+    for pid in (worker, guard.pid, pool, harness.process.pid):
+        for number in SENT_BY_BATCH_SYSTEMS:
+            os.kill(pid, number)
+
+    assert harness.wait_for("signalled")["signal"] == "SIGTERM"
+    harness.send("request", what="stop")
+    assert guard.wait() == 0
+    assert not [event for event in harness.events if event["kind"] == "pool_restarted"]
+
+
+def test_first_signal_to_an_agent_alone_asks_its_workers_to_stop(harness: AgentHarness) -> None:
+    harness.launch([0], "leave_when_asked")
+    guard = harness.guard(0)
+    harness.wait_for_report(0, "joined")
+    harness.channel.close()
+
     harness.process.terminate()
 
-    assert harness.process.wait() == 143
-    assert_ended(pid)
+    assert guard.wait() == 0
+    assert harness.process.wait(BOUND_S) == 0
+
+
+def test_second_signal_to_an_agent_alone_ends_it_with_all_its_processes(
+    harness: AgentHarness,
+) -> None:
+    harness.launch([0], "wait")
+    guard = harness.guard(0)
+    worker = harness.wait_for_report(0, "joined")["pid"]
+    harness.channel.close()
+    deadline = time.monotonic() + BOUND_S
+
+    while harness.process.poll() is None:  # the same signal within a second is the same wish
+        assert time.monotonic() < deadline
+        harness.process.terminate()
+        time.sleep(0.1)
+
+    assert harness.process.returncode == 143
+    assert guard.wait() == KILLED_ITSELF
+    assert_ended(worker)
     assert not (harness.directory / "agent.sock").exists()
 
 

@@ -46,10 +46,10 @@ def test_only_the_newest_events_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("holdfast.runtime.agent.supervisor_link._KEPT_EVENTS", 3)
     link = SupervisorLink()
     for n in range(5):
-        link.tell({"n": n})
+        link.tell({"kind": "told", "n": n})
 
     ours, theirs = pair()
-    link.attach(ours, {"n": -1})
+    link.attach(ours, {"kind": "agent_ready", "n": -1})
 
     assert [message["n"] for message in theirs.drain()] == [-1, 2, 3, 4]
     link.detach()

@@ -185,15 +185,16 @@ def test_fence_is_told_with_its_silence(told: Told) -> None:
 
 @pytest.mark.parametrize("is_verbose", [False, True])
 def test_module_that_is_not_warm_concerns_only_who_asks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_verbose: bool
+    tmp_path: Path, *, is_verbose: bool
 ) -> None:
     journal = Journal(tmp_path / "journal.jsonl", run_id="run", source="supervisor")
-    voice = Narration(journal, is_verbose=is_verbose)
+    written: list[bytes] = []
+    voice = Narration(journal, is_verbose=is_verbose, write=written.append)
 
     voice.heard({"kind": "preload_failed", "module": "torch", "message": "none"})
     journal.close()
 
-    said = capsys.readouterr().err
+    said = b"".join(written).decode()
     assert said == ("holdfast: torch is not preloaded: none\n" if is_verbose else "")
 
 
