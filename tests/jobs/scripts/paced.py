@@ -37,9 +37,10 @@ class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
 parser = argparse.ArgumentParser()
 for name in ("samples", "global-batch", "epochs", "save-every", "features", "pause-ms"):
     parser.add_argument(f"--{name}", type=int, required=True)
+parser.add_argument("--linger", type=Path, help="do not end before this file exists")
 options = parser.parse_args()
 
-Trainer(
+result = Trainer(
     lambda: Paced(options.features, options.pause_ms / 1e3),
     example.clusters(options.samples, options.features, 10),
     global_batch=options.global_batch,
@@ -47,3 +48,7 @@ Trainer(
     validation=example.clusters(100, options.features, 10),
     save_every=options.save_every,
 ).run()
+while result.is_first and options.linger and not options.linger.exists():
+    time.sleep(0.01)
+if result.is_first:
+    print(f"written by the first worker: {result.sha256}")

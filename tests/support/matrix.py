@@ -1,0 +1,228 @@
+"""Every process of a job, struck in every way at every moment: what must come of it.
+
+A cell is a victim, a strike and a moment.  Whatever the cell, the run ends with the bytes of
+the undisturbed one and leaves nothing behind.  Cells differ in the exit code alone, and in
+whether ``holdfast run`` has to be typed again:
+
+* SIGTERM to supervisor or agent is an order to stop with a checkpoint, or at once while the
+  workers start: 75, and the next job ends the run.
+* Without its supervisor a job trains on, and the next ``holdfast run`` takes it over.  Before
+  the first launch there is nothing to take over, and it starts.
+* Everything else is survived by the job itself: 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import product
+from pathlib import Path
+
+from workload import Undisturbed, Workload, request_of
+
+from holdfast.runtime.mpiexec import guard
+from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
+
+WORKERS = 3
+VICTIM = 1
+"""The worker that is struck, and whose guard is struck."""
+LIMIT_S = 2
+"""``--heartbeat-timeout`` of these jobs."""
+TRAINED = Workload(
+    microbatches=6, samples=160, global_batch=40, epochs=30, save_every=4, pause_ms=20
+)
+_BOUND_S = 90.0
+_LOOK_S = 0.01
+
+
+class Victim(Enum):
+    """A process of the job."""
+
+    WORKER = "worker"
+    GUARD = "guard"
+    AGENT = "agent"
+    POOL = "pool"
+    WRITER = "writer"
+    MPIEXEC = "mpiexec"
+    SUPERVISOR = "supervisor"
+
+
+class Strike(Enum):
+    """What is done to it."""
+
+    KILL = "kill"
+    STOP = "stop"
+    STOP_CONT = "stop+cont"
+    TERM = "term"
+
+
+class Moment(Enum):
+    """What the job is doing then."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    REPAIR = "repair"
+    SAVE = "save"
+    ENDING = "ending"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One case of the matrix."""
+
+    victim: Victim
+    strike: Strike
+    moment: Moment
+
+    def __str__(self) -> str:
+        """Name the cell in a line of output."""
+        return f"{self.strike.value} {self.victim.value} {self.moment.value}"
+
+
+CELLS = tuple(Cell(*cell) for cell in product(Victim, Strike, Moment))
+
+
+def run_cell(cell: Cell, folder: Path, undisturbed: Undisturbed) -> float:
+    """Run a cell; return the seconds from the strike to the end of the run.
+
+    Raises:
+        AssertionError: something else came of it than must come.
+    """
+    request = _request(folder)
+    with start_job(request, timeout_s=_BOUND_S) as job:
+        _wait_for(cell.moment, job)
+        struck = time.monotonic()
+        _strike(cell, job)
+        (folder / "go").touch()
+        ended = _end(cell, job, request)
+    seconds = time.monotonic() - struck
+    assert ended.exit_code == 0, f"{cell}: exit {ended.exit_code}\n{ended.stderr}"
+    assert ended.sha256 == undisturbed(TRAINED), f"{cell}: other bytes\n{ended.stderr}"
+    assert all(epoch.exact for epoch in ended.report.epochs), f"{cell}: a sample is missing"
+    assert ended.leftovers == (), f"{cell}: {ended.leftovers}"
+    return seconds
+
+
+def _request(folder: Path) -> JobRequest:
+    options = ["--heartbeat-timeout", str(LIMIT_S), "--max-restarts", "4"]
+    plain = request_of(TRAINED, folder / "run", workers=WORKERS, options=options)
+    argv = [*plain.argv, "--linger", str(folder / "go")]
+    return JobRequest(**{**_fields(plain), "argv": argv})
+
+
+def _fields(request: JobRequest) -> dict[str, object]:
+    return {name: getattr(request, name) for name in JobRequest.__dataclass_fields__}
+
+
+def _wait_for(moment: Moment, job: RunningJob) -> None:
+    if moment is Moment.STARTING:
+        job.wait_for("launch")
+        _find(job, _is_named("holdfast-writer"))  # the youngest of the helpers
+    elif moment is Moment.SAVE:
+        job.wait_for("checkpoint")
+    elif moment is Moment.ENDING:
+        job.wait_for("completed")
+    else:
+        job.wait_for("step", step=6)
+    if moment is Moment.REPAIR:
+        os.kill(_find(job, _is_named("holdfast-w2")), signal.SIGKILL)
+
+
+def _strike(cell: Cell, job: RunningJob) -> None:
+    pid = _find(job, _FINDERS[cell.victim])
+    numbers = {
+        Strike.KILL: [signal.SIGKILL],
+        Strike.STOP: [signal.SIGSTOP],
+        Strike.STOP_CONT: [signal.SIGSTOP, signal.SIGCONT],
+        Strike.TERM: [signal.SIGTERM],
+    }
+    for number in numbers[cell.strike]:
+        os.kill(pid, number)
+
+
+def _end(cell: Cell, job: RunningJob, request: JobRequest) -> JobRun:
+    """Return the end of the run, for which another ``holdfast run`` may be needed."""
+    if cell.victim is Victim.SUPERVISOR and cell.strike in (Strike.KILL, Strike.STOP):
+        return _succeeded(cell, job, request)
+    ended = job.wait()
+    if cell.strike is Strike.TERM and cell.victim in (Victim.SUPERVISOR, Victim.AGENT):
+        expected = (0,) if cell.moment is Moment.ENDING else (75, 0)
+        assert ended.exit_code in expected, f"{cell}: exit {ended.exit_code}\n{ended.stderr}"
+        if ended.exit_code == 75:
+            return _run(request)
+    return ended
+
+
+def _succeeded(cell: Cell, job: RunningJob, request: JobRequest) -> JobRun:
+    """Go on with a job whose supervisor is gone, or stands still."""
+    deadline = time.monotonic() + _BOUND_S
+    while True:
+        ended = _run(request)
+        if ended.exit_code != 76:
+            break
+        # The agent has yet to notice that its supervisor stands still.
+        assert time.monotonic() < deadline, f"{cell}: still owned\n{ended.stderr}"
+    if cell.strike is Strike.STOP and job.processes():
+        job.signal(signal.SIGCONT)
+    first = job.wait()
+    assert first.exit_code in (-signal.SIGKILL, 0), f"{cell}: {first.exit_code}\n{first.stderr}"
+    assert first.leftovers == (), f"{cell}: {first.leftovers}"
+    return ended
+
+
+def _run(request: JobRequest) -> JobRun:
+    with start_job(request, timeout_s=_BOUND_S) as job:
+        return job.wait()
+
+
+def _is_named(name: str) -> Callable[[int, str], bool]:
+    return lambda pid, found: found == name
+
+
+def _runs(words: str) -> Callable[[int, str], bool]:
+    return lambda pid, found: words in _command_line(pid)
+
+
+def _is_guard_of_victim(pid: int, _name: str) -> bool:
+    if not _command_line(pid).endswith(f"\0-S\0{guard.__file__}\0"):  # mpiexec's goes on
+        return False
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return f"OMPI_COMM_WORLD_RANK={VICTIM}".encode() in environment
+
+
+_FINDERS: dict[Victim, Callable[[int, str], bool]] = {
+    Victim.WORKER: _is_named(f"holdfast-w{VICTIM}"),
+    Victim.GUARD: _is_guard_of_victim,
+    Victim.AGENT: _is_named("holdfast-agent"),
+    Victim.POOL: _is_named("holdfast-pool"),
+    Victim.WRITER: _is_named("holdfast-writer"),
+    Victim.MPIEXEC: _runs("--with-ft\0ulfm"),
+    Victim.SUPERVISOR: _runs("run\0-n\0"),
+}
+
+
+def _find(job: RunningJob, is_it: Callable[[int, str], bool]) -> int:
+    """Return the process of the job that ``is_it``, waiting until there is one."""
+    deadline = time.monotonic() + _BOUND_S
+    while time.monotonic() < deadline:
+        for pid in _matching(job, is_it):
+            return pid
+        time.sleep(_LOOK_S)
+    raise TimeoutError(f"no such process among {job.processes()}")
+
+
+def _matching(job: RunningJob, is_it: Callable[[int, str], bool]) -> Iterator[int]:
+    for pid, name in job.processes().items():
+        try:
+            if is_it(pid, name):
+                yield pid
+        except OSError:  # it has ended
+            continue
+
+
+def _command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
