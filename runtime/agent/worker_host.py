@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from holdfast.recovery.detector import FailureDetector, SilenceLimits
+from holdfast.recovery.stall import StallDetector, Turn
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
@@ -32,6 +33,9 @@ _STARTING_TIMEOUT_S = 60.0
 """A script may import or write for long, and ``MPI_Init`` holds the interpreter's lock."""
 
 _PHASES_OF_THE_SCRIPT = (Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.LEAVING)
+
+_BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
+"""All may wait inside MPI for as many heartbeat timeouts; an exchange takes seconds at most."""
 
 UNKILLABLE_AFTER_S = 10.0
 """A process that SIGKILL does not end within this time hangs in the kernel: a dead network
@@ -53,6 +57,7 @@ class WorkerHost:
         starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)
         users: dict[int, float] = dict.fromkeys(_PHASES_OF_THE_SCRIPT, starting_s)
         self._detector = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
+        self._stalls = StallDetector(max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S))
         self._reactor = reactor
         self._output = output
         self._tell = tell
@@ -160,6 +165,7 @@ class WorkerHost:
         for worker, finding in self._detector.findings().items():
             if finding.is_dead:
                 self._fence(watched[worker], finding.silent_s)
+        self._end_stall(watched.values(), now)
         self.writer.look(now)
         self.pool.look(now)
         self._write_off_unkillable(now)
@@ -310,6 +316,17 @@ class WorkerHost:
         if step is not None:
             self._tell_report(worker, {"kind": "checkpoint", "step": step})
         self._tell(event)
+
+    def _end_stall(self, watched: Iterable[HostedWorker], now: float) -> None:
+        """Kill a launch whose workers all wait for each other: MPI has lost a death."""
+        living = [hosted for hosted in watched if not hosted.is_condemned]
+        turns = {hosted.worker: Turn(*hosted.page.turn) for hosted in living}
+        self._stalls = self._stalls.observe(turns, now)
+        if self._stalls.is_stalled:
+            seconds = self._stalls.standing_s
+            stalled = {"kind": "stalled", "seconds": round(seconds, 1), "workers": sorted(turns)}
+            self._tell(stalled)
+            self.kill_all(f"all workers waited for each other for {seconds:.0f} s")
 
     def _write_off_unkillable(self, now: float) -> None:
         """Report the death of killed workers whose processes hang in the kernel."""

@@ -109,6 +109,12 @@ class Narration:
             )
         elif kind == "worker_exited" and not message["clean"]:
             self._died(message)
+        elif kind == "stalled":
+            self._say(
+                f"all {len(message['workers'])} workers have waited for each other inside MPI for "
+                f"{message['seconds']:.1f} s: ending the launch"
+            )
+            self._journal.record("stalled", seconds=message["seconds"], workers=message["workers"])
         elif kind == "pool_restarted":
             self._journal.record("pool_restarted", cause=message["cause"])
         elif kind == "output_dropped":

@@ -22,7 +22,7 @@ from enum import IntEnum, IntFlag
 
 from holdfast.runtime.system.sealed_memory import sealed_memory
 
-_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED = range(8)
+_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED, _TURN = range(9)
 _SIZE_BYTES = 4096
 
 
@@ -106,6 +106,16 @@ class HeartbeatPage:
     @generation.setter
     def generation(self, generation: int) -> None:
         self._words[_GENERATION] = generation
+
+    @property
+    def turn(self) -> tuple[int, bool]:
+        """Number of pieces of work begun, and whether this one ends only with the peers' help."""
+        word = self._words[_TURN]
+        return word >> 1, bool(word & 1)
+
+    def begin_turn(self, *, waits_for_peers: bool) -> None:
+        """Note that the worker begins another piece of work (worker only)."""
+        self._words[_TURN] = ((self._words[_TURN] >> 1) + 1) << 1 | waits_for_peers
 
     @property
     def requests(self) -> RequestFlag:

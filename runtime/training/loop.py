@@ -101,6 +101,7 @@ class TrainingLoop:
                 f"a member of the world died, and {self._repairs - 1} repairs in a row have not "
                 "led to a step; the job must be relaunched"
             )
+        self._context.page.begin_turn(waits_for_peers=False)
         if self._ending is not None:
             raise self._ending
         return self._progress.cursor
@@ -127,6 +128,7 @@ class TrainingLoop:
 
     def _act(self, state: StepState) -> StepEvent:
         """Do the work of ``state``."""
+        self._context.page.begin_turn(waits_for_peers=state in _TOGETHER)
         try:
             return _ACTIONS[state](self)
         except WorldBroken:
@@ -314,6 +316,17 @@ class TrainingLoop:
             step = self._progress.cursor.step + (work is not Work.EVALUATE)
         self._context.injector.visit(step, site)
 
+
+_TOGETHER = frozenset(
+    {
+        StepState.REDUCING,
+        StepState.VOTING,
+        StepState.REFUSING,
+        StepState.REPAIRING,
+        StepState.FINISHING,
+    }
+)
+"""States whose work ends only when the peers do theirs.  If all stay there, nobody comes on."""
 
 _ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {
     StepState.JOINING: TrainingLoop._join,

@@ -27,6 +27,18 @@ full = os.open("/dev/full", os.O_WRONLY)
 os.dup2(full, 1)
 os.dup2(full, 2)
 """
+HELD_TERMINAL = """
+import os
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+try:
+    while os.write(writer, bytes(4096)):
+        pass
+except BlockingIOError:
+    os.set_blocking(writer, True)  # each write from now on waits for ever
+os.dup2(writer, 1)
+os.dup2(writer, 2)
+"""
 FAILS_AT_A_DEATH = """
 from holdfast.runtime.supervisor.job_log import Narration
 def fail(self, message):
@@ -42,7 +54,9 @@ JobSetup.worker_config = fail
 """
 
 speechless = pytest.mark.parametrize(
-    "preparation", [CLOSED_PIPE, FULL_DISK], ids=["closed pipe", "full disk"]
+    "preparation",
+    [CLOSED_PIPE, FULL_DISK, HELD_TERMINAL],
+    ids=["closed pipe", "full disk", "held terminal"],
 )
 
 
@@ -94,7 +108,7 @@ def test_job_whose_script_fails_has_its_exit_code_although_nobody_sees_the_trace
     assert "this sample is bad" in job.events("job_ended")[0]["reason"]
 
 
-@speechless
+@pytest.mark.parametrize("preparation", [CLOSED_PIPE, FULL_DISK])
 def test_request_that_is_refused_has_its_exit_code_although_stderr_takes_nothing(
     tmp_path: Path, preparation: str
 ) -> None:

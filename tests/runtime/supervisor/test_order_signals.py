@@ -1,0 +1,105 @@
+"""What signals mean to a supervisor, with a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.runtime.supervisor.order_signals import Order, OrderSignals
+from holdfast.runtime.system.reactor import Reactor
+
+INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2
+BOUND_S = 90.0
+
+
+class Heard:
+    """The orders so far, and the time."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[Order, int]] = []
+        self.now = 100.0
+        self.reactor = Reactor()
+        self.signals = OrderSignals(
+            self.reactor, lambda order, number: self.orders.append((order, number)), self._clock
+        )
+
+    def _clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    made = Heard()
+    yield made
+    made.signals.restore()
+    made.reactor.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "order"),
+    [(INT, Order.STOP), (TERM, Order.STOP), (USR2, Order.SAVE), (HUP, Order.GO_ON)],
+)
+def test_signal_to_this_process_becomes_an_order(
+    heard: Heard, number: signal.Signals, order: Order
+) -> None:
+    os.kill(os.getpid(), number)
+    while not heard.orders:
+        heard.reactor.run_once(BOUND_S)
+
+    assert heard.orders == [(order, number)]
+
+
+def test_order_that_a_scheduler_sends_twice_at_once_is_one(heard: Heard) -> None:
+    """To the process and to its group, for example."""
+    heard.signals.hear(bytes([TERM, TERM]))
+    heard.now += 0.9
+    heard.signals.hear(bytes([TERM]))
+
+    assert heard.orders == [(Order.STOP, TERM)]
+
+
+def test_same_signal_later_is_a_second_order(heard: Heard) -> None:
+    for _ in range(3):
+        heard.signals.hear(bytes([TERM]))
+        heard.now += 1.1
+
+    assert heard.orders == [(Order.STOP, TERM)] * 3
+
+
+def test_key_that_is_pressed_twice_is_two_orders(heard: Heard) -> None:
+    heard.signals.hear(bytes([INT]))
+    heard.now += 0.3
+    heard.signals.hear(bytes([INT]))
+
+    assert heard.orders == [(Order.STOP, INT)] * 2
+
+
+def test_another_signal_is_a_second_order(heard: Heard) -> None:
+    heard.signals.hear(bytes([TERM]))
+    heard.signals.hear(bytes([INT]))
+
+    assert heard.orders == [(Order.STOP, TERM), (Order.STOP, INT)]
+
+
+def test_every_save_is_asked_for(heard: Heard) -> None:
+    heard.signals.hear(bytes([USR2]))
+    heard.signals.hear(bytes([USR2]))
+
+    assert heard.orders == [(Order.SAVE, USR2)] * 2
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(HUP, signal.SIG_IGN)
+    made = Heard()
+
+    os.kill(os.getpid(), HUP)
+    made.reactor.run_once(0.0)
+
+    assert made.orders == []
+    made.signals.restore()
+    made.reactor.close()
+    assert signal.getsignal(HUP) is signal.SIG_IGN
+    signal.signal(HUP, before)
