@@ -47,13 +47,13 @@ class LineSink:
             if self._queued_bytes + len(lines) > self._queue_bytes:
                 self._drop(lines)
                 return
-            self._queue.append(lines)
-            self._queued_bytes += len(lines)
-            self._changed.notify()
+            self._note_gap()
+            self._add(lines)
 
     def close(self, timeout_s: float) -> None:
         """Wait until all lines are written, at most ``timeout_s``; the rest is dropped."""
         with self._changed:
+            self._note_gap()
             self._is_closing = True
             self._changed.notify()
         self._thread.join(timeout_s)
@@ -76,7 +76,6 @@ class LineSink:
     def _write(self, lines: bytes) -> None:
         start = 0
         try:
-            self._tell_dropped()
             while start < len(lines):
                 start += self._write_some(lines, start)
         except OSError:  # closed, full, or a terminal that is gone
@@ -93,19 +92,22 @@ class LineSink:
             select.select([], [self.fd], [])
             return 0
 
-    def _tell_dropped(self) -> None:
-        with self._changed:
-            untold, self._untold = self._untold, 0
+    def _add(self, lines: bytes) -> None:
+        self._queue.append(lines)
+        self._queued_bytes += len(lines)
+        self._changed.notify()
+
+    def _note_gap(self) -> None:
+        """Tell the reader at this place that lines are missing."""
+        untold, self._untold = self._untold, 0
         if untold:
             noun = "line was" if untold == 1 else "lines were"
-            note = f"holdfast: {untold} {noun} dropped here, because nothing was taken\n"
-            try:
-                os.write(self.fd, note.encode())
-            except OSError:
-                self._untold += untold
-                raise
+            self._add(f"{_GAP}{untold} {noun} dropped here, because none was taken\n".encode())
 
     def _drop(self, lines: bytes) -> None:
-        count = lines.count(b"\n")
+        count = 0 if lines.startswith(_GAP.encode()) else lines.count(b"\n")
         self._dropped += count
         self._untold += count
+
+
+_GAP = "holdfast: output: "

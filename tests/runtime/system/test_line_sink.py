@@ -86,7 +86,7 @@ def test_dropped_lines_are_told_to_a_reader_that_comes_back(ends: tuple[int, int
 
     os.close(writer)
     rest = b"".join(iter(lambda: os.read(reader, 4096), b""))
-    assert rest == b"holdfast: 4 lines were dropped here, because nothing was taken\nlater\n"
+    assert rest == b"holdfast: output: 4 lines were dropped here, because none was taken\nlater\n"
 
 
 @pytest.mark.parametrize("place", ["closed pipe", "full disk"])
