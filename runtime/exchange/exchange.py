@@ -74,6 +74,10 @@ class Exchange:
             found = map_peers(self._membership, list(self._offers.values()))
             self._common.update(zip(self._offers, found, strict=True))
 
+    def reassign(self) -> None:
+        """Forget the plans; called by all members at the same point, when owners change."""
+        self._ways.clear()
+
     def sum(
         self,
         work: Work,

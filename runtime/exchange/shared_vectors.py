@@ -97,6 +97,13 @@ class SharedVectors:
             self._views[index] = np.frombuffer(self._map, np.float32, self.floats, start)
         return self._views[index]
 
+    def give_back(self) -> None:
+        """Return the memory of all vectors to the system; their contents become zeros.
+
+        It comes back with the first write.  No peer may be reading.
+        """
+        self._map.madvise(mmap.MADV_REMOVE, _HEADER_BYTES)
+
     def close(self) -> None:
         """Allow no more openings; mapped memory stays.  Closing twice is harmless."""
         self._closer()

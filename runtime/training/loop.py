@@ -75,6 +75,7 @@ class TrainingLoop:
         self._exchange = Exchange(self._membership, offers, job.microbatches)
         self._transaction = self._transactions[Work.TRAIN]
         self._assignment = assign(job.microbatches, world)
+        self._is_scattered = False
         self._is_loaded = False
         self._ending: JobError | None = None
         self._is_stopping = False
@@ -209,6 +210,7 @@ class TrainingLoop:
         self._saver.world_changed()
         self._clock.world_changed()
         self._assignment = adopt(self._assignment, self._membership.world)
+        self._is_scattered = True
         times = RepairTimes(self._detected, *phases)
         self._records.world_changed(before, times, attempts=self._repairs)
         self._detected = 0.0
@@ -259,6 +261,8 @@ class TrainingLoop:
             is_saving=self._saver.is_busy,
         )
         self._forget_leaves()
+        if self._is_scattered:
+            self._gather_again()
         self._preparation.prepare_next()
         self._repairs = 0
         cursor, page = self._progress.cursor, self._context.page
@@ -281,6 +285,19 @@ class TrainingLoop:
             self._clock.began(now)
             self._context.page.answer(RequestFlag.SAVE)
             self._visit(Site.SAVE, step=cursor.step)
+
+    def _gather_again(self) -> None:
+        """Own microbatches in runs again, as a world without a death does.
+
+        ``adopt`` moves orphans only, so that the step is soon done again.  What it leaves is
+        scattered: more roots to exchange, more vectors to hold.  Every survivor commits the
+        same transaction, so all change owners at the same point.
+        """
+        self._is_scattered = False
+        self._assignment = assign(self._job.microbatches, self._membership.world)
+        self._exchange.reassign()
+        for transaction in self._transactions.values():
+            transaction.give_back()
 
     def _forget_leaves(self) -> None:
         for transaction in self._transactions.values():

@@ -137,6 +137,11 @@ class Transaction:
         """Drop all leaves: the transaction is committed, or belongs to another state."""
         self._sums.clear()
 
+    def give_back(self) -> None:
+        """Drop all leaves and their memory: from now on this worker owns fewer, or others."""
+        self.forget()
+        self.vectors.give_back()
+
 
 # Cached, because the nodes are the same for every step of a world.
 @functools.lru_cache(maxsize=8)

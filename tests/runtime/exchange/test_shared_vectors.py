@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 
 import numpy as np
@@ -73,3 +74,25 @@ def test_memory_cannot_shrink_under_its_readers() -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(int(number), 4096)
     vectors.close()
+
+
+def test_memory_that_is_given_back_costs_nothing_until_the_next_write() -> None:
+    vectors = SharedVectors.create(100_000, 4)
+    peer = SharedVectors.open(vectors.ticket)
+    for index in range(4):
+        vectors.at(index)[:] = 1.0
+    full = os.fstat(peer_fd(vectors)).st_blocks
+
+    vectors.give_back()
+
+    assert os.fstat(peer_fd(vectors)).st_blocks * 10 < full
+    assert not peer.at(2).any()
+    vectors.at(2)[:] = 5.0
+    assert (peer.at(2) == 5.0).all()
+    assert SharedVectors.open(vectors.ticket).floats == 100_000  # the token is still there
+    vectors.close()
+
+
+def peer_fd(vectors: SharedVectors) -> int:
+    """Return the descriptor of the memory."""
+    return struct.unpack_from("<qq", vectors.ticket)[1]

@@ -23,8 +23,10 @@ from simulation import (
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.recovery.assignment import Assignment, assign
 from holdfast.recovery.fault import Fault, Site
-from holdfast.recovery.world import WorkerId
+from holdfast.recovery.reduction import ReductionPlan, plan_reduction
+from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.system.heartbeat import RequestFlag
@@ -285,3 +287,32 @@ def _assert_exact(job: SimulatedJob, seed: int) -> None:
     for ledger in epochs.values():
         assert (ledger["samples"], ledger["exact"]) == (SAMPLES, True), seed
     assert len({ledger["fingerprint"] for ledger in epochs.values()}) == 1, seed
+
+
+def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
+    tmp_path: Path,
+    numerics: Numerics,
+    undisturbed: dict[int, Ending],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What ``adopt`` leaves is scattered: more roots to exchange, more memory to hold."""
+    planned: list[tuple[World, Assignment]] = []
+
+    def plan(assignment: Assignment, world: World, microbatches: int) -> ReductionPlan:
+        planned.append((world, assignment))
+        return plan_reduction(assignment, world, microbatches)
+
+    monkeypatch.setattr("holdfast.runtime.exchange.exchange.plan_reduction", plan)
+    victims = {1: 1, 2: 1, 4: 1, 5: 2, 6: 2, 0: 2}
+    faults = tuple(Fault(KILL, WorkerId(w), step, Site.VOTE) for w, step in victims.items())
+    job = SimulatedJob(tmp_path / "run", numerics)
+
+    endings = job.launch(Launch(8, 8, microbatches=13, seed=3, faults=faults))
+
+    assert [ending for ending in endings if ending] == [undisturbed[13]] * 2
+    worlds = {world.workers: assignment for world, assignment in planned}
+    last = max((world for world, _ in planned), key=lambda world: world.generation)
+    assert last.workers == (3, 7)
+    assert worlds[last.workers] == assign(13, last)
+    first_of_last = next(assignment for world, assignment in planned if world == last)
+    assert first_of_last != assign(13, last)  # so that only orphans were computed again
