@@ -40,7 +40,7 @@ class LaunchLimits:
 
     warm_s: float = 900.0
     join_s: float = 180.0
-    end_s: float = 30.0
+    end_s: float = 120.0
     grace_s: float | None = None
 
     def of(self, situation: Situation) -> float | None:

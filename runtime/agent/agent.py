@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.helper_watch import HelperWatch
@@ -41,6 +42,7 @@ SHORTEST_SILENCE_S = 5.0
 
 _SAME_SIGNAL_WITHIN_S = 1.0
 """A scheduler that signals a process, and then its group, has asked once."""
+_GUARDS_COME_WITHIN_S = 180.0
 _FIRST_SUPERVISOR_WITHIN_S = 60.0
 _IDLE_LOOK_S = 1.0
 _OUTPUT_ENDS_WITHIN_S = 2.0
@@ -88,6 +90,7 @@ class Agent:
         self._supervisor = SupervisorLink(max(settings.heartbeat_timeout_s, SHORTEST_SILENCE_S))
         self._stop_asked_at: float | None = None
         self._dropped_told = 0
+        self._waits_since = time.monotonic()
         self._parent = settings.parent
         self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
         self._exit_code: ExitCode | None = None
@@ -127,9 +130,10 @@ class Agent:
         self._host.close()
         self._mpi.close()
         self._listener.close()
+        self._output.close(_OUTPUT_ENDS_WITHIN_S)
+        self._tell_dropped()
         self._supervisor.detach()
         self._reactor.close()
-        self._output.close(_OUTPUT_ENDS_WITHIN_S)
 
     @property
     def has_supervisor(self) -> bool:
@@ -156,7 +160,7 @@ class Agent:
         now = time.monotonic()
         if self._supervisor.is_present:
             self._supervisor.tell({"kind": "signalled", "signal": "SIGTERM"})
-        elif self._stop_asked_at is None and not self._host.is_idle:
+        elif self._stop_asked_at is None and self._host.state.had_guards:
             self._stop_asked_at = now
             self._host.ask_all(RequestFlag.STOP)
         elif self._stop_asked_at is None or now - self._stop_asked_at > _SAME_SIGNAL_WITHIN_S:
@@ -204,10 +208,13 @@ class Agent:
     def _take_supervisor(self, channel: Channel, visitor: _Visitor, message: Message) -> None:
         """Serve a supervisor from now on, unless it would replace one that is well."""
         takes_over = bool(message.get("takes_over"))
-        if takes_over and self._supervisor.is_present:
-            channel.post({"kind": "supervised", "pid": self._supervisor.pid})
+        refusal = self._refusal(message.get("job")) if takes_over else None
+        if refusal is not None:
+            channel.post(refusal)
             self._reactor.forget(channel)
             channel.close()
+            for fd in message.get(FDS, ()):
+                os.close(fd)
             return
         visitor.on_message = self._obey
         visitor.on_end = lambda: self._lose_supervisor(channel)
@@ -218,6 +225,17 @@ class Agent:
         self._speak_to(message.get(FDS, ()))
         self._greet(channel, takes_over=takes_over)
 
+    def _refusal(self, job: list[Any] | None) -> Message | None:
+        """Return why nobody may take over for ``job``: whether it is fresh, script and argv."""
+        if self._supervisor.is_present:
+            return {"kind": "supervised", "pid": self._supervisor.pid}
+        launch = self._supervisor.log.launch
+        if job is None or launch is None:
+            return None
+        options = launch["config"]["options"]
+        is_same = job == [False, options["script"], *options["argv"]]
+        return None if is_same else {"kind": "another_script"}
+
     def _greet(self, channel: Channel, *, takes_over: bool) -> None:
         greeting: Message = {"kind": "agent_ready", "warm": self._host.is_warm}
         if not takes_over:
@@ -227,6 +245,8 @@ class Agent:
             "launch": self._supervisor.log.launch,
             "told": self._supervisor.repeat(),
             "directory": str(self._directory),
+            "cwd": os.getcwd(),
+            "environment": dict(os.environ),
         }
         self._supervisor.attach(channel, greeting, () if self._lease is None else (self._lease,))
 
@@ -236,6 +256,8 @@ class Agent:
             if number <= 2:
                 os.dup2(fd, number)
             os.close(fd)
+        if fds:
+            self._output.redirect()
 
     def _lose_supervisor(self, channel: Channel) -> None:
         self._expects_supervisor_until = time.monotonic()
@@ -247,6 +269,8 @@ class Agent:
         kind = message.get("kind")
         if kind == "ping":
             self._supervisor.tell({"kind": "pong"})
+        elif kind == "lease":
+            self._take_lease(message.get(FDS, ()))
         elif kind == "launch":
             self._begin(message)
         elif kind == "kill":
@@ -258,6 +282,13 @@ class Agent:
             self._end(ExitCode.DONE)
         else:
             self._refuse(f"there is no order {kind!r}")
+
+    def _take_lease(self, fds: Sequence[int]) -> None:
+        """Hold the lease of a run directory that was made again, in place of the old one."""
+        for fd in fds:
+            if self._lease is not None:
+                os.close(self._lease)
+            self._lease = fd
 
     def _begin(self, message: Message) -> None:
         try:
@@ -298,6 +329,10 @@ class Agent:
     def _end_if_not_needed(self, now: float) -> None:
         if self._host.is_helpless:
             self._end(ExitCode.RECOVERY_IMPOSSIBLE)
+        if self._supervisor.is_present or self._host.state.had_guards:
+            self._waits_since = now
+        elif now - self._waits_since > _GUARDS_COME_WITHIN_S:
+            self._end(ExitCode.RECOVERY_IMPOSSIBLE)  # mpiexec starts none, and nobody else looks
         may_still_come = now < self._expects_supervisor_until and os.getppid() == self._parent
         if self._supervisor.channel is None and not may_still_come and self._host.is_idle:
             self._end(ExitCode.DONE)

@@ -27,7 +27,7 @@ class _Stream:
 
     fd: int
     prefix: bytes
-    sink: LineSink
+    sink_fd: int
     noise: NoiseFilter | None
     partial: bytearray = field(default_factory=bytearray)
 
@@ -72,6 +72,7 @@ class OutputForwarder:
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Stream] = deque()
         self._sinks: dict[int, LineSink] = {}
+        self._left: list[LineSink] = []
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._deadline: float | None = None
@@ -81,13 +82,21 @@ class OutputForwarder:
     @property
     def dropped(self) -> int:
         """The number of lines that no sink has taken."""
-        return sum(sink.dropped for sink in list(self._sinks.values()))
+        return sum(sink.dropped for sink in [*self._sinks.values(), *self._left])
+
+    def redirect(self) -> None:
+        """Write to what our stdout and stderr are by now, even if a write to the old ones hangs."""
+        self._left += self._sinks.values()
+        for sink in self._sinks.values():
+            sink.close(0.0)
+        self._sinks = {fd: LineSink(fd) for fd in self._sinks}
 
     def forward(self, fd: int, prefix: str, sink_fd: int) -> None:
         """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``."""
         noise = None if self._verbose else NoiseFilter()
-        sink = self._sinks.get(sink_fd) or self._sinks.setdefault(sink_fd, LineSink(sink_fd))
-        self._new.append(_Stream(fd, prefix.encode(), sink, noise))
+        if sink_fd not in self._sinks:
+            self._sinks[sink_fd] = LineSink(sink_fd)
+        self._new.append(_Stream(fd, prefix.encode(), sink_fd, noise))
         os.write(self._wake_write, b"w")
 
     def close(self, timeout_s: float) -> None:
@@ -128,14 +137,14 @@ class OutputForwarder:
     def _read(self, stream: _Stream) -> None:
         data = os.read(stream.fd, _CHUNK_BYTES)
         if data:
-            stream.sink.put(stream.lines_in(data))
+            self._sinks[stream.sink_fd].put(stream.lines_in(data))
         else:
             self._selector.unregister(stream.fd)
             self._finish(stream)
 
     def _finish(self, stream: _Stream) -> None:
         os.close(stream.fd)
-        stream.sink.put(stream.last_line())
+        self._sinks[stream.sink_fd].put(stream.last_line())
 
     def _end(self) -> None:
         for key in list(self._selector.get_map().values()):

@@ -66,8 +66,16 @@ for command in (run, attach, import_weights, save, report, doctor):
     holdfast.add_command(command)
 
 
+def _open_closed_streams() -> None:
+    """Give closed standard streams a place, before another file gets their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit; an error becomes one line and its exit code."""
+    _open_closed_streams()
     try:
         sys.exit(_exit_code_of(argv))
     finally:

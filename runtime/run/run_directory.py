@@ -137,8 +137,10 @@ class Lease:
         return found if isinstance(found, dict) else {}
 
     def _write(self, owner: dict[str, object]) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(owner).encode() + b"\n", 0)
+        # Written first and cut afterwards: on a full disk the old content stays.
+        content = json.dumps(owner).encode() + b"\n"
+        os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
+        os.ftruncate(self._descriptor, len(content))
 
     def release(self) -> None:
         """Close this process's copy; the lease ends when no other process has one."""

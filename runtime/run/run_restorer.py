@@ -23,11 +23,14 @@ class RunKeeper:
         record: RunRecord,
         lease: Lease,
         tell: Callable[[str], None],
+        hand_on: Callable[[Lease], None] = lambda _: None,
     ) -> None:
         self._directory = directory
         self._record = record
-        self._lease = lease
+        self.lease = lease
+        """The lease of the directory as it is now."""
         self._tell = tell
+        self._hand_on = hand_on
         self._failure = ""
 
     def look(self) -> None:
@@ -58,7 +61,8 @@ class RunKeeper:
             raise UsageError(f"{self._directory.path} and its parent directory were removed")
         self._directory.prepare()
         if not self._has_lease():
-            self._lease = self._directory.acquire_lease()
+            self.lease = self._directory.acquire_lease()
+            self._hand_on(self.lease)
         self._directory.create_record(self._record)
         return True
 
@@ -66,7 +70,7 @@ class RunKeeper:
         """Return whether the held lease is the file that other processes would open."""
         try:
             return os.path.samestat(
-                os.fstat(self._lease.fileno()), self._directory.lease_path.stat()
+                os.fstat(self.lease.fileno()), self._directory.lease_path.stat()
             )
         except FileNotFoundError:
             return False

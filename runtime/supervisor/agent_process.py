@@ -11,7 +11,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class AgentTerms:
     """
 
     directory: Path
+    cwd: Path
     heartbeat_timeout_s: float
     preload: tuple[str, ...]
     lease: int
@@ -68,6 +69,7 @@ def start_agent(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProce
         child = subprocess.Popen(
             terms.command(),
             env=dict(environment),
+            cwd=terms.cwd,
             stdin=subprocess.DEVNULL,
             pass_fds=(terms.lease,),
             start_new_session=True,
@@ -97,9 +99,9 @@ class AgentProcess:
         self._detector = FailureDetector(limits)
         self._heard = 0
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send an order; ignore an agent that is gone, because its end is handled elsewhere."""
-        self.channel.post(message)
+        self.channel.post(message, fds)
 
     def heard(self) -> None:
         """Take note that the agent has sent something."""

@@ -6,6 +6,7 @@ that job, in place of starting another one.  ``holdfast attach`` does the same b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -39,18 +40,15 @@ def run_job(options: JobOptions) -> ExitCode:
     try:
         setup = prepare_job(options)
     except RunDirectoryBusy:
-        takeover = find_takeover(RunDirectory(options.run_dir))
+        takeover = find_takeover(RunDirectory(options.run_dir), asked=options)
         if takeover is None:
             raise
         return _go_on(takeover, asked=options)
     prefix = f"holdfast-{os.getpid()}-"
     base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory(options)))
-    try:
+    with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-        return _supervise(setup, base)
-    except OSError:
-        shutil.rmtree(base, ignore_errors=True)
-        raise
+    return _supervise(setup, base)
 
 
 def attach(run_dir: Path) -> ExitCode:
@@ -71,7 +69,8 @@ def attach(run_dir: Path) -> ExitCode:
 
 def _go_on(takeover: Takeover, asked: JobOptions | None = None) -> ExitCode:
     setup = setup_of_takeover(takeover, asked)
-    setup.lease.name_owner()
+    with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
+        setup.lease.name_owner()
     return _supervise(setup, takeover.directory, takeover)
 
 

@@ -41,6 +41,8 @@ class JobSetup:
     is_resumed: bool
     warning: str | None
     key_file: KeyFile | None
+    cwd: Path
+    """Where the user has started the job: its script may name files from there."""
 
     def worker_config(self, command: Launch) -> WorkerConfig:
         """Return what the workers of a launch are told; all but the worker is the same for all."""
@@ -88,6 +90,7 @@ def prepare_job(options: JobOptions) -> JobSetup:
         is_resumed=is_resumed,
         warning=library.warning if options.shrink else None,
         key_file=key_file,
+        cwd=Path.cwd(),
     )
 
 
@@ -115,10 +118,11 @@ def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
         lease=takeover.lease,
         first_generation=config.generation,
         preload=useful_preload(options.preload, options.script),
-        environment=_environment(record.threads),
+        environment=takeover.environment,
         is_resumed=True,
         warning="the job keeps the options that it was started with" if is_another else None,
         key_file=config.key_file,
+        cwd=takeover.cwd,
     )
 
 

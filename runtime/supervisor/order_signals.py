@@ -7,6 +7,7 @@ later one, is a second order, and that means "now".
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -16,10 +17,16 @@ from enum import Enum
 from holdfast.recovery.event import ExitCode
 from holdfast.runtime.system.reactor import Reactor
 
-STOPS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
-_WATCHED = (*STOPS, signal.SIGUSR2, signal.SIGHUP)
-_SAME_ORDER_WITHIN_S = {signal.SIGINT: 0.25, signal.SIGTERM: 1.0}
-"""People press Ctrl-C twice faster than that only by mistake."""
+STOPS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGXCPU: ExitCode.TERMINATED,
+}
+_WATCHED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""SIGUSR1 asks for nothing; its default would end this process."""
+
+_SAME_ORDER_WITHIN_S = {signal.SIGINT: 0.25, signal.SIGTERM: 1.0, signal.SIGXCPU: math.inf}
+"""People press Ctrl-C twice faster than that only by mistake; SIGXCPU comes every second."""
 
 
 class Order(Enum):

@@ -29,8 +29,9 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.job import JobMachine, JobState, JobTerms
 from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
+from holdfast.runtime.agent.agent import SOCKET_NAME
 from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.supervisor.agent_events import event_of
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms, start_agent
@@ -68,7 +69,11 @@ class Supervisor:
         )
         self._clock = LaunchClock(LaunchLimits(grace_s=options.grace_s))
         self._keeper = RunKeeper(
-            RunDirectory(options.run_dir), setup.record, setup.lease, narration.warned
+            RunDirectory(options.run_dir),
+            setup.record,
+            setup.lease,
+            narration.warned,
+            self._hand_lease,
         )
         self._reactor = Reactor()
         self._agent: AgentProcess | None = None
@@ -180,12 +185,14 @@ class Supervisor:
         options = self._setup.options
         terms = AgentTerms(
             directory=self._base,
+            cwd=self._setup.cwd,
             heartbeat_timeout_s=options.heartbeat_timeout_s,
             preload=self._setup.preload,
-            lease=self._setup.lease.fileno(),
+            lease=self._keeper.lease.fileno(),
             verbose=options.verbose,
         )
         self._is_warm = False
+        self._base.mkdir(mode=0o700, exist_ok=True)  # an agent that lost us may have removed it
         agent = start_agent(terms, self._setup.environment)
         self._reactor.watch_channel(agent.channel, self._on_message, self._on_agent_end)
         return agent
@@ -198,7 +205,8 @@ class Supervisor:
         if kind in _WARMTH:
             self._is_warm = _WARMTH[kind](message)
         elif kind == "signalled" and not self._machine.is_stopping:
-            self._on_order(Order.STOP, signal.Signals[message["signal"]])
+            # With this process's own signals, which may be of the same wish.
+            self.signals.hear(bytes([signal.Signals[message["signal"]]]))
         self._narration.heard(message)
         self._decide(message)
 
@@ -255,6 +263,12 @@ class Supervisor:
         for worker in sorted(set(view.workers) - set(view.exits)):
             self._handle(WorkerExited(worker, is_clean=False, cause="its agent died"))
         self._handle(LaunchEnded())
+
+    def _hand_lease(self, lease: Lease) -> None:
+        """Give the agent the lease of a directory that was made again; it outlives this process."""
+        lease.name_agent(self._base / SOCKET_NAME)
+        if self._agent is not None:
+            self._agent.tell({"kind": "lease"}, (lease.fileno(),))
 
     def _tell(self, message: Message) -> None:
         if self._agent is not None:

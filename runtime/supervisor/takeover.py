@@ -7,6 +7,7 @@ decides as the last one would have done.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -17,6 +18,7 @@ from typing import Any
 from holdfast.recovery.event import Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.own_file import read_at_most
 from holdfast.runtime.run.run_directory import LARGEST_LEASE_BYTES, Lease, RunDirectory
@@ -24,7 +26,7 @@ from holdfast.runtime.system.channel import FDS, Channel, Message, connect
 from holdfast.runtime.system.peer_process import PeerProcess
 
 ANSWERS_WITHIN_S = 15.0
-"""An agent that nobody supervises and that says nothing for as long stands still."""
+"""A busy machine may need that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +40,22 @@ class Takeover:
     mpiexec: Path
     lease: Lease
     directory: Path
+    cwd: Path
+    environment: dict[str, str]
+    """What the job was started in, and with; the same for what is started from now on."""
     told: tuple[Message, ...]
     """Events of the launch that the last supervisor has seen, the newest last."""
     is_warm: bool
 
 
-def find_takeover(run_dir: RunDirectory) -> Takeover | None:
+def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Takeover | None:
     """Return the job of ``run_dir``, if it lives on this host and nobody supervises it.
 
-    An agent that nobody supervises and that does not answer is killed: its job is over.
+    A request of another script, or for a fresh run, takes no job over.
 
     Raises:
-        RunDirectoryBusy: somebody supervises it; the message names the process.
+        RunDirectoryBusy: somebody supervises it, its agent does not answer, or it is another
+            job than was asked for; the message names the process, and what to do.
     """
     path = _agent_of(run_dir)
     if path is None:
@@ -62,20 +68,27 @@ def find_takeover(run_dir: RunDirectory) -> Takeover | None:
     if agent is None:
         channel.close()
         return None
-    answer = _ask(channel)
-    if answer is None:
-        agent.kill()
-        agent.has_ended(ANSWERS_WITHIN_S)
-    elif answer["kind"] == "agent_ready" and answer.get("launch"):
+    answer = _ask(channel, asked)
+    if answer["kind"] == "agent_ready" and answer.get("launch"):
         return _taken(channel, agent, answer)
     agent.close()
     channel.close()
-    if answer is not None and answer["kind"] == "supervised":
-        raise RunDirectoryBusy(
-            f"run directory {run_dir.path} belongs to another job, which pid {answer['pid']} "
-            "supervises; wait for it to end, stop it, or choose another --run-dir"
-        )
-    return None
+    if answer["kind"] == "gone":
+        return None
+    why = _REFUSALS[answer["kind"]].format(pid=answer.get("pid", agent.pid))
+    raise RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
+
+
+_REFUSALS = {
+    "supervised": "another job, which pid {pid} supervises; wait for it to end, stop it, or "
+    "choose another --run-dir",
+    "silent": "a job whose agent, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
+    "end it (kill -KILL {pid}), then run again",
+    "another_script": "a job of another script, whose supervisor is gone; go on with it by "
+    "`holdfast attach`, or choose another --run-dir",
+    "agent_ready": "a job that has just lost its supervisor, before its first launch; run again "
+    "in a minute",
+}
 
 
 def _agent_of(run_dir: RunDirectory) -> Path | None:
@@ -86,15 +99,17 @@ def _agent_of(run_dir: RunDirectory) -> Path | None:
         return None
 
 
-def _ask(channel: Channel) -> Message | None:
-    """Return the agent's answer; None if there is none."""
+def _ask(channel: Channel, asked: JobOptions | None) -> Message:
+    """Return the agent's answer; its kind is ``silent`` or ``gone`` if there is none."""
+    job = None if asked is None else [asked.fresh, str(asked.script), *asked.argv]
+    with contextlib.suppress(OSError):  # it may have answered and closed already
+        channel.send({"kind": "supervisor", "takes_over": True, "job": job}, (1, 2))
+    if not select.select([channel], [], [], ANSWERS_WITHIN_S)[0]:
+        return {"kind": "silent"}
     try:
-        channel.send({"kind": "supervisor", "takes_over": True}, (1, 2))
+        return channel.receive() or {"kind": "gone"}
     except OSError:
         return {"kind": "gone"}
-    if not select.select([channel], [], [], ANSWERS_WITHIN_S)[0]:
-        return None
-    return channel.receive() or {"kind": "gone"}
 
 
 def _taken(channel: Channel, agent: PeerProcess, answer: dict[str, Any]) -> Takeover:
@@ -110,6 +125,8 @@ def _taken(channel: Channel, agent: PeerProcess, answer: dict[str, Any]) -> Take
         mpiexec=Path(message["mpi"]["mpiexec"]),
         lease=Lease(answer[FDS][0]),
         directory=Path(answer["directory"]),
+        cwd=Path(answer["cwd"]),
+        environment=answer["environment"],
         told=tuple(answer["told"]),
         is_warm=bool(answer["warm"]),
     )

@@ -81,7 +81,8 @@ class Channel:
         line = _encode(message, fds)
         with self._sending:
             sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
-            self._socket.sendall(line[sent:])
+            if sent < len(line):
+                self._socket.sendall(line[sent:])
 
     def post(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Queue one message and write what can be written at once.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +75,50 @@ def test_a_run_goes_through_many_sizes_and_ends_with_the_same_bytes(
 
     with start_job(request_of(longer, tmp_path, workers=4)) as job:
         assert_whole(job.wait(), longer, undisturbed(longer))
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.05])
+def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -> None:
+    """A scheduler signals a cgroup, and the agent may hear of it before the supervisor."""
+    with start_job(request_of(LONG, tmp_path / "run", workers=3)) as job:
+        job.wait_for("step", step=5)
+        job.signal(signal.SIGTERM, "holdfast-agent")
+        time.sleep(gap_s)
+        for pid in job.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        stopped = job.wait()
+
+    assert stopped.exit_code == 75, stopped.stderr
+    assert stopped.report.checkpoints[-1].step == stopped.events("stopped")[0]["step"]
+    assert stopped.report.failures == ()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_signal_that_asks_for_nothing_ends_nobody(
+    tmp_path: Path, undisturbed: Undisturbed, number: signal.Signals
+) -> None:
+    with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
+        job.wait_for("step", step=5)
+        for pid in job.processes():
+            os.kill(pid, number)
+        ended = job.wait()
+
+    assert_whole(ended, LONG, undisturbed(LONG))
+    assert ended.report.failures == ()
+
+
+def test_stop_that_takes_longer_than_its_grace_is_cut_short(tmp_path: Path) -> None:
+    slow = replace(LONG, pause_ms=20_000)
+    options = ["--grace", "1", "--heartbeat-timeout", "60"]
+    with start_job(request_of(slow, tmp_path / "run", workers=2, options=options)) as job:
+        job.wait_for("world")
+        job.signal(signal.SIGTERM)
+        stopped = job.wait()
+
+    assert stopped.exit_code == 143, stopped.stderr
+    assert "its workers have not stopped with a checkpoint" in stopped.stderr
+    assert stopped.leftovers == ()
 
 
 def test_sigusr2_saves_and_goes_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,19 @@ class Attachment(JobRequest):
         """Return the command line."""
         main = "from holdfast.runtime.cli.main import main; main()"
         return [*program_command(main, "attach"), str(self.run_dir)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedAttachment(Attachment):
+    """One ``holdfast attach`` that executes ``preparation`` first."""
+
+    preparation: str
+
+    def command(self) -> list[str]:
+        """Return the command line."""
+        command = Attachment.command(self)
+        command[2] = self.preparation + command[2]
+        return command
 
 
 @pytest.fixture
@@ -95,3 +109,69 @@ def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) ->
 
     assert refused.exit_code == 2
     assert "no job lives in" in refused.stderr
+
+
+def test_request_of_another_script_takes_no_job_over(tmp_path: Path, orphan: RunningJob) -> None:
+    script = tmp_path / "other.py"
+    script.write_text("raise SystemExit('never run')")
+
+    with start_job(JobRequest(script=script, run_dir=tmp_path / "run", workers=3)) as job:
+        refused = job.wait()
+
+    assert refused.exit_code == 76, refused.stderr
+    assert "holdfast attach" in refused.stderr
+    assert orphan.processes()
+
+
+def test_job_is_attached_to_without_standard_streams(
+    tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
+) -> None:
+    """The connection to the agent must not get the number of a closed stdout."""
+    close_all = "import os\nfor fd in (0, 1, 2): os.close(fd)\n"
+
+    with start_job(
+        PreparedAttachment(script="", run_dir=tmp_path / "run", preparation=close_all)
+    ) as job:
+        attached = job.wait()
+
+    assert_whole(attached, LONG, undisturbed(LONG))
+    assert attached.report.relaunches == ()
+
+
+def test_relaunch_after_a_takeover_stands_where_the_job_was_started(
+    tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    with start_job(Attachment(script="", run_dir=tmp_path / "run")) as successor:
+        successor.wait_for("taken_over")
+        place = os.readlink(f"/proc/{_agent(orphan)}/cwd")
+        orphan.signal(signal.SIGKILL, "holdfast-agent")
+        successor.wait_for("relaunch")
+        successor.wait_for("world", workers=[3, 4, 5])
+        # It has the first job's environment as well, and so its mark.
+        assert os.readlink(f"/proc/{_agent(orphan)}/cwd") == place != "/"
+        job = successor.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+
+
+def test_job_whose_directory_was_made_again_is_still_one_job(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Its agent holds the new lease, too, and the new lease names the agent."""
+    run_dir = tmp_path / "run"
+    with start_job(request_of(LONG, run_dir, workers=3)) as orphan:
+        orphan.wait_for("checkpoint")
+        shutil.rmtree(run_dir)
+        assert "is made again" in str(orphan.wait_for("warning")["text"])
+        orphan.signal(signal.SIGKILL)
+
+        attached = _attach(run_dir)
+
+        assert attached.exit_code == 0, attached.stderr
+        assert attached.sha256 == undisturbed(LONG)
+        assert orphan.wait().leftovers == ()
+
+
+def _agent(job: RunningJob) -> int:
+    return next(pid for pid, name in job.processes().items() if name == "holdfast-agent")
