@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast.runtime.agent.agent import Agent, AgentSettings
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.system.processes import adopt_orphans, name_process
+from holdfast.runtime.system.signals import block
 
 DEFAULT_ENTRY = "holdfast.runtime.worker.worker:main"
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         is_last = settings.is_directory_private and not agent.has_supervisor
         agent.close()
+        block()
         if is_last:
             _remove(settings.directory)
 

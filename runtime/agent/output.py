@@ -19,6 +19,8 @@ from holdfast.runtime.system.line_sink import LineSink
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20
+_SINKS_END_WITHIN_S = 2.0
+"""A terminal that takes nothing may not keep a job from ending."""
 
 
 @dataclass(slots=True)
@@ -102,12 +104,12 @@ class OutputForwarder:
     def close(self, timeout_s: float) -> None:
         """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding.
 
-        The sinks have as long again for what they hold.
+        The sinks have two seconds for what they hold.
         """
         self._deadline = time.monotonic() + timeout_s
         os.write(self._wake_write, b"w")
         self._thread.join(timeout_s + 1.0)
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _SINKS_END_WITHIN_S
         for sink in self._sinks.values():
             sink.close(max(0.0, deadline - time.monotonic()))
 

@@ -21,6 +21,7 @@ from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_o
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import Takeover, find_takeover
 from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.system.signals import block
 
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
@@ -85,6 +86,7 @@ def _supervise(setup: JobSetup, base: Path, takeover: Takeover | None = None) ->
         supervisor.close()
         sink.close(_LAST_LINES_WITHIN_S)
         narration.dropped(sink.dropped)
+        block()  # this process ends next, with the job's exit code and no other
         supervisor.signals.restore()
 
 

@@ -43,6 +43,11 @@ def blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def block() -> None:
+    """Let no such signal change the exit code of a process that is about to end."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SENT_BY_BATCH_SYSTEMS)
+
+
 def unblock() -> None:
     """Take these signals again, in a process that has its handlers by now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_BY_BATCH_SYSTEMS)

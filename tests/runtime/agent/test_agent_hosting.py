@@ -11,7 +11,7 @@ import pytest
 from agent_harness import BOUND_S, AgentHarness, assert_ended, launcher_of
 from configs import worker_config
 
-from holdfast.runtime.system.channel import connect
+from holdfast.runtime.system.channel import Message, connect
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
 pytestmark = pytest.mark.process
@@ -369,3 +369,44 @@ def test_agent_keeps_nothing_of_past_launches(harness: AgentHarness) -> None:
 def _held_by(pid: int) -> tuple[int, list[str]]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return len(os.listdir(f"/proc/{pid}/fd")), children
+
+
+def test_takeover_is_refused_while_the_supervisor_is_well_and_costs_nothing(
+    harness: AgentHarness,
+) -> None:
+    harness.launch([0], "wait")
+    harness.guard(0)
+    harness.wait_for_report(0, "joined")
+    before = len(os.listdir(f"/proc/{harness.process.pid}/fd"))
+
+    for _ in range(20):
+        stranger = connect(harness.directory / "agent.sock")
+        stranger.send({"kind": "supervisor", "takes_over": True}, (1, 2))
+        assert stranger.receive() == {"kind": "supervised", "pid": os.getpid()}
+        assert stranger.receive() is None
+        stranger.close()
+
+    assert len(os.listdir(f"/proc/{harness.process.pid}/fd")) == before
+    harness.send("request", what="unknown")
+    harness.wait_for("refused")  # the supervisor is the one that it was
+
+
+def test_supervisor_that_takes_over_is_told_the_launch_so_far(harness: AgentHarness) -> None:
+    harness.launch([0], "wait", relaunch=2, spent=3)
+    harness.guard(0)
+    harness.wait_for_report(0, "joined")
+    harness.channel.close()
+    with open(os.devnull, "wb") as nowhere:
+        answer: Message = {"kind": "supervised"}
+        while answer["kind"] == "supervised":  # until the agent has seen the end of the last one
+            harness.channel = connect(harness.directory / "agent.sock")
+            order = {"kind": "supervisor", "takes_over": True}
+            harness.channel.send(order, (nowhere.fileno(), nowhere.fileno()))
+            answer = harness.channel.receive() or {"kind": "nothing"}
+
+    assert answer["kind"] == "agent_ready"
+    assert (answer["launch"]["relaunch"], answer["launch"]["spent"]) == (2, 3)
+    told = [event.get("report", event)["kind"] for event in answer["told"]]
+    assert told == ["worker_started", "joined"]
+    assert answer["cwd"] == os.getcwd()
+    assert answer["environment"]["PATH"] == os.environ["PATH"]

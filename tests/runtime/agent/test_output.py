@@ -160,3 +160,36 @@ def test_pipe_that_never_ends_does_not_hold_up_the_end(terminal: Terminal) -> No
 
     assert terminal.rest() == b"no end\n"
     os.close(write_end)
+
+
+def test_output_goes_to_a_new_place_although_the_old_one_is_held(terminal: Terminal) -> None:
+    """Another supervisor takes over while a write to the terminal of the last one hangs."""
+    held_read, held_write = os.pipe()
+    os.set_blocking(held_write, False)
+    while select.select([], [held_write], [], 0)[1]:
+        os.write(held_write, b"." * 4096)
+    os.set_blocking(held_write, True)
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", held_write)
+    os.write(write_end, b"before\n")
+
+    os.dup2(terminal.write_fd, held_write)
+    output.redirect()
+    os.write(write_end, b"after\n")
+
+    assert b"after\n" in _until(terminal.read_fd, b"after\n")
+    os.close(write_end)
+    os.close(held_read)
+    output.close(BOUND_S)
+    os.close(held_write)
+    terminal.rest()
+
+
+def _until(fd: int, end: bytes) -> bytes:
+    """Read until ``end`` was read."""
+    data = b""
+    while end not in data:
+        assert select.select([fd], [], [], BOUND_S)[0]
+        data += os.read(fd, 4096)
+    return data

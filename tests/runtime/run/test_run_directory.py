@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -194,6 +195,44 @@ def test_lease_that_is_not_shared_is_joined_by_nobody(directory: RunDirectory) -
 def test_lease_in_an_unusable_directory_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be used"):
         RunDirectory(tmp_path / "nowhere").acquire_lease()
+
+
+def test_owner_and_agent_are_named_in_the_lease(directory: RunDirectory) -> None:
+    lease = directory.acquire_lease()
+
+    lease.name_agent(Path("/dev/shm/holdfast-1-x/agent.sock"))
+    lease.name_owner()
+
+    owner = json.loads(directory.lease_path.read_bytes())
+    host = os.uname().nodename
+    agent = "/dev/shm/holdfast-1-x/agent.sock"
+    assert owner == {"host": host, "pid": os.getpid(), "agent": agent}
+    lease.release()
+    assert "agent" not in _owner_of_next_lease(directory)
+
+
+def _owner_of_next_lease(directory: RunDirectory) -> dict[str, object]:
+    directory.acquire_lease().release()
+    owner: dict[str, object] = json.loads(directory.lease_path.read_bytes())
+    return owner
+
+
+def test_disk_that_takes_nothing_leaves_the_names_in_the_lease(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lease = directory.acquire_lease()
+    lease.name_agent(Path("/somewhere/agent.sock"))
+    before = directory.lease_path.read_bytes()
+    monkeypatch.setattr(os, "pwrite", refuse)
+
+    with pytest.raises(OSError, match="No space"):
+        lease.name_owner()
+
+    assert directory.lease_path.read_bytes() == before
+    lease.release()
 
 
 def test_fresh_directory_has_nothing_to_set_aside(directory: RunDirectory) -> None:

@@ -103,3 +103,18 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     made.reactor.close()
     assert signal.getsignal(HUP) is signal.SIG_IGN
     signal.signal(HUP, before)
+
+
+def test_signal_that_asks_for_nothing_gives_no_order(heard: Heard) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    heard.reactor.run_once(BOUND_S)
+
+    assert heard.orders == []
+
+
+def test_limit_of_processor_time_is_one_order_however_often_it_is_sent(heard: Heard) -> None:
+    for _ in range(10):
+        heard.signals.hear(bytes([signal.SIGXCPU]))
+        heard.now += 1.0
+
+    assert heard.orders == [(Order.STOP, signal.SIGXCPU)]
