@@ -54,6 +54,9 @@ from holdfast.recovery.event import (
 from holdfast.recovery.launch_view import LaunchView, Sight, conclude
 from holdfast.recovery.world import WorkerId
 
+CHECKPOINTS_OF_A_REFUND = 3
+"""So many checkpoints of one launch pay one earlier relaunch back."""
+
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
@@ -69,12 +72,15 @@ class RestartBudget:
                 f"limit ({self.limit}) and spent ({self.spent}) of a budget must be at least 0"
             )
 
-    def charge(self, *, made_progress: bool) -> RestartBudget:
-        """Return the budget after one more relaunch.
+    def charge(self, checkpoints: int) -> RestartBudget:
+        """Return the budget after one more relaunch; the lost launch has committed checkpoints.
 
-        A launch that committed no checkpoint costs double: its cause will likely stop the next.
+        A launch that committed none costs double: its cause will likely stop the next.  One
+        that committed several pays earlier charges back: a job of months that goes on in
+        spite of its losses does not end by their number.
         """
-        return RestartBudget(self.limit, self.spent + (1 if made_progress else 2))
+        left = max(0, self.spent - checkpoints // CHECKPOINTS_OF_A_REFUND)
+        return RestartBudget(self.limit, left + (1 if checkpoints else 2))
 
     @property
     def is_spent(self) -> bool:
@@ -236,7 +242,7 @@ class JobMachine:
         assert isinstance(event, LaunchEnded)
         end = conclude(self._view, self._stop_code)
         if end is None:
-            self._budget = self._budget.charge(made_progress=self._view.has_saved)
+            self._budget = self._budget.charge(self._view.checkpoints)
             causes = event.reason or self._view.causes
             if not self._budget.is_spent:
                 self._relaunches += 1

@@ -45,7 +45,9 @@ class LaunchView:
     completions: tuple[WorkerCompleted, ...] = ()
     stops: tuple[WorkerStopped, ...] = ()
     exits: dict[WorkerId, WorkerExited] = field(default_factory=dict)
-    has_saved: bool = False
+    checkpoints: int = 0
+    """How many steps its workers have reported as committed."""
+    saved_step: int = -1
     was_formed: bool = False
     """Whether a world was ever agreed on: before that no worker has trained."""
 
@@ -123,8 +125,10 @@ class LaunchView:
                 return replace(self, joined=self.joined | {worker})
             case WorldFormed(generation, workers, _):
                 return self._in_world(generation, workers)
-            case CheckpointCommitted():
-                return replace(self, has_saved=True)
+            case CheckpointCommitted(_, step):
+                is_newer = step > self.saved_step
+                saved_step = max(step, self.saved_step)
+                return replace(self, checkpoints=self.checkpoints + is_newer, saved_step=saved_step)
             case WorkerExited(worker):
                 return replace(self, exits=self.exits | {worker: event})
             case _:

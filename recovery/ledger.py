@@ -37,6 +37,9 @@ MAX_MICROBATCHES = 65_000
 _LANES = struct.Struct(f"={LANES}f")
 _SHIFTS = range(0, 64, 8)
 _MAX_EXACT = 1 << 24
+
+MAX_SAMPLES_OF_A_SUM = _MAX_EXACT
+"""A global batch, or a whole set of validation data, is counted in one lane."""
 _CHUNK_SAMPLES = 1 << 20
 _MAX_TABLE_SAMPLES = 1 << 22
 """32 MiB of hashes."""

@@ -46,7 +46,10 @@ from holdfast.runtime.worker.numerics_check import check_peers
 from holdfast.runtime.worker.records import LoopRecords
 
 MAX_REPAIR_ATTEMPTS = 32
-"""Repairs in a row without an applied update; each death spoils at most two."""
+"""Repairs in a row without an applied update, in a small world."""
+
+_REPAIRS_OF_A_DEATH = 2
+"""Each death spoils at most as many; all but one of a large world may die one by one."""
 
 _POLL_S = 0.005
 _NO_WISHES = Wishes()
@@ -202,7 +205,9 @@ class TrainingLoop:
 
     def _repair(self) -> StepEvent:
         self._repairs += 1
-        if self._repairs > MAX_REPAIR_ATTEMPTS or not self._context.config.options.shrink:
+        config = self._context.config
+        most = max(MAX_REPAIR_ATTEMPTS, _REPAIRS_OF_A_DEATH * len(config.workers))
+        if self._repairs > most or not config.options.shrink:
             return StepEvent.HOPELESS
         self._context.page.phase = Phase.REPAIRING
         before = self._membership.world

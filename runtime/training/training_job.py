@@ -10,6 +10,7 @@ import numpy as np
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Best, Retention
 from holdfast.recovery.errors import ScheduleSyntaxError
+from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.recovery.work_plan import Work, WorkPlan
@@ -100,6 +101,7 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
         ProgramError: a value is not valid; the message names it and says what to do.
     """
     _check(request)
+    _check_ledger(request, config.microbatches)
     samples = len(request.data)
     order = SampleOrder(config.seed, samples, request.global_batch, config.microbatches)
     validation_order = None
@@ -163,6 +165,22 @@ def _check(request: TrainingRequest) -> None:
     for name, (value, least) in lower_bounds.items():
         if value < least:
             raise ProgramError(f"{name} must be at least {least}, got {value}; change the script")
+
+
+def _check_ledger(request: TrainingRequest, microbatches: int) -> None:
+    """Refuse what the ledger could not count: its lanes are exact up to 2^24."""
+    validation = 0 if request.validation is None else len(request.validation)
+    upper_bounds = {
+        "global_batch": (request.global_batch, MAX_SAMPLES_OF_A_SUM),
+        "the number of validation samples": (validation, MAX_SAMPLES_OF_A_SUM),
+        "--microbatches": (microbatches, MAX_MICROBATCHES),
+    }
+    for name, (value, most) in upper_bounds.items():
+        if value > most:
+            raise ProgramError(
+                f"{name} may be at most {most:,}, got {value:,}: the proof that each sample was "
+                "used once counts no further; take fewer"
+            )
 
 
 _MODES = ("min", "max")

@@ -575,21 +575,23 @@ def _answer(machine: JobMachine, event: Event) -> tuple[Command, ...]:
     ("limit", "progress", "spent"),
     [
         (3, [], 0),
-        (3, [True, True, True], 3),
-        (3, [True, True, True, True], 4),
-        (3, [False], 2),
-        (3, [False, False], 4),
+        (3, [1, 2, 1], 3),
+        (3, [1, 1, 1, 1], 4),
+        (3, [0], 2),
+        (3, [0, 0], 4),
+        (3, [0, 1, 3], 3),
+        (3, [0, 1, 300], 1),
         (0, [], 0),
-        (0, [True], 1),
+        (0, [1], 1),
     ],
 )
-def test_relaunches_without_progress_cost_double(
-    limit: int, progress: list[bool], spent: int
+def test_relaunches_without_progress_cost_double_and_much_progress_pays_back(
+    limit: int, progress: list[int], spent: int
 ) -> None:
     budget = RestartBudget(limit)
 
-    for made_progress in progress:
-        budget = budget.charge(made_progress=made_progress)
+    for checkpoints in progress:
+        budget = budget.charge(checkpoints)
 
     assert budget == RestartBudget(limit, spent)
     assert budget.is_spent is (spent > limit)
@@ -598,7 +600,7 @@ def test_relaunches_without_progress_cost_double(
 def test_charge_returns_a_new_budget() -> None:
     budget = RestartBudget(2)
 
-    budget.charge(made_progress=False)
+    budget.charge(0)
 
     assert budget.spent == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -25,7 +26,13 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
-from holdfast.recovery.job import JobMachine, JobState, JobTerms, RestartBudget
+from holdfast.recovery.job import (
+    CHECKPOINTS_OF_A_REFUND,
+    JobMachine,
+    JobState,
+    JobTerms,
+    RestartBudget,
+)
 from holdfast.recovery.launch_view import LaunchView, Sight, conclude
 from holdfast.recovery.schedule import (
     FIRST_SAVE_S,
@@ -167,23 +174,45 @@ def test_interval_grows_with_the_root_of_both(cost_s: float, mean_s: float) -> N
 # --- budgets ------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 20), st.lists(st.booleans(), max_size=40))
-def test_budget_is_spent_by_what_was_charged_in_any_order(limit: int, progress: list[bool]) -> None:
+@given(st.integers(0, 20), st.lists(st.integers(0, 2), max_size=40))
+def test_budget_is_spent_by_what_was_charged_in_any_order(limit: int, progress: list[int]) -> None:
+    """Too few checkpoints for a refund."""
     straight, backwards = RestartBudget(limit), RestartBudget(limit)
     for made, reversed_ in zip(progress, reversed(progress), strict=True):
-        straight = straight.charge(made_progress=made)
-        backwards = backwards.charge(made_progress=reversed_)
+        straight = straight.charge(made)
+        backwards = backwards.charge(reversed_)
 
     assert straight == backwards
-    assert straight.spent == len(progress) + progress.count(False)
+    assert straight.spent == len(progress) + progress.count(0)
     assert straight.is_spent is (straight.spent > limit)
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 12), max_size=40))
+def test_charge_never_exceeds_what_it_would_be_without_refunds(
+    limit: int, progress: list[int]
+) -> None:
+    budget, spent = RestartBudget(limit), 0
+    for checkpoints in progress:
+        budget = budget.charge(checkpoints)
+        spent += 1 if checkpoints else 2
+
+        assert 1 <= budget.spent <= spent
+
+
+@given(st.integers(1, 20))
+def test_job_whose_every_launch_goes_on_for_long_is_relaunched_for_ever(limit: int) -> None:
+    budget = RestartBudget(limit)
+    for _ in range(1000):
+        budget = budget.charge(CHECKPOINTS_OF_A_REFUND)
+
+        assert not budget.is_spent
 
 
 @given(st.integers(0, 20))
 def test_job_that_makes_progress_is_relaunched_as_often_as_allowed(limit: int) -> None:
     budget = RestartBudget(limit)
     relaunches = 0
-    while not (budget := budget.charge(made_progress=True)).is_spent:
+    while not (budget := budget.charge(1)).is_spent:
         relaunches += 1
 
     assert relaunches == limit
@@ -227,7 +256,9 @@ def test_all_that_is_seen_of_a_launch_concerns_it(sights: list[Sight]) -> None:
 
     assert view.workers == WORKERS
     assert all(view.concerns(sight) for sight in sights)
-    assert view.has_saved is any(isinstance(sight, CheckpointCommitted) for sight in sights)
+    saved = [sight.step for sight in sights if isinstance(sight, CheckpointCommitted)]
+    newest = list(itertools.accumulate(saved, max))
+    assert view.checkpoints == len(set(newest))
     assert view.was_formed is any(isinstance(sight, WorldFormed) for sight in sights)
 
 

@@ -124,3 +124,37 @@ def test_nonsense_is_refused_where_it_stands() -> None:
         describe(0)
     with pytest.raises(UsageError, match="--save-every: 'soon' is no schedule"):
         describe(1, "soon")
+
+
+class _Endless(Data):
+    """Data of which there is more than the ledger can count."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def read(self, ids: object) -> tuple[object, object]:
+        raise AssertionError("nothing is read before it is counted")
+
+
+@pytest.mark.parametrize(
+    ("request_changes", "microbatches", "complaint"),
+    [
+        ({"global_batch": 2**24 + 1}, 2, "global_batch may be at most 16,777,216, got 16,777,217"),
+        (
+            {"validation": _Endless(20_000_000)},
+            2,
+            "the number of validation samples may be at most 16,777,216, got 20,000,000",
+        ),
+        ({}, 65_001, "--microbatches may be at most 65,000, got 65,001"),
+    ],
+)
+def test_what_the_ledger_cannot_count_is_refused_when_the_job_begins(
+    request_changes: dict[str, object], microbatches: int, complaint: str
+) -> None:
+    request = dataclasses.replace(REQUEST, **request_changes)  # type: ignore[arg-type]
+
+    with pytest.raises(ProgramError, match=complaint):
+        describe_job(request, worker_config(microbatches=microbatches), Numerics.here(threads=1))
