@@ -83,6 +83,7 @@ class HostedWorker:
         self.stderr_fd, self._their_stderr = os.pipe()
         self.pid: int | None = None
         self.end_fd: int | None = None
+        self.is_at_end = False
         self.has_left = False
         self.silent_s: float | None = None
         self._why_killed: str | None = None

@@ -261,9 +261,20 @@ class WorkerHost:
         if kind in QUESTIONS:
             self.writer.ask(report, lambda answer: _post(hosted, answer))
             return
+        if kind == "at_end":
+            hosted.is_at_end = True
+            self._let_leave()
+            return
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
             self._tell_report(hosted.worker, report)
+
+    def _let_leave(self) -> None:
+        """Let the workers of the launch leave together, as soon as each is at its script's end."""
+        living = [hosted for hosted in self.workers if not hosted.is_condemned]
+        if all(hosted.is_at_end for hosted in living):
+            for hosted in living:
+                _post(hosted, {"kind": "leave"})
 
     def _fence(self, hosted: HostedWorker, silent_s: float) -> None:
         hosted.silent_s = silent_s
@@ -300,6 +311,7 @@ class WorkerHost:
         key = (hosted.generation, hosted.worker)
         del self._workers[key]
         self._condemned_since.pop(key, None)
+        self._let_leave()  # those who are left may have waited for this one alone
         if self._workers or event["clean"]:
             self._tell(event)
         else:

@@ -40,6 +40,9 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
         agent.send(failure)
         _exit(failure)
     page.phase = Phase.LEAVING
+    # MPI waits with a core each, and the first worker may still write for long.
+    assert context.ask_agent is not None
+    context.ask_agent({"kind": "at_end"})
     context.communicator.leave()
     agent.send({"kind": "leaving"})
     _end(ExitCode.DONE)

@@ -410,3 +410,30 @@ def test_supervisor_that_takes_over_is_told_the_launch_so_far(harness: AgentHarn
     assert told == ["worker_started", "joined"]
     assert answer["cwd"] == os.getcwd()
     assert answer["environment"]["PATH"] == os.environ["PATH"]
+
+
+def test_workers_leave_when_the_last_one_has_come_to_the_end(harness: AgentHarness) -> None:
+    """Until then they wait for a message; MPI would have each of them wait with a core."""
+    harness.launch([0, 1], "1:leave_when_asked", "come_to_the_end")
+    guards = [harness.guard(0), harness.guard(1)]
+    harness.wait_for_report(1, "joined")
+    harness.wait_for_report(0, "joined")
+    assert "told" not in harness.kinds(0)
+
+    harness.send("request", what="stop")
+
+    assert harness.wait_for_report(0, "told")["kind_told"] == "leave"
+    assert [guard.wait() for guard in guards] == [0, 0]
+
+
+def test_workers_do_not_wait_for_a_dead_one_to_come_to_the_end(harness: AgentHarness) -> None:
+    harness.launch([0, 1], "1:wait", "come_to_the_end")
+    guard = harness.guard(0)
+    harness.guard(1)
+    harness.wait_for_report(0, "joined")
+    victim = harness.wait_for_report(1, "joined")["pid"]
+
+    os.kill(victim, signal.SIGKILL)
+
+    assert harness.wait_for_report(0, "told")["kind_told"] == "leave"
+    assert guard.wait() == 0

@@ -52,6 +52,12 @@ def leave(tiny: Tiny) -> NoReturn:
     os._exit(0)
 
 
+def come_to_the_end(tiny: Tiny) -> None:
+    tiny.report("at_end")
+    tiny.report("told", kind_told=(tiny.control.receive() or {}).get("kind"))
+    leave(tiny)
+
+
 def wait(tiny: Tiny) -> None:
     while True:
         signal.pause()
@@ -171,7 +177,17 @@ def tell_place(tiny: Tiny) -> None:
 BEHAVIOURS = {
     behaviour.__name__: behaviour
     for behaviour in (
-        *(leave, wait, exit_0, exit_1, leave_then_exit_3, return_, sys_exit_4, raise_),
+        *(
+            leave,
+            come_to_the_end,
+            wait,
+            exit_0,
+            exit_1,
+            leave_then_exit_3,
+            return_,
+            sys_exit_4,
+            raise_,
+        ),
         *(segfault, abort, sigkill, sigalrm, stop, hold_gil, compute_in_python, compute_in_c),
         *(leave_when_asked, start_helper, print_lines, print_much, tell_place),
     )
