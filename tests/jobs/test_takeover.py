@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,10 @@ from holdfast.runtime.system.helper_process import program_command
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+
+
+LONGER = replace(LONG, pause_ms=60)
+"""It must live until its next supervisor is up, on a busy machine too; its bytes are LONG's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,7 @@ class PreparedAttachment(Attachment):
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[RunningJob]:
     """A job on 3 workers in the middle of its way, whose supervisor was killed."""
-    with start_job(request_of(LONG, tmp_path / "run", workers=3)) as job:
+    with start_job(request_of(LONGER, tmp_path / "run", workers=3)) as job:
         job.wait_for("checkpoint")
         job.signal(signal.SIGKILL)
         yield job
@@ -69,7 +73,7 @@ def test_attached_job_ends_with_the_same_bytes_and_exit_code(
 def test_job_that_was_taken_over_is_relaunched_when_all_workers_die(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
 ) -> None:
-    request = request_of(LONG, tmp_path / "run", workers=3)
+    request = request_of(LONGER, tmp_path / "run", workers=3)
     with start_job(request) as successor:
         successor.wait_for("taken_over")
         for worker in range(3):
@@ -83,7 +87,7 @@ def test_job_that_was_taken_over_is_relaunched_when_all_workers_die(
 def test_job_that_was_taken_over_stops_at_a_signal_with_a_checkpoint(
     tmp_path: Path, orphan: RunningJob
 ) -> None:
-    request = request_of(LONG, tmp_path / "run", workers=3)
+    request = request_of(LONGER, tmp_path / "run", workers=3)
     with start_job(request) as successor:
         successor.wait_for("taken_over")
         os.kill(successor.pid, signal.SIGTERM)
@@ -160,7 +164,7 @@ def test_job_whose_directory_was_made_again_is_still_one_job(
 ) -> None:
     """Its agent holds the new lease, too, and the new lease names the agent."""
     run_dir = tmp_path / "run"
-    with start_job(request_of(LONG, run_dir, workers=3)) as orphan:
+    with start_job(request_of(LONGER, run_dir, workers=3)) as orphan:
         orphan.wait_for("checkpoint")
         shutil.rmtree(run_dir)
         assert "is made again" in str(orphan.wait_for("warning")["text"])
