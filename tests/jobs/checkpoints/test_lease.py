@@ -60,7 +60,7 @@ def test_agent_that_stands_still_keeps_the_run_directory(
         old.signal(signal.SIGSTOP, "holdfast-agent")
         old.signal(signal.SIGKILL)
         with start_job(request_of(LONG, tmp_path, workers=2)) as new:
-            assert_refused(new.wait(), 76, "belongs to another job")
+            assert_refused(new.wait(), 76, "does not answer", "kill -CONT")
         old.signal(signal.SIGCONT, "holdfast-agent")
         job = old.wait()
 
