@@ -23,7 +23,19 @@ from types import MappingProxyType
 
 from holdfast.recovery.world import WorkerId
 
-_LOOKS_PER_TIMEOUT = 4
+LOOKS_PER_LIMIT = 4
+
+
+def counted_s(looked_at: float | None, now: float, most_s: float) -> float:
+    """Return the seconds that a look at ``now`` adds: those since the last look, or ``most_s``.
+
+    So an observer that was away counts hardly anything of the time in which it saw nothing.
+    """
+    if looked_at is None:
+        return 0.0
+    if now < looked_at:
+        raise ValueError(f"time ran backwards, from {looked_at} to {now}")
+    return min(now - looked_at, most_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,7 @@ class FailureDetector:
         A worker without a view is watched no longer; a new worker begins alive. Look at
         least four times within the timeout, or verdicts come later than the timeout.
         """
-        passed_s = self._passed_s(now)
+        passed_s = counted_s(self.looked_at, now, self.limits.timeout_s / LOOKS_PER_LIMIT)
         sightings: dict[WorkerId, _Sighting] = {}
         for worker, view in views.items():
             before = self._sightings.get(worker)
@@ -101,11 +113,3 @@ class FailureDetector:
     def findings(self) -> dict[WorkerId, Finding]:
         """Return the verdicts about all watched workers."""
         return {worker: self.finding(worker) for worker in self._sightings}
-
-    def _passed_s(self, now: float) -> float:
-        """Return the seconds that a look at ``now`` adds to the silence of a silent worker."""
-        if self.looked_at is None:
-            return 0.0
-        if now < self.looked_at:
-            raise ValueError(f"time ran backwards, from {self.looked_at} to {now}")
-        return min(now - self.looked_at, self.limits.timeout_s / _LOOKS_PER_TIMEOUT)

@@ -21,7 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from holdfast.recovery.detector import counted_s
 from holdfast.recovery.event import LaunchOverdue
+from holdfast.recovery.world import WorkerId
 
 
 class Situation(Enum):
@@ -59,20 +61,20 @@ class LaunchClock:
 
     limits: LaunchLimits
     longest_look_s: float = 5.0
-    generation: int = 0
+    launch: tuple[WorkerId, ...] = ()
+    """The workers of the launch: no two launches share one."""
     situation: Situation = Situation.RUNNING
     spent_s: float = 0.0
     looked_at: float | None = None
 
-    def observe(self, generation: int, situation: Situation, now: float) -> LaunchClock:
-        """Return the clock after a look at the launch of ``generation`` at ``now``."""
-        if (generation, situation) != (self.generation, self.situation):
-            return replace(
-                self, generation=generation, situation=situation, spent_s=0.0, looked_at=now
-            )
-        passed_s = 0.0 if self.looked_at is None else now - self.looked_at
-        spent_s = self.spent_s + min(passed_s, self.longest_look_s)
-        return replace(self, spent_s=spent_s, looked_at=now)
+    def observe(
+        self, launch: tuple[WorkerId, ...], situation: Situation, now: float
+    ) -> LaunchClock:
+        """Return the clock after a look at the ``launch`` of these workers at ``now``."""
+        if (launch, situation) != (self.launch, self.situation):
+            return replace(self, launch=launch, situation=situation, spent_s=0.0, looked_at=now)
+        passed_s = counted_s(self.looked_at, now, self.longest_look_s)
+        return replace(self, spent_s=self.spent_s + passed_s, looked_at=now)
 
     @property
     def overdue(self) -> LaunchOverdue | None:

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from holdfast.recovery.detector import LOOKS_PER_LIMIT, counted_s
 from holdfast.recovery.world import WorkerId
-
-_LOOKS_PER_LIMIT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,10 @@ class StallDetector:
 
     def observe(self, turns: Mapping[WorkerId, Turn], now: float) -> StallDetector:
         """Return the detector after a look at the turns of all workers that live, at ``now``."""
-        passed_s = 0.0 if self.looked_at is None else now - self.looked_at
+        passed_s = counted_s(self.looked_at, now, self.limit_s / LOOKS_PER_LIMIT)
         all_wait = bool(turns) and all(turn.waits_for_peers for turn in turns.values())
-        standing_s = 0.0
-        if all_wait and dict(turns) == self._turns:
-            standing_s = self.standing_s + min(passed_s, self.limit_s / _LOOKS_PER_LIMIT)
+        is_standing = all_wait and dict(turns) == self._turns
+        standing_s = self.standing_s + passed_s if is_standing else 0.0
         return replace(self, looked_at=now, standing_s=standing_s, _turns=dict(turns))
 
     @property

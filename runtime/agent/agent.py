@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.recovery.launch_clock import LaunchLimits
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.helper_watch import HelperWatch
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
@@ -31,18 +32,14 @@ from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.mpiexec.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.system.channel import FDS, Channel, Listener, Message
 from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
-from holdfast.runtime.system.peer_process import PeerProcess
+from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 
 SOCKET_NAME = "agent.sock"
 
-SHORTEST_SILENCE_S = 5.0
-"""Supervisor and agent may be silent to each other for as long, even if workers may not."""
-
 _SAME_SIGNAL_WITHIN_S = 1.0
 """A scheduler that signals a process, and then its group, has asked once."""
-_GUARDS_COME_WITHIN_S = 180.0
 _FIRST_SUPERVISOR_WITHIN_S = 60.0
 _IDLE_LOOK_S = 1.0
 _OUTPUT_ENDS_WITHIN_S = 2.0
@@ -87,7 +84,7 @@ class Agent:
         self._output = OutputForwarder(verbose=settings.verbose)
         self._directory = settings.directory
         self._lease = settings.lease
-        self._supervisor = SupervisorLink(max(settings.heartbeat_timeout_s, SHORTEST_SILENCE_S))
+        self._supervisor = SupervisorLink(settings.heartbeat_timeout_s)
         self._stop_asked_at: float | None = None
         self._dropped_told = 0
         self._waits_since = time.monotonic()
@@ -199,7 +196,7 @@ class Agent:
         except (KeyError, TypeError, ValueError):
             channel.close()
             return
-        process = PeerProcess.of(channel)
+        process = HeldProcess.of_peer(channel)
         if process is None:
             channel.close()
         else:
@@ -210,11 +207,11 @@ class Agent:
         takes_over = bool(message.get("takes_over"))
         refusal = self._refusal(message.get("job")) if takes_over else None
         if refusal is not None:
+            for fd in message.get(FDS, ()):
+                os.close(fd)
             channel.post(refusal)
             self._reactor.forget(channel)
             channel.close()
-            for fd in message.get(FDS, ()):
-                os.close(fd)
             return
         visitor.on_message = self._obey
         visitor.on_end = lambda: self._lose_supervisor(channel)
@@ -331,7 +328,7 @@ class Agent:
             self._end(ExitCode.RECOVERY_IMPOSSIBLE)
         if self._supervisor.is_present or self._host.state.had_guards:
             self._waits_since = now
-        elif now - self._waits_since > _GUARDS_COME_WITHIN_S:
+        elif now - self._waits_since > LaunchLimits().join_s:
             self._end(ExitCode.RECOVERY_IMPOSSIBLE)  # mpiexec starts none, and nobody else looks
         may_still_come = now < self._expects_supervisor_until and os.getppid() == self._parent
         if self._supervisor.channel is None and not may_still_come and self._host.is_idle:

@@ -7,13 +7,13 @@ stopped cannot, and mpiexec would never tell the survivors.  So the agent kills 
 from __future__ import annotations
 
 from holdfast.runtime.system.channel import Channel
-from holdfast.runtime.system.peer_process import PeerProcess
+from holdfast.runtime.system.held_process import HeldProcess
 
 
 class GuardLink:
     """One guard; ``process`` is None in tests of connections alone."""
 
-    def __init__(self, channel: Channel, process: PeerProcess | None) -> None:
+    def __init__(self, channel: Channel, process: HeldProcess | None) -> None:
         self.channel = channel
         self._process = process
 

@@ -14,26 +14,23 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
-from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.launch_log import LaunchLog
+from holdfast.runtime.agent.peer_silence import PeerSilence
 from holdfast.runtime.system.channel import Channel, Message
-from holdfast.runtime.system.peer_process import PeerProcess
+from holdfast.runtime.system.held_process import HeldProcess
 
 _KEPT_EVENTS = 10_000
-_SUPERVISOR = WorkerId(0)
 
 
 class SupervisorLink:
     """Sends events to the supervisor, or keeps the newest 10,000 for the next one."""
 
-    def __init__(self, silence_s: float = 10.0) -> None:
+    def __init__(self, heartbeat_timeout_s: float = 10.0) -> None:
         self.channel: Channel | None = None
         self.log = LaunchLog()
         self._waiting: deque[Message] = deque(maxlen=_KEPT_EVENTS)
-        self._limits = SilenceLimits(silence_s)
-        self._detector = FailureDetector(self._limits)
-        self._heard = 0
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._silence = PeerSilence(heartbeat_timeout_s)
         self._is_silent = False
 
     @property
@@ -49,7 +46,7 @@ class SupervisorLink:
     def attach(self, channel: Channel, greeting: Message, fds: Sequence[int] = ()) -> None:
         """Make ``channel`` the supervisor: greet it, then send the events that it has missed."""
         self.channel = channel
-        self._detector = FailureDetector(self._limits)
+        self._silence = PeerSilence(self._heartbeat_timeout_s)
         self._is_silent = False
         channel.post({**greeting, "now": time.monotonic()}, fds)
         self._send_waiting()
@@ -61,18 +58,15 @@ class SupervisorLink:
 
     def heard(self) -> None:
         """Take note that the supervisor has sent something."""
-        self._heard += 1
+        self._silence.heard()
         if self._is_silent:
             self._is_silent = False
             self._send_waiting()
 
     def look(self, now: float) -> None:
         """Find out whether the supervisor stands still; call it every now and then."""
-        if self.channel is None:
-            return
-        views = {_SUPERVISOR: HeartbeatView(self._heard, phase=0)}
-        self._detector = self._detector.observe(views, now)
-        self._is_silent = self._detector.finding(_SUPERVISOR).is_dead
+        if self.channel is not None:
+            self._is_silent = self._silence.look(now) is not None
 
     def tell(self, event: Message) -> None:
         """Send ``event`` with the current time."""
@@ -86,7 +80,7 @@ class SupervisorLink:
     def depose(self, successor: Channel) -> None:
         """End the connection of the supervisor; kill it, unless it has connected anew itself."""
         if self.channel is not None:
-            process = PeerProcess.of(self.channel)
+            process = HeldProcess.of_peer(self.channel)
             if process is not None and process.pid != successor.peer_pid:
                 process.kill()
             if process is not None:

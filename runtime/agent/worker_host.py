@@ -26,7 +26,7 @@ from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.mpiexec.mpi_host import HostState
 from holdfast.runtime.system.channel import ChannelError, Message
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
-from holdfast.runtime.system.processes import reap_others, wait_all_ended
+from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
 
 _STARTING_TIMEOUT_S = 60.0
@@ -36,10 +36,6 @@ _PHASES_OF_THE_SCRIPT = (Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.
 
 _BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
 """All may wait inside MPI for as many heartbeat timeouts; an exchange takes seconds at most."""
-
-UNKILLABLE_AFTER_S = 10.0
-"""A process that SIGKILL does not end within this time hangs in the kernel: a dead network
-disk, a driver.  It may hang for ever, and runs no more code of its own."""
 
 
 class WorkerHost:

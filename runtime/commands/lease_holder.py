@@ -9,23 +9,21 @@ hands meanwhile, the signal reaches no process.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import signal
 from pathlib import Path
 
 from holdfast.runtime.errors import NotSaved, UsageError
-from holdfast.runtime.run.own_file import ForeignFile, read_at_most
-from holdfast.runtime.run.run_directory import LARGEST_LEASE_BYTES, RunDirectory
+from holdfast.runtime.run.own_file import ForeignFile
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.held_process import HeldProcess
 
 
 class LeaseHolder:
     """A living supervisor; a context manager that lets go of it."""
 
-    def __init__(self, pid: int, descriptor: int) -> None:
-        self._pid = pid
-        self._descriptor = descriptor
+    def __init__(self, process: HeldProcess) -> None:
+        self._process = process
 
     @staticmethod
     def find(directory: RunDirectory) -> LeaseHolder:
@@ -40,7 +38,7 @@ class LeaseHolder:
         if host != here:
             raise NotSaved(f"{directory.path} belongs to host {host}, this is {here}; ask there")
         with contextlib.suppress(ProcessLookupError):
-            holder = LeaseHolder(pid, os.pidfd_open(pid))
+            holder = LeaseHolder(HeldProcess(pid))
             if holder._holds(directory.lease_path):
                 if takes_orders:
                     return holder
@@ -53,7 +51,7 @@ class LeaseHolder:
     def is_listening(self) -> bool:
         """Whether the holder has set up its signals: before that, SIGUSR2 would end it."""
         try:
-            status = Path(f"/proc/{self._pid}/status").read_text()
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
         except OSError:
             return False
         caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), ":0")
@@ -61,16 +59,15 @@ class LeaseHolder:
 
     def ask_to_save(self) -> None:
         """Send the signal that asks for a checkpoint; a dead holder gets no signal."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGUSR2)
+        self._process.signal(signal.SIGUSR2)
 
     def has_ended(self, within_s: float) -> bool:
         """Wait up to ``within_s`` for the holder's end; return whether it has ended."""
-        return bool(select.select([self._descriptor], [], [], within_s)[0])
+        return self._process.has_ended(within_s)
 
     def close(self) -> None:
         """Let go of the process."""
-        os.close(self._descriptor)
+        self._process.close()
 
     def __enter__(self) -> LeaseHolder:
         """Return the holder."""
@@ -84,13 +81,13 @@ class LeaseHolder:
         """Return whether the process has the lease file open."""
         try:
             lease = lease_path.stat()
-            for link in Path(f"/proc/{self._pid}/fd").iterdir():
+            for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if os.path.samestat(link.stat(), lease):
                         return True
         except PermissionError as error:
             raise NotSaved(
-                f"process {self._pid} belongs to another user; ask as that user"
+                f"process {self._process.pid} belongs to another user; ask as that user"
             ) from error
         except OSError:  # it has ended meanwhile
             return False
@@ -103,7 +100,7 @@ _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
 
 def _owner_of(directory: RunDirectory) -> tuple[str, int, bool]:
     try:
-        owner = json.loads(read_at_most(directory.lease_path, LARGEST_LEASE_BYTES))
+        owner = directory.lease_owner()
         return str(owner["host"]), int(owner["pid"]), owner.get("takes_orders") is not False
     except ForeignFile as error:
         raise UsageError(str(error)) from error

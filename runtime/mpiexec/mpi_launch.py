@@ -19,16 +19,12 @@ from pathlib import Path
 
 from holdfast.runtime.mpiexec import become_mpiexec
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
-from holdfast.runtime.system.processes import kill_tree
+from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
 from holdfast.runtime.system.signals import blocked
 
 _SHIM = (sys.executable, "-I", "-S", str(become_mpiexec.__file__))
 _LOG = "mpiexec.log"
 _WORDS_BYTES = 4096
-
-
-_ENDS_WITHIN_S = 10.0
-"""A process that SIGKILL does not end within this time hangs in the kernel."""
 
 
 class MpiLaunch:
@@ -85,7 +81,7 @@ class MpiLaunch:
     def clear(self) -> None:
         """Wait for an mpiexec that ends, at most 10 s, and remove all files that it left behind."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDS_WITHIN_S)
+            self._process.wait(UNKILLABLE_AFTER_S)
         with contextlib.suppress(OSError):
             os.close(self.end_fd)
         shutil.rmtree(self._directory, ignore_errors=True)

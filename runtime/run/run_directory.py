@@ -27,6 +27,7 @@ import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.checkpoint.format.names import STORE_NAME
 from holdfast.runtime.errors import JobError, RunDirectoryBusy, UsageError
@@ -131,10 +132,9 @@ class Lease:
 
     def _owner(self) -> dict[str, object]:
         try:
-            found = json.loads(os.pread(self._descriptor, LARGEST_LEASE_BYTES, 0))
+            return _owner_in(os.pread(self._descriptor, LARGEST_LEASE_BYTES, 0))
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
 
     def _write(self, owner: dict[str, object]) -> None:
         # Written first and cut afterwards: on a full disk the old content stays.
@@ -208,6 +208,13 @@ class RunDirectory:
             lease.release()
             raise self._unusable(error) from error
         return lease
+
+    def lease_owner(self) -> dict[str, Any]:
+        """Return what the lease says of the job that owns the directory, or owned it last.
+
+        Raises ``OSError`` if it cannot be read, and ``ValueError`` if it says nothing.
+        """
+        return _owner_in(read_at_most(self.lease_path, LARGEST_LEASE_BYTES))
 
     def share_lease(self, lease: Lease) -> None:
         """Let the other workers of this job hold the lease as well; other jobs stay out.
@@ -340,9 +347,16 @@ def _check_field(fields: dict[str, object], name: str, expected: type | tuple[ty
         raise ValueError(f"its {name} is {value}, less than 1")
 
 
+def _owner_in(content: bytes) -> dict[str, Any]:
+    owner = json.loads(content)
+    if not isinstance(owner, dict):
+        raise ValueError(f"a lease holds a {type(owner).__name__}, not an object")
+    return owner
+
+
 def _read_owner(descriptor: int) -> str:
     try:
-        owner = json.loads(os.pread(descriptor, LARGEST_LEASE_BYTES, 0))
+        owner = _owner_in(os.pread(descriptor, LARGEST_LEASE_BYTES, 0))
         return f"pid {owner['pid']} on host {owner['host']}"
     except (ValueError, KeyError, TypeError):
         return "its owner is just starting"

@@ -15,20 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
-from holdfast.recovery.world import WorkerId
-from holdfast.runtime.agent.agent import SHORTEST_SILENCE_S, SOCKET_NAME
+from holdfast.runtime.agent.agent import SOCKET_NAME
+from holdfast.runtime.agent.peer_silence import PeerSilence
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.system.channel import Channel, Message, connect
+from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.helper_process import module_command
-from holdfast.runtime.system.peer_process import PeerProcess
 from holdfast.runtime.system.signals import blocked
 
 _CONNECT_WITHIN_S = 60.0
 """A cold virtual environment on a network file system takes that long."""
 _RETRY_S = 0.005
 _END_WITHIN_S = 10.0
-_AGENT = WorkerId(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def start_agent(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProce
             start_new_session=True,
         )
     channel = _connected(child, terms.directory / SOCKET_NAME)
-    process = PeerProcess.of(channel)
+    process = HeldProcess.of_peer(channel)
     if process is None:
         raise _not_started(child)
     channel.post({"kind": "supervisor"})
@@ -88,16 +86,14 @@ class AgentProcess:
     def __init__(
         self,
         channel: Channel,
-        process: PeerProcess,
+        process: HeldProcess,
         heartbeat_timeout_s: float,
         child: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.channel = channel
         self._process = process
         self._child = child
-        limits = SilenceLimits(max(heartbeat_timeout_s, SHORTEST_SILENCE_S))
-        self._detector = FailureDetector(limits)
-        self._heard = 0
+        self._silence = PeerSilence(heartbeat_timeout_s)
 
     def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send an order; ignore an agent that is gone, because its end is handled elsewhere."""
@@ -105,14 +101,12 @@ class AgentProcess:
 
     def heard(self) -> None:
         """Take note that the agent has sent something."""
-        self._heard += 1
+        self._silence.heard()
 
     def silence_s(self, now: float) -> float | None:
         """Ask for a sign of life; return for how long there was none, if that is too long."""
         self.tell({"kind": "ping"})
-        self._detector = self._detector.observe({_AGENT: HeartbeatView(self._heard, 0)}, now)
-        finding = self._detector.finding(_AGENT)
-        return finding.silent_s if finding.is_dead else None
+        return self._silence.look(now)
 
     def kill(self) -> None:
         """SIGKILL the agent; the kernel does the same to its workers, pool, writer and mpiexec."""

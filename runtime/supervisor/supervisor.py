@@ -226,8 +226,7 @@ class Supervisor:
         if silence_s is not None:
             self._kill_agent(f"it has not answered for {silence_s:.1f} s")
             return
-        generation = self._machine.view.workers[0] if self._machine.view.workers else 0
-        self._clock = self._clock.observe(generation, self._situation, now)
+        self._clock = self._clock.observe(self._machine.view.workers, self._situation, now)
         overdue = self._clock.overdue
         if overdue is not None:
             self._handle(overdue)

@@ -8,7 +8,6 @@ decides as the last one would have done.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 from dataclasses import dataclass
@@ -20,10 +19,9 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.own_file import read_at_most
-from holdfast.runtime.run.run_directory import LARGEST_LEASE_BYTES, Lease, RunDirectory
+from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
-from holdfast.runtime.system.peer_process import PeerProcess
+from holdfast.runtime.system.held_process import HeldProcess
 
 ANSWERS_WITHIN_S = 15.0
 """A busy machine may need that long."""
@@ -34,7 +32,7 @@ class Takeover:
     """A living agent, and the job as it stands."""
 
     channel: Channel
-    agent: PeerProcess
+    agent: HeldProcess
     config: WorkerConfig
     launch: Launch
     mpiexec: Path
@@ -64,7 +62,7 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
         channel = connect(path)
     except OSError:
         return None
-    agent = PeerProcess.of(channel)
+    agent = HeldProcess.of_peer(channel)
     if agent is None:
         channel.close()
         return None
@@ -93,7 +91,7 @@ _REFUSALS = {
 
 def _agent_of(run_dir: RunDirectory) -> Path | None:
     try:
-        owner = json.loads(read_at_most(run_dir.lease_path, LARGEST_LEASE_BYTES))
+        owner = run_dir.lease_owner()
         return Path(owner["agent"]) if owner["host"] == os.uname().nodename else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -112,7 +110,7 @@ def _ask(channel: Channel, asked: JobOptions | None) -> Message:
         return {"kind": "gone"}
 
 
-def _taken(channel: Channel, agent: PeerProcess, answer: dict[str, Any]) -> Takeover:
+def _taken(channel: Channel, agent: HeldProcess, answer: dict[str, Any]) -> Takeover:
     message = answer["launch"]
     config = WorkerConfig.from_json(message["config"])
     workers = tuple(WorkerId(worker) for worker in config.workers)

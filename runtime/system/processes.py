@@ -16,6 +16,10 @@ from collections.abc import Collection, Iterable
 
 import psutil
 
+UNKILLABLE_AFTER_S = 10.0
+"""A process that SIGKILL does not end within this time hangs in the kernel: a dead network
+disk, a driver.  It may hang for ever, and runs no more code of its own."""
+
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

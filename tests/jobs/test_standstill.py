@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workload import LONG, Undisturbed, assert_whole, request_of
 
-from holdfast.testing import JobRequest, start_job
+from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
@@ -21,7 +21,7 @@ def test_launch_in_which_mpi_has_lost_an_event_is_ended_and_relaunched(
     options = ["--heartbeat-timeout", "2"]
     plain = request_of(LONG, tmp_path / "run", workers=3, options=options)
     argv = [str(tmp_path / "happened"), *plain.argv]
-    request = JobRequest(**{**asdict(plain), "script": SCRIPT, "argv": argv})
+    request = replace(plain, script=SCRIPT, argv=argv)
 
     with start_job(request) as running:
         job = running.wait()

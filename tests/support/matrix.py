@@ -17,7 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 from pathlib import Path
@@ -111,11 +111,7 @@ def _request(folder: Path) -> JobRequest:
     options = ["--heartbeat-timeout", str(LIMIT_S), "--max-restarts", "4"]
     plain = request_of(TRAINED, folder / "run", workers=WORKERS, options=options)
     argv = [*plain.argv, "--linger", str(folder / "go")]
-    return JobRequest(**{**_fields(plain), "argv": argv})
-
-
-def _fields(request: JobRequest) -> dict[str, object]:
-    return {name: getattr(request, name) for name in JobRequest.__dataclass_fields__}
+    return replace(plain, argv=argv)
 
 
 def _wait_for(moment: Moment, job: RunningJob) -> None:

@@ -6,20 +6,15 @@ So a job lasts long enough that something can be done to it on the way, on any m
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
 from pathlib import Path
 
 import numpy as np
 
+from examples import load
 from holdfast import Trainer
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "02_custom_replica.py"
-SPEC = importlib.util.spec_from_file_location("example", EXAMPLE)
-assert SPEC is not None
-assert SPEC.loader is not None
-example = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(example)
+example = load("02_custom_replica")
 
 
 class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]

@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
 from pathlib import Path
 
+from examples import load
 from holdfast import Trainer
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "02_custom_replica.py"
-SPEC = importlib.util.spec_from_file_location("example", EXAMPLE)
-assert SPEC is not None
-assert SPEC.loader is not None
-example = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(example)
+example = load("02_custom_replica")
 
 mistake, place = sys.argv[1], Path(sys.argv[2])
 result = Trainer(

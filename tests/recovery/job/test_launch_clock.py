@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
+from holdfast.recovery.world import WorkerId
 
 LIMITS = LaunchLimits(warm_s=90.0, join_s=20.0, end_s=8.0, grace_s=30.0)
+ONE, ANOTHER = (WorkerId(0), WorkerId(1)), (WorkerId(2), WorkerId(3))
 CLOCK = LaunchClock(LIMITS, longest_look_s=2.0)
 
 
@@ -16,7 +18,7 @@ def after(seconds: float, situation: Situation, clock: LaunchClock = CLOCK) -> L
     """Look every second for ``seconds``."""
     start = clock.looked_at or 0.0
     for look in range(int(seconds) + 1):
-        clock = clock.observe(1, situation, start + look)
+        clock = clock.observe(ONE, situation, start + look)
     return clock
 
 
@@ -53,8 +55,8 @@ def test_stop_without_a_grace_has_no_bound() -> None:
 def test_time_begins_anew_with_each_situation_and_each_launch() -> None:
     joining = after(20, Situation.JOINING)
 
-    ending = joining.observe(1, Situation.ENDING, 21.0)
-    next_launch = joining.observe(4, Situation.JOINING, 21.0)
+    ending = joining.observe(ONE, Situation.ENDING, 21.0)
+    next_launch = joining.observe(ANOTHER, Situation.JOINING, 21.0)
 
     assert (joining.spent_s, ending.spent_s, next_launch.spent_s) == (20.0, 0.0, 0.0)
 
@@ -62,7 +64,7 @@ def test_time_begins_anew_with_each_situation_and_each_launch() -> None:
 def test_supervisor_that_was_away_accuses_nobody() -> None:
     clock = after(3, Situation.ENDING)
 
-    clock = clock.observe(1, Situation.ENDING, 100_000.0)
+    clock = clock.observe(ONE, Situation.ENDING, 100_000.0)
 
     assert clock.spent_s == 5.0
     assert clock.overdue is None
@@ -73,6 +75,6 @@ def test_time_spent_never_exceeds_the_time_that_passed(pauses_s: list[float]) ->
     clock, now = CLOCK, 0.0
     for pause_s in pauses_s:
         now += pause_s
-        clock = clock.observe(1, Situation.JOINING, now)
+        clock = clock.observe(ONE, Situation.JOINING, now)
 
     assert 0.0 <= clock.spent_s <= now

@@ -63,13 +63,13 @@ def _look(link: SupervisorLink, start: float, seconds: int) -> None:
 
 def test_supervisor_that_stands_still_is_absent_and_finds_its_events_when_it_comes_back() -> None:
     ours, theirs = pair()
-    link = SupervisorLink(silence_s=4.0)
+    link = SupervisorLink(heartbeat_timeout_s=6.0)
     link.attach(ours, {"kind": "agent_ready"})
     theirs.drain()
 
-    _look(link, 100.0, 4)
+    _look(link, 100.0, 6)
     assert link.is_present
-    _look(link, 105.0, 1)
+    _look(link, 107.0, 1)
     assert not link.is_present
     link.tell({"kind": "missed"})
     assert theirs.drain() == []
@@ -84,7 +84,7 @@ def test_supervisor_that_stands_still_is_absent_and_finds_its_events_when_it_com
 
 def test_supervisor_that_says_something_now_and_then_is_present() -> None:
     ours, theirs = pair()
-    link = SupervisorLink(silence_s=4.0)
+    link = SupervisorLink(heartbeat_timeout_s=6.0)
     link.attach(ours, {"kind": "agent_ready"})
 
     for second in range(0, 100, 3):

@@ -14,9 +14,10 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings
-from holdfast.runtime.agent.worker_host import UNKILLABLE_AFTER_S, WorkerHost
+from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
 from holdfast.runtime.system.reactor import Reactor
 
 CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)

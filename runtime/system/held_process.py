@@ -1,4 +1,4 @@
-"""The process at the other end of a connection, held by a descriptor (pidfd).
+"""A process that is held by a descriptor (pidfd), whoever its parent is.
 
 A process id may be used again as soon as its process was waited for.  A descriptor stands for
 one process for good.
@@ -14,35 +14,35 @@ import signal
 from holdfast.runtime.system.channel import Channel
 
 
-class PeerProcess:
-    """One process that can be killed and waited for, whoever its parent is."""
+class HeldProcess:
+    """One process that can be signalled and waited for."""
 
-    def __init__(self, pid: int, descriptor: int) -> None:
+    def __init__(self, pid: int) -> None:
+        """Hold the process that has the number ``pid`` now; raises ``OSError`` if none has."""
         self.pid = pid
-        self._descriptor = descriptor
+        self._descriptor = os.pidfd_open(pid)
 
     @staticmethod
-    def of(channel: Channel) -> PeerProcess | None:
+    def of_peer(channel: Channel) -> HeldProcess | None:
         """Return the process that has connected by ``channel``, None if it is gone already."""
-        pid = channel.peer_pid
         try:
-            descriptor = os.pidfd_open(pid)
+            process = HeldProcess(channel.peer_pid)
         except OSError:
             return None
         # Its connection is open still, so it lives, and the number is its own.
         if _has_hung_up(channel):
-            os.close(descriptor)
+            process.close()
             return None
-        return PeerProcess(pid, descriptor)
+        return process
 
-    def fileno(self) -> int:
-        """Return the descriptor, which is readable when the process has ended."""
-        return self._descriptor
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it still lives."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
 
     def kill(self) -> None:
         """SIGKILL the process, if it still lives."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
 
     def has_ended(self, within_s: float) -> bool:
         """Wait for its end, at most ``within_s``; return whether it has ended."""
