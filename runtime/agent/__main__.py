@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.runtime.agent.agent import Agent, AgentSettings
 from holdfast.runtime.agent.warm_pool import PoolSettings
-from holdfast.runtime.system.processes import adopt_orphans, name_process
+from holdfast.runtime.system.processes import adopt_orphans, allow_many_files, name_process
 from holdfast.runtime.system.signals import block
 
 DEFAULT_ENTRY = "holdfast.runtime.worker.worker:main"
@@ -22,7 +22,8 @@ _REMOVED_WITHIN_S = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent with command line arguments; return its exit code."""
-    settings = _parse(argv)
+    # 9 descriptors for each worker; workers get the limit that the user has set.
+    settings = _parse(argv, allow_many_files())
     name_process("holdfast-agent")
     adopt_orphans()
     agent = Agent(settings)
@@ -44,7 +45,7 @@ def _remove(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _parse(argv: Sequence[str] | None) -> AgentSettings:
+def _parse(argv: Sequence[str] | None, files: int) -> AgentSettings:
     parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.agent")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--heartbeat-timeout", type=float, required=True, metavar="SECONDS")
@@ -62,7 +63,7 @@ def _parse(argv: Sequence[str] | None) -> AgentSettings:
     return AgentSettings(
         directory=options.directory,
         heartbeat_timeout_s=options.heartbeat_timeout,
-        pool=PoolSettings(preload, options.entry),
+        pool=PoolSettings(preload, options.entry, files),
         parent=options.parent,
         lease=options.lease_fd,
         verbose=options.verbose,

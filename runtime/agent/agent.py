@@ -295,7 +295,12 @@ class Agent:
             self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
         self._supervisor.log.begin(message)
-        self._host.begin(launch)
+        try:
+            self._host.begin(launch)
+        except OSError as error:
+            self._host.kill_all("its launch cannot begin")
+            self._give_up(launch, f"{len(launch.workers)} workers cannot be made: {error}")
+            return
         if order is not None:
             self._start_mpi(launch, order)
 
@@ -304,9 +309,11 @@ class Agent:
         try:
             self._mpi.begin(launch.generation, order, ranks, self._listener.path)
         except OSError as error:
-            words = f"{order.mpiexec} cannot be started: {error}"
-            ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
-            self._supervisor.tell(ended)
+            self._give_up(launch, f"{order.mpiexec} cannot be started: {error}")
+
+    def _give_up(self, launch: HostedLaunch, words: str) -> None:
+        ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
+        self._supervisor.tell(ended)
 
     def _ask(self, what: str) -> None:
         if what in ("save", "stop"):

@@ -36,6 +36,7 @@ from typing import NoReturn
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import FDS, Channel, Message
 from holdfast.runtime.system.processes import (
+    allow_files,
     die_with_parent,
     is_single_threaded,
     name_process,
@@ -44,6 +45,8 @@ from holdfast.runtime.system.processes import (
 from holdfast.runtime.system.signals import take_no_notice
 
 _THREADS_END_WITHIN_S = 1.0
+_FILES_PER_PEER = 4
+"""A worker maps two files of each peer, and Python keeps a descriptor for each; MPI has more."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     while (message := agent.receive()) is not None:
         # all workers requested by now are forked together, by one middle process
         requests = [message, *agent.drain()]
-        births = [Birth.of(request, options.entry) for request in requests]
+        births = [Birth.of(request, options.entry, options.files) for request in requests]
         _serve(births, agent, options.agent)
 
 
@@ -73,13 +76,14 @@ class Birth:
     generation: int
     config: str
     entry: str
+    files: int
     control_fd: int
     heartbeat_fd: int
     stdout_fd: int
     stderr_fd: int
 
     @staticmethod
-    def of(message: Message, entry: str) -> Birth:
+    def of(message: Message, entry: str, files: int) -> Birth:
         """Return the birth that a ``fork`` message requests."""
         control_fd, heartbeat_fd, stdout_fd, stderr_fd = message[FDS]
         return Birth(
@@ -87,6 +91,7 @@ class Birth:
             generation=int(message["generation"]),
             config=str(message["config"]),
             entry=entry,
+            files=files,
             control_fd=control_fd,
             heartbeat_fd=heartbeat_fd,
             stdout_fd=stdout_fd,
@@ -105,6 +110,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--entry", required=True)
     parser.add_argument("--preload", type=_names, default=())
+    parser.add_argument("--files", type=int, required=True, help="limit of open files of a script")
     return parser.parse_args(argv)
 
 
@@ -244,6 +250,7 @@ def _enter(birth: Birth) -> None:
     module, _, function = birth.entry.partition(":")
     entry = getattr(importlib.import_module(module), function)
     config = WorkerConfig.decode(birth.config)
+    allow_files(birth.files + _FILES_PER_PEER * len(config.workers))
     control = Channel.adopt(birth.control_fd)
     if (begin := control.receive()) is None:
         return  # the agent has closed the channel: this worker is not needed

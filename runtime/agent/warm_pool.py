@@ -33,10 +33,14 @@ FORKS_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What a pool imports, and the function that its workers run (``module:function``)."""
+    """What a pool imports, and the function that its workers run (``module:function``).
+
+    A worker may open ``files`` files, and a few more for each of its peers.
+    """
 
     preload: tuple[str, ...]
     entry: str
+    files: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class WarmPool:
     def __init__(self, reactor: Reactor, settings: PoolSettings, owner: PoolOwner) -> None:
         self._reactor = reactor
         self._entry = settings.entry
+        self._files = settings.files
         self._preload = settings.preload
         self._owner = owner
         self._pending: dict[tuple[int, int], ForkRequest] = {}
@@ -152,6 +157,7 @@ class WarmPool:
         command = [*module_command("holdfast.runtime.agent.pool")]
         command += ["--agent", str(os.getpid()), "--control-fd", str(theirs.fileno())]
         command += ["--entry", self._entry, "--preload", ",".join(self._preload)]
+        command += ["--files", str(self._files)]
         stdout, stderr = os.pipe(), os.pipe()
         try:
             with blocked():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -112,7 +113,7 @@ class Channel:
                 sent = self._write_some(line, fds)
             except BlockingIOError:
                 return
-            except (BrokenPipeError, ConnectionResetError):
+            except OSError:  # it is gone, or too many descriptors are under way (unix(7))
                 self._give_up()
                 return
             self._outbox_bytes -= sent
@@ -224,24 +225,42 @@ class Listener:
             raise
         path.chmod(0o600)
         self._socket.listen(1024)
+        self._spare = _spare_descriptor()
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
         return self._socket.fileno()
 
     def accept(self) -> Channel | None:
-        """Return the next connection, None if it is another user's or already gone."""
+        """Return the next connection, None if it is another user's or already gone.
+
+        Without a descriptor left for it, it is ended: its peer must not wait, and this
+        process would find it again and again.
+        """
         try:
             connection, _ = self._socket.accept()
         except (ConnectionAbortedError, BlockingIOError):
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._turn_away()
             return None
         if _credentials(connection)[1] != os.getuid():
             connection.close()
             return None
         return Channel(connection)
 
+    def _turn_away(self) -> None:
+        """End the next connection with the descriptor that was kept for this."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            self._socket.accept()[0].close()
+        self._spare = _spare_descriptor()
+
     def close(self) -> None:
         """Stop listening and remove the socket's file."""
+        os.close(self._spare)
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
@@ -265,6 +284,10 @@ def pair() -> tuple[Channel, Channel]:
     """Return the two ends of a new connection."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return Channel(left), Channel(right)
+
+
+def _spare_descriptor() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _remove_stale(path: Path) -> None:

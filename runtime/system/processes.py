@@ -60,10 +60,18 @@ def name_process(name: str) -> None:
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(os.fsencode(name)[:15]))
 
 
-def allow_many_files() -> None:
-    """Raise this process's limit of open files to what its user may have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+def allow_many_files() -> int:
+    """Raise this process's limit of open files to what its user may have; return the old one."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return before
+
+
+def allow_files(count: int) -> None:
+    """Set this process's limit of open files to ``count``, or to what its user may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = count if most == resource.RLIM_INFINITY else min(count, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
 
 
 def thread_count() -> int:

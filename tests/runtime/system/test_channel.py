@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,3 +280,29 @@ def test_other_users_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_connecting_to_nobody_fails(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         connect(tmp_path / "nobody.sock")
+
+
+def test_connection_that_has_no_descriptor_left_is_ended(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "socket")
+    first, second = connect(listener.path), connect(listener.path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most_used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_used + 1, before[1]))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(first.fileno()))
+        assert listener.accept() is None
+        assert first.receive() is None
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    served = listener.accept()
+    assert served is not None
+    served.send({"kind": "hello"})
+    assert second.receive() == {"kind": "hello"}
+    for open_one in (first, second, served, listener):
+        open_one.close()
