@@ -12,6 +12,7 @@ from pathlib import Path
 
 from holdfast.runtime.agent.agent import Agent, AgentSettings
 from holdfast.runtime.agent.warm_pool import PoolSettings
+from holdfast.runtime.system.owned_directory import hold
 from holdfast.runtime.system.processes import adopt_orphans, allow_many_files, name_process
 from holdfast.runtime.system.signals import block
 
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _parse(argv, allow_many_files())
     name_process("holdfast-agent")
     adopt_orphans()
+    hold(settings.directory)
     agent = Agent(settings)
     agent.take_signals()
     try:

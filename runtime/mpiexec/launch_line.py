@@ -95,9 +95,16 @@ class LaunchLine:
         itself for a rank of that job.  The site's settings (``OMPI_MCA_*`` and the like)
         stay.
         """
-        kept = {name: value for name, value in base.items() if not _names_enclosing_job(name)}
-        return kept | {"TMPDIR": str(self.directory)} | extra
+        return {**outside_of_mpi(base), "TMPDIR": str(self.directory), **extra}
 
 
-def _names_enclosing_job(name: str) -> bool:
-    return name.startswith(_ENCLOSING_JOB) and not name.startswith(_SETTINGS)
+def outside_of_mpi(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` without the variables of an MPI job that encloses this process.
+
+    The site's settings for MPI (``OMPI_MCA_*`` and the like) stay.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_ENCLOSING_JOB) or name.startswith(_SETTINGS)
+    }

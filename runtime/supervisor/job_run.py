@@ -21,8 +21,14 @@ from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_o
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import Takeover, find_takeover
 from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.system.owned_directory import (
+    hold,
+    make_owned_directory,
+    remove_dead_directories,
+)
 from holdfast.runtime.system.signals import block
 
+_MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
 
@@ -45,11 +51,11 @@ def run_job(options: JobOptions) -> ExitCode:
         if takeover is None:
             raise
         return _go_on(takeover, asked=options)
-    prefix = f"holdfast-{os.getpid()}-"
-    base = Path(tempfile.mkdtemp(prefix=prefix, dir=_memory_directory(options)))
+    removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
+    base = make_owned_directory(_memory_directory(options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-    return _supervise(setup, base)
+    return _supervise(setup, base, removed=removed)
 
 
 def attach(run_dir: Path) -> ExitCode:
@@ -72,13 +78,18 @@ def _go_on(takeover: Takeover, asked: JobOptions | None = None) -> ExitCode:
     setup = setup_of_takeover(takeover, asked)
     with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
         setup.lease.name_owner()
+    hold(takeover.directory)
     return _supervise(setup, takeover.directory, takeover)
 
 
-def _supervise(setup: JobSetup, base: Path, takeover: Takeover | None = None) -> ExitCode:
+def _supervise(
+    setup: JobSetup, base: Path, takeover: Takeover | None = None, removed: tuple[Path, ...] = ()
+) -> ExitCode:
     """Run the job to its end; no signal may end this process before everything is cleaned up."""
     sink = LineSink(2)
     narration = Narration(setup.journal, is_verbose=setup.options.verbose, write=sink.put)
+    for directory in removed:
+        narration.warned(f"removed {directory}, which a job that was killed has left in memory")
     supervisor = Supervisor(setup, base, narration, takeover)
     try:
         return supervisor.run()
@@ -95,8 +106,7 @@ def _memory_directory(options: JobOptions) -> str | None:
 
     Workers talk through these files alone: without room for them they would wait for ever.
     """
-    place = "/dev/shm"
     needed = _SEGMENT_BYTES * (options.workers + options.spares)
-    if not os.access(place, os.W_OK | os.X_OK) or shutil.disk_usage(place).free < needed:
+    if not os.access(_MEMORY, os.W_OK | os.X_OK) or shutil.disk_usage(_MEMORY).free < needed:
         return None
-    return place
+    return _MEMORY

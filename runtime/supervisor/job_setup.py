@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.mpiexec.launch_line import outside_of_mpi
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -86,7 +87,7 @@ def prepare_job(options: JobOptions) -> JobSetup:
         lease=lease,
         first_generation=last_generation(directory.journal_path) + 1,
         preload=useful_preload(options.preload, options.script),
-        environment=_environment(record.threads),
+        environment=job_environment(record.threads),
         is_resumed=is_resumed,
         warning=library.warning if options.shrink else None,
         key_file=key_file,
@@ -162,14 +163,15 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
         ) from error
 
 
-def _environment(threads: int) -> dict[str, str]:
+def job_environment(threads: int) -> dict[str, str]:
     """Return the environment of all processes of the job.
 
+    Variables of an enclosing MPI job would reach the workers beside those of their own.
     Thread pools of numeric libraries are part of the numerics; hash
     randomisation would make the order of sets differ between workers; plugins
     that HDF5 finds by itself are code from any place that the variable names.
     """
-    environment = dict(os.environ)
+    environment = outside_of_mpi(os.environ)
     environment.pop("HDF5_PLUGIN_PATH", None)
     environment.update(dict.fromkeys(_ONE_THREAD_POOLS, str(threads)))
     environment.setdefault("PYTHONHASHSEED", "0")

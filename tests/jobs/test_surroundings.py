@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import signal
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +13,7 @@ import psutil
 import pytest
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
+from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.testing import JobRequest, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
@@ -125,3 +128,25 @@ def test_job_for_which_shared_memory_has_no_room_lies_in_the_temporary_directory
 
     assert in_memory == []
     assert_whole(job, LONG, undisturbed(LONG))
+
+
+def test_memory_of_a_job_that_was_killed_whole_is_freed_by_the_next_job(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """As the OOM killer does to a cgroup: nobody of the job is left to clean up."""
+    request = request_of(LONG, tmp_path / "first", workers=2)
+    with start_job(request) as first:
+        first.wait_for("step", step=3)
+        directory = next(Path("/dev/shm").glob(f"holdfast-{first.pid}-*"))
+        victims = list(first.processes())
+        for pid in victims:
+            os.kill(pid, signal.SIGSTOP)  # or some would clean up
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        assert wait_all_ended(victims, 60) == ()
+
+        with start_job(request_of(EVEN, tmp_path / "second", workers=2)) as running:
+            second = running.wait()
+
+    assert_whole(second, EVEN, undisturbed(EVEN))
+    assert not directory.exists()  # a job of another test may have been faster

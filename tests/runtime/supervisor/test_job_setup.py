@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.supervisor.job_setup import check_files
+from holdfast.runtime.supervisor.job_setup import check_files, job_environment
 
 
 @pytest.fixture
@@ -45,3 +45,18 @@ def test_mirror_that_is_a_link_to_itself_fails_nothing(options: JobOptions, tmp_
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
 
     check_files(dataclasses.replace(options, repair_from=tmp_path / "loop"))
+
+
+def test_environment_of_a_job_is_that_outside_of_any_mpi_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enclosing = {"PMIX_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PRTE_LAUNCHED": "1"}
+    settings = {"OMPI_MCA_btl_tcp_if_include": "ib0", "PMIX_MCA_gds": "hash"}
+    for name, value in (enclosing | settings).items():
+        monkeypatch.setenv(name, value)
+
+    environment = job_environment(threads=2)
+
+    assert not enclosing.keys() & environment.keys()
+    assert settings.items() <= environment.items()
+    assert environment["OMP_NUM_THREADS"] == "2"

@@ -1,0 +1,77 @@
+"""Private directories of jobs in memory, and those whose job is dead.
+
+A job that is killed as a whole, by the OOM killer or by the end of its cgroup, cannot remove
+its directory in ``/dev/shm``, and memory stays taken until the machine starts again.  So
+each later job of the same user looks for such directories.
+
+Invariant: each process that a job needs to go on holds a lock on the directory's marker, and
+the kernel lets go of it when the process ends.  A directory whose marker nobody holds
+belongs to nobody.  The marker gets its name when it is locked already, so a directory that
+is just being made is never taken for a dead one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_MARKER = "owned"
+_NAME = re.compile(r"holdfast-\d+-\w{8}")
+
+
+def make_owned_directory(place: str | None) -> Path:
+    """Make a directory of mode 0700 in ``place``, hold it until this process ends, return it."""
+    directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{os.getpid()}-", dir=place))
+    unnamed = directory / f"{_MARKER}.new"
+    marker = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(marker, fcntl.LOCK_SH)
+    unnamed.rename(directory / _MARKER)
+    return directory
+
+
+def hold(directory: Path) -> None:
+    """Hold a directory of a job until this process ends; one without a marker needs no holder."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(os.open(directory / _MARKER, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_SH)
+
+
+def remove_dead_directories(*places: str) -> tuple[Path, ...]:
+    """Remove directories in ``places`` that this user's dead jobs have left; return them."""
+    return tuple(path for place in places for path in _candidates(place) if _remove_if_dead(path))
+
+
+def _candidates(place: str) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        for path in sorted(Path(place).iterdir()):
+            if _NAME.fullmatch(path.name) and _is_own_directory(path):
+                yield path
+
+
+def _is_own_directory(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
+
+
+def _remove_if_dead(directory: Path) -> bool:
+    try:
+        marker = os.open(directory / _MARKER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # not one of ours, not yet, or no more
+        return False
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
+    finally:
+        os.close(marker)

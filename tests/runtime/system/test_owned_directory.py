@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.system.owned_directory import (
+    hold,
+    make_owned_directory,
+    remove_dead_directories,
+)
+
+_OWNER = """
+import pathlib, sys
+from holdfast.runtime.system import owned_directory
+if sys.argv[1] == "make":
+    print(owned_directory.make_owned_directory(sys.argv[2]), flush=True)
+else:
+    print(owned_directory.hold(pathlib.Path(sys.argv[2])), flush=True)
+sys.stdin.read()
+"""
+
+
+class Owner:
+    """Another process that owns a directory until it is killed."""
+
+    def __init__(self, verb: str, place: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _OWNER, verb, str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.said = self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.mark.process
+def test_directory_stays_while_one_of_its_owners_lives(tmp_path: Path) -> None:
+    maker = Owner("make", tmp_path)
+    directory = Path(maker.said)
+    agent = Owner("hold", directory)
+    (directory / "segment").write_bytes(b"some memory")
+
+    assert remove_dead_directories(str(tmp_path)) == ()
+    maker.kill()
+    assert remove_dead_directories(str(tmp_path)) == ()
+    agent.kill()
+    assert remove_dead_directories(str(tmp_path)) == (directory,)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_own_directory_is_never_taken_for_a_dead_one(tmp_path: Path) -> None:
+    directory = make_owned_directory(str(tmp_path))
+
+    assert remove_dead_directories(str(tmp_path)) == ()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert directory.name.startswith(f"holdfast-{os.getpid()}-")
+
+
+def test_what_holdfast_has_not_made_is_left_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "holdfast-1-abcdefgh"  # without a marker: a job is just making it
+    kept.mkdir()
+    for name in ("holdfast-2024", "holdfast-1-abcdefghi", "other-1-abcdefgh"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "owned").touch()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "owned").touch()
+    (tmp_path / "holdfast-2-abcdefgh").symlink_to(tmp_path / "target")
+    (tmp_path / "holdfast-3-abcdefgh").write_text("a file")
+    before = sorted(tmp_path.rglob("*"))
+
+    assert remove_dead_directories(str(tmp_path), str(tmp_path / "nowhere")) == ()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_directory_of_another_user_is_left_alone(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a directory to another user")
+    directory = tmp_path / "holdfast-1-abcdefgh"
+    directory.mkdir()
+    (directory / "owned").touch()
+    os.chown(directory, 12345, 12345)
+
+    assert remove_dead_directories(str(tmp_path)) == ()
+    os.chown(directory, 0, 0)
+    assert remove_dead_directories(str(tmp_path)) == (directory,)
+
+
+def test_holding_a_directory_without_a_marker_does_nothing(tmp_path: Path) -> None:
+    hold(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
