@@ -105,7 +105,7 @@ def _what_counts(
             _roll_back(steps, epochs, record["step"])
         elif event == "step":
             is_starting = False
-            _roll_back(steps, epochs, record["step"] - 1)
+            _roll_back(steps, epochs, record["step"] - record.get("steps", 1))
             steps.append(record)
         elif event == "epoch":
             epochs = [epoch for epoch in epochs if epoch.epoch < record["epoch"]]
@@ -116,9 +116,19 @@ def _what_counts(
 def _roll_back(steps: list[Record], epochs: list[EpochReport], last: int) -> None:
     """Forget everything after the step ``last``."""
     while steps and steps[-1]["step"] > last:
-        steps.pop()
+        record = steps.pop()
+        count = record.get("steps", 1)
+        left = count - (record["step"] - last)
+        if left > 0:
+            steps.append(_first_steps(record, left / count) | {"step": last, "steps": left})
     while epochs and epochs[-1].step > last:
         epochs.pop()
+
+
+def _first_steps(record: Record, part: float) -> Record:
+    """Return the first part of a record that stands for several steps, all taken as equal."""
+    samples = round(record["samples"] * part)
+    return {**record, "seconds": record["seconds"] * part, "samples": samples}
 
 
 def _epoch(record: Record) -> EpochReport:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.recovery.schedule import FailureHistory
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.options.job_options import JobOptions
 
 _NUMBERS = ("worker", "generation", "microbatches", "seed", "threads")
 _LARGEST_GENERATION = (1 << 63) - 1
+_NO_HISTORY = FailureHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class WorkerConfig:
     ``generation`` is that of the launch's first world; ``workers`` are its
     worker ids in rank order, the last ``len(workers) - capacity`` of them spares.
     ``microbatches``, ``seed`` and ``threads`` are those of the run: what the options leave
-    open is settled.
+    open is settled.  ``history`` is that of the run before this launch.
     """
 
     options: JobOptions
@@ -37,6 +39,7 @@ class WorkerConfig:
     seed: int
     threads: int
     key_file: KeyFile | None = None
+    history: FailureHistory = _NO_HISTORY
 
     @property
     def run_dir(self) -> Path:
@@ -52,7 +55,12 @@ class WorkerConfig:
         """Return the configuration as a JSON object."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         key_file = self.key_file and dataclasses.asdict(self.key_file)
-        return fields | {"options": self.options.to_json(), "key_file": key_file}
+        history = dataclasses.asdict(self.history)
+        return fields | {
+            "options": self.options.to_json(),
+            "key_file": key_file,
+            "history": history,
+        }
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> WorkerConfig:
@@ -76,6 +84,7 @@ class WorkerConfig:
             "options": JobOptions.from_json(fields["options"]),
             "workers": tuple(WorkerId(worker) for worker in fields["workers"]),
             "key_file": key_file and KeyFile(**key_file),
+            "history": FailureHistory(**fields["history"]),
         }
         return WorkerConfig(**{**fields, **made})
 

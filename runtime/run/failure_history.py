@@ -7,53 +7,55 @@ record of its end: its host or its supervisor died.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
 from pathlib import Path
 
-from holdfast.recovery.schedule import Auto, FailureHistory, Schedule
+from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.run.journal import JournalReader, Record, parse_line
-from holdfast.runtime.run.run_directory import RunDirectory
 
 _TELLING = ("job_started", "job_ended", "relaunch")
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(event.encode() for event in _TELLING)
 
 
-def history_of(schedule: Schedule, run_dir: Path) -> FailureHistory:
-    """Return the history in the journal of ``run_dir``, if ``schedule`` depends on it."""
-    if not isinstance(schedule, Auto):
-        return FailureHistory()
-    try:
-        return failure_history(JournalReader(RunDirectory(run_dir).journal_path).lines())
-    except OSError:
-        return FailureHistory()
+class HistoryReader:
+    """Reads a run's history, and later only what its journal has got since."""
 
+    def __init__(self, path: Path) -> None:
+        self._reader = JournalReader(path)
+        self._seconds = 0.0
+        self._failures = 0
+        self._began: float | None = None  # of a job that has not ended yet
+        self._before = b""
 
-def failure_history(lines: Iterable[bytes]) -> FailureHistory:
-    """Return the training time and the failures that a journal's lines record.
+    def read(self) -> FailureHistory:
+        """Return the training time and the failures so far; a journal that fails adds none."""
+        with contextlib.suppress(OSError):
+            for line in self._reader.lines():
+                record = _telling(line)
+                if record is not None:
+                    self._hear(*record)
+                self._before = line
+        return FailureHistory(self._seconds + self._open_seconds(), self._failures)
 
-    Monotonic times are compared only within one job, which lived within one boot.
-    """
-    seconds, failures = 0.0, 0
-    began: float | None = None  # of a job that has not ended yet
-    before = b""
-    for line in lines:
-        record = _telling(line)
-        if record is not None:
-            event, now = record
-            failures += event == "relaunch"
-            if event == "job_started":
-                if began is not None:
-                    failures += 1
-                    seconds += max(0.0, _moment(before, began) - began)
-                began = now
-            elif event == "job_ended" and began is not None:
-                seconds += max(0.0, now - began)
-                began = None
-        before = line
-    if began is not None:
-        seconds += max(0.0, _moment(before, began) - began)
-    return FailureHistory(seconds, failures)
+    def _hear(self, event: str, now: float) -> None:
+        self._failures += event == "relaunch"
+        if event == "job_started":
+            self._failures += self._began is not None
+            self._seconds += self._open_seconds()
+            self._began = now
+        elif event == "job_ended" and self._began is not None:
+            self._seconds += max(0.0, now - self._began)
+            self._began = None
+
+    def _open_seconds(self) -> float:
+        """Return the time of a job without an end, up to its last line.
+
+        Monotonic times are compared only within one job, which lived within one boot.
+        """
+        if self._began is None:
+            return 0.0
+        return max(0.0, _moment(self._before, self._began) - self._began)
 
 
 def _telling(line: bytes) -> tuple[str, float] | None:

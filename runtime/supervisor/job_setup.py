@@ -16,6 +16,7 @@ from holdfast.runtime.mpiexec.launch_line import outside_of_mpi
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, last_generation
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
@@ -42,6 +43,7 @@ class JobSetup:
     is_resumed: bool
     warning: str | None
     key_file: KeyFile | None
+    history: HistoryReader
     cwd: Path
     """Where the user has started the job: its script may name files from there."""
 
@@ -57,6 +59,7 @@ class JobSetup:
             seed=self.record.seed,
             threads=self.record.threads,
             key_file=self.key_file,
+            history=self.history.read(),
         )
 
 
@@ -91,6 +94,7 @@ def prepare_job(options: JobOptions) -> JobSetup:
         is_resumed=is_resumed,
         warning=library.warning if options.shrink else None,
         key_file=key_file,
+        history=HistoryReader(directory.journal_path),
         cwd=Path.cwd(),
     )
 
@@ -123,6 +127,7 @@ def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
         is_resumed=True,
         warning="the job keeps the options that it was started with" if is_another else None,
         key_file=config.key_file,
+        history=HistoryReader(directory.journal_path),
         cwd=takeover.cwd,
     )
 

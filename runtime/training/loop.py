@@ -24,7 +24,6 @@ from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.exchange.vector import Sum
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.run.failure_history import history_of
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
@@ -71,8 +70,7 @@ class TrainingLoop:
         self._progress = Progress(replica, job, self._records)
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job.save_terms, self._records)
-        history = history_of(job.schedule, context.run_dir)
-        self._clock = SaveClock(job.schedule, history, self._records.note)
+        self._clock = SaveClock(job.schedule, config.history, self._records.note)
         self._transactions: dict[Work, Transaction] = job.transactions(replica)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)

@@ -4,14 +4,18 @@ All workers have the same records, so only rank 0 of the world writes them.  Ste
 committed within a quarter of a second are written together.  If rank 0 dies before that,
 the next rank 0 writes the records that may be missing.  Readers take the last of equal
 records.
+
+A journal must not grow by a line for each step of a month.  After the first five minutes of
+a launch one line stands for all steps of a while, which is a thousandth of the launch so
+far and at most ten seconds.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.world import WorkerId, World
@@ -20,6 +24,9 @@ from holdfast.runtime.worker.context import WorkerContext
 
 _TOGETHER_S = 0.25
 """A record costs 60 us when the caches are cold, 1 % of a step of 6 ms."""
+_EACH_STEP_S = 300.0
+_PART_OF_LAUNCH = 0.001
+_LONGEST_TOGETHER_S = 10.0
 
 
 class LoopRecords:
@@ -28,7 +35,7 @@ class LoopRecords:
     def __init__(self, context: WorkerContext, membership: Membership) -> None:
         self._context = context
         self._membership = membership
-        self._began = time.monotonic()
+        self._made = self._began = time.monotonic()
         self._pending: _OpenRecovery | None = None
         self._latest: deque[_Commit] = deque()
         self._unwritten: deque[_Commit] = deque()
@@ -112,8 +119,10 @@ class LoopRecords:
     def flush(self) -> None:
         """Write the records of commits that were not written yet."""
         self._written = time.monotonic()
-        while self._unwritten:
-            commit = self._unwritten.popleft()
+        is_young = self._written - self._made < _EACH_STEP_S
+        commits = tuple(self._unwritten)
+        self._unwritten.clear()
+        for commit in commits if is_young else _merged(commits):
             stamp = {"now": commit.now, "time": commit.time, "generation": commit.generation}
             self._context.journal.record(commit.event, **stamp, **commit.fields)
 
@@ -123,13 +132,19 @@ class LoopRecords:
         commit = _Commit(event, now, time.time(), self._membership.world.generation, fields)
         # Rank 0 may have kept the last record for as long as this step took.
         newest = self._latest[-1].now if self._latest else now
-        while self._latest and self._latest[0].now < newest - 2 * _TOGETHER_S:
+        together_s = self._together_s(now)
+        while self._latest and self._latest[0].now < newest - 2 * together_s:
             self._latest.popleft()
         self._latest.append(commit)
         if self._membership.is_first:
             self._unwritten.append(commit)
-            if now - self._written >= _TOGETHER_S:
+            if now - self._written >= together_s:
                 self.flush()
+
+    def _together_s(self, now: float) -> float:
+        """Return for how long commits are collected before they are written."""
+        part = (now - self._made) * _PART_OF_LAUNCH
+        return min(max(_TOGETHER_S, part), _LONGEST_TOGETHER_S)
 
     def _write(self, event: str, **fields: object) -> None:
         if self._membership.is_first:
@@ -145,7 +160,40 @@ class _Commit(NamedTuple):
     now: float
     time: float
     generation: int
-    fields: Mapping[str, object]
+    fields: Mapping[str, Any]
+
+
+def _merged(commits: Iterable[_Commit]) -> Iterator[_Commit]:
+    """Yield the commits with one record for all steps in a row of one epoch and one world."""
+    before: _Commit | None = None
+    for commit in commits:
+        if before is None:
+            before = commit
+        elif _is_alike(before, commit):
+            before = _joined(before, commit)
+        else:
+            yield before
+            before = commit
+    if before is not None:
+        yield before
+
+
+def _is_alike(one: _Commit, other: _Commit) -> bool:
+    return (
+        one.event == other.event == "step"
+        and one.generation == other.generation
+        and one.fields["epoch"] == other.fields["epoch"]
+    )
+
+
+def _joined(one: _Commit, other: _Commit) -> _Commit:
+    """Return the record of two runs of steps, which ends with the step of ``other``."""
+    sums = {
+        "seconds": round(one.fields["seconds"] + other.fields["seconds"], 6),
+        "samples": one.fields["samples"] + other.fields["samples"],
+        "steps": one.fields.get("steps", 1) + other.fields.get("steps", 1),
+    }
+    return other._replace(fields={**other.fields, **sums})
 
 
 class _OpenRecovery:

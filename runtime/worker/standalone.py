@@ -40,6 +40,7 @@ from holdfast.runtime.options.sources import (
     refuse_unknown,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import last_generation
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.run.run_key import find_key
@@ -159,6 +160,7 @@ def _first_config(size: int) -> WorkerConfig:
         seed=record.seed,
         threads=record.threads,
         key_file=key_file,
+        history=HistoryReader(directory.journal_path).read(),
     )
     if size > 1:
         directory.share_lease(lease)  # it must outlive this rank if others do

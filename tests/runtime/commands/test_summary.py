@@ -173,6 +173,24 @@ def test_steps_that_a_relaunch_rolled_back_do_not_count(story: Story) -> None:
     assert report.relaunches[0].since_failure_ms == pytest.approx(1300.0)
 
 
+def test_line_of_many_steps_is_taken_back_in_part(story: Story) -> None:
+    story.tell("step", step=10, epoch=0, seconds=1.0, samples=40, steps=10)
+    story.tell("step", step=20, epoch=0, seconds=3.0, samples=40, steps=10)
+    story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
+    story.tell("launch", generation=2, workers=[0, 1], relaunch=1)
+    story.tell("restored", step=15, generation=2)
+    back = summarize(story.records)
+    story.tell("step", step=17, epoch=0, seconds=0.2, samples=8, steps=2)
+    on = summarize(story.records)
+    # The next rank 0 repeats what the dead one may not have written.
+    story.tell("step", step=18, epoch=0, seconds=0.3, samples=12, steps=3)
+    repeated = summarize(story.records)
+
+    assert (back.steps, back.samples, back.step_s) == (15, 60, pytest.approx(2.5))
+    assert (on.steps, on.samples, on.step_s) == (17, 68, pytest.approx(2.7))
+    assert (repeated.steps, repeated.samples, repeated.step_s) == (18, 72, pytest.approx(2.8))
+
+
 def test_restore_alone_takes_the_run_back(story: Story) -> None:
     """The job may die again before it applies a step: what was lost is lost already."""
     story.steps(1, 5)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +163,28 @@ def test_steps_within_a_quarter_of_a_second_are_written_together_as_they_happene
     story.records.flush()
     moments = [record["now"] for record in story.journal("step")]
     assert moments == [1000.0, 1000.05, 1000.2, 1000.26, 1000.3]
+
+
+def test_after_five_minutes_a_line_stands_for_all_steps_of_a_while(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+    now = began + 3600.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for count, epoch in enumerate([1] * 40 + [2] * 40, start=1):
+        now += 0.1
+        story.records.transaction_began()
+        now += 0.1
+        story.records.stepped(dataclasses.replace(CURSOR, step=count), epoch, 4)
+    story.records.flush()
+
+    steps = story.journal("step")
+    # The first is written at once; then 3.6 s are a thousandth of the hour.
+    assert [step["step"] for step in steps] == [1, 20, 39, 40, 58, 77, 80]
+    assert [step.get("steps", 1) for step in steps] == [1, 19, 19, 1, 18, 19, 3]
+    assert sum(step["samples"] for step in steps) == 80 * 4
+    assert sum(step["seconds"] for step in steps) == pytest.approx(80 * 0.1)
+    assert {step["epoch"] for step in steps if step["step"] <= 40} == {1}
 
 
 def test_what_is_noted_comes_after_the_steps_before_it(story: Story) -> None:

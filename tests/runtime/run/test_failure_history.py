@@ -5,13 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.recovery.schedule import Auto, EverySteps, FailureHistory
-from holdfast.runtime.run.failure_history import failure_history, history_of
+from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
 
 
 def lines(*events: tuple[str, float]) -> list[bytes]:
     return [json.dumps({"event": name, "now": now}).encode() + b"\n" for name, now in events]
+
+
+def history(path: Path, journal: list[bytes]) -> FailureHistory:
+    path.write_bytes(b"".join(journal))
+    return HistoryReader(path).read()
 
 
 @pytest.mark.parametrize(
@@ -32,37 +42,43 @@ def lines(*events: tuple[str, float]) -> list[bytes]:
     ],
 )
 def test_history_is_told_by_jobs_and_relaunches(
-    events: list[tuple[str, float]], seconds: float, failures: int
+    path: Path, events: list[tuple[str, float]], seconds: float, failures: int
 ) -> None:
-    assert failure_history(lines(*events)) == FailureHistory(seconds, failures)
+    assert history(path, lines(*events)) == FailureHistory(seconds, failures)
+
+    gradually = HistoryReader(path)
+    for count in range(len(events) + 1):
+        path.write_bytes(b"".join(lines(*events[:count])))
+        found = gradually.read()
+    assert found == FailureHistory(seconds, failures)
 
 
-def test_torn_lines_tell_nothing() -> None:
+def test_torn_lines_tell_nothing(path: Path) -> None:
     journal = lines(("job_started", 10.0), ("step", 20.0))
 
     journal += [b'{"event": "relaunch", "no', b"\n", b'{"event": "job_ended"}\n', b"]["]
 
-    assert failure_history(journal).failures == 0
+    assert history(path, journal).failures == 0
 
 
-def test_order_of_the_fields_makes_no_difference() -> None:
+def test_order_of_the_fields_makes_no_difference(path: Path) -> None:
     journal = [b'{"now": 1.0, "event": "job_started"}\n', b'{"now": 2.0, "event": "relaunch"}\n']
 
-    assert failure_history(journal) == FailureHistory(1.0, 1)
+    assert history(path, journal) == FailureHistory(1.0, 1)
 
 
-def test_event_that_mentions_another_is_not_taken_for_it() -> None:
+def test_event_that_mentions_another_is_not_taken_for_it(path: Path) -> None:
     line = json.dumps({"event": "launch", "now": 1.0, "relaunch": 1, "why": "job_ended"})
 
-    assert failure_history([line.encode()]) == FailureHistory()
+    assert history(path, [line.encode() + b"\n"]) == FailureHistory()
 
 
-def test_marks_are_those_that_a_journal_writes(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", run_id="r", source="supervisor")
+def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
+    reader = HistoryReader(path)
+    assert reader.read() == FailureHistory()
+    journal = Journal(path, run_id="r", source="supervisor")
     for event in ("job_started", "relaunch", "relaunch"):
         journal.record(event)
     journal.close()
 
-    assert history_of(Auto(), tmp_path).failures == 2
-    assert history_of(EverySteps(1), tmp_path) == FailureHistory()
-    assert history_of(Auto(), tmp_path / "missing") == FailureHistory()
+    assert reader.read().failures == 2

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import pytest
 
-from holdfast.recovery.schedule import Auto
+from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.run.failure_history import FailureHistory, history_of
+from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, last_generation, read_journal
 from holdfast.runtime.run.own_file import ForeignFile, open_to_write, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
@@ -145,7 +145,7 @@ def test_planted_journal_is_not_read(
     for read in (read_journal, last_generation):
         with pytest.raises(ForeignFile, match=complaint):
             read(directory.journal_path)
-    assert history_of(Auto(), directory.path) == FailureHistory()
+    assert HistoryReader(directory.journal_path).read() == FailureHistory()
 
 
 @TO_READ
