@@ -2,7 +2,7 @@
 
 Several processes write the same file at once.  The kernel keeps their lines whole: a file
 opened with ``O_APPEND`` takes each ``write`` as one piece at its end (POSIX.1-2017,
-``write``).  So each line is exactly one ``write``.  Five things can still go wrong, and
+``write``).  So each line is exactly one ``write``.  Six things can still go wrong, and
 each has one answer:
 
 * a process dies, or the machine loses power, within a line: the line is *torn*.
@@ -15,7 +15,9 @@ each has one answer:
   ``journal_removed``.  A network file system may show that as a descriptor that fails;
 * another user puts a link or another file in its place: that is refused, like a file that
   cannot be opened (`own_file`);
-* two threads of a process write at once: a lock keeps the count of lost lines.
+* the file system hangs: a thread of its own writes, and nobody waits for it for more than
+  a second (`bounded_calls`);
+* two threads of a process write at once: that one thread writes the lines of both.
 
 Nothing is fsynced: the journal is a history, and no job is restored from it.
 """
@@ -25,12 +27,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdfast.runtime.run.bounded_calls import BoundedCalls
 from holdfast.runtime.run.own_file import close, open_to_read, open_to_write
 
 Record: TypeAlias = dict[str, Any]
@@ -59,34 +61,50 @@ class Journal:
         """
         self._path = path
         self._common = {"run_id": run_id, "source": source}
-        self._lock = threading.Lock()
+        self._calls = BoundedCalls("holdfast-journal")
         self._lost = 0
         self._fd = _CLOSED
-        try:
+        if is_required:
             self._open()
-        except OSError as error:
-            if is_required:
-                raise
-            self._warn_once(str(error))
+        else:
+            self._calls.run(self._open_or_warn)
 
     def record(self, event: str, /, **fields: object) -> None:
         """Append one event with its fields, stamped with monotonic and wall-clock seconds.
 
-        Never raises for a full or failing file system (see the top of this file).
+        Never raises for a full or failing file system, and waits a second at most for one
+        that hangs (see the top of this file).
         """
-        with self._lock:
-            if not self._is_there():
-                self._lost += 1
-                return
-            if self._lost and self._append(self._line("journal_gap", {"lines": self._lost})):
-                self._lost = 0
-            if self._lost or not self._append(self._line(event, fields)):
-                self._lost += 1
+        line = self._line(event, fields)
+        was_behind = self._calls.is_behind
+        if not self._calls.run(lambda: self._write(line)):
+            self._lost += 1
+        if self._calls.is_behind and not was_behind:
+            _LOG.warning("journal %s: its file system hangs; events wait", self._path)
 
     def close(self) -> None:
         """Close the file; a closed journal takes no more events."""
+        self._calls.run(self._close)
+
+    def _write(self, line: bytes) -> None:
+        if not self._is_there():
+            self._lost += 1
+            return
+        gap = self._lost
+        if gap and self._append(self._line("journal_gap", {"lines": gap})):
+            self._lost -= gap
+        if self._lost or not self._append(line):
+            self._lost += 1
+
+    def _close(self) -> None:
         if self._fd != _CLOSED:
             close(self._fd)
+
+    def _open_or_warn(self) -> None:
+        try:
+            self._open()
+        except OSError as error:
+            self._warn_once(str(error))
 
     def _open(self) -> None:
         fd = open_to_write(self._path, os.O_APPEND)

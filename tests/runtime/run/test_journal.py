@@ -119,6 +119,29 @@ def test_journal_that_is_not_required_loses_lines_until_it_can_be_opened(path: P
     assert (gap["event"], gap["lines"], step["step"]) == ("journal_gap", 1, 2)
 
 
+def test_journal_whose_file_system_hangs_stops_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server of a network file system is gone, and comes back."""
+    journal = _journal(path)
+    journal.record("step", step=1)
+    is_back = threading.Event()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, line: is_back.wait(60) and write(fd, line))
+
+    for step in range(2, 50):
+        journal.record("step", step=step)
+    assert [record["step"] for record in read_journal(path)] == [1]
+    assert caplog.text.count("its file system hangs") == 1
+
+    is_back.set()
+    journal.record("step", step=50)
+    while (steps := [record["step"] for record in read_journal(path)])[-1] < 50:
+        pass
+    journal.close()
+    assert steps == list(range(1, 51))
+
+
 def _fail(number: int) -> NoReturn:
     raise OSError(number, os.strerror(number))
 

@@ -1,0 +1,71 @@
+"""Calls into a file system that may hang, made in order by a thread of their own.
+
+A server that is gone lets a call hang for ever, and no signal ends it.  So a thread makes the
+calls, and the caller waits for each of them, but not for long.  From the first call that
+takes too long, nobody waits for any until the thread has caught up.  Calls queue meanwhile,
+up to a limit.
+
+As long as the file system answers, a call is over when ``run`` returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+WAITS_S = 1.0
+_MOST_QUEUED = 10_000
+
+
+class BoundedCalls:
+    """Runs calls that raise nothing; starts its daemon thread with the first of them."""
+
+    def __init__(
+        self, name: str, waits_s: float = WAITS_S, most_queued: int = _MOST_QUEUED
+    ) -> None:
+        self._name = name
+        self._waits_s = waits_s
+        self._most_queued = most_queued
+        self._queue: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._taken = self._ended = 0
+        self._is_behind = False
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Callable[[], None]) -> bool:
+        """Run ``call`` and wait for its end, but not for long; False if it will never run."""
+        with self._changed:
+            if len(self._queue) >= self._most_queued:
+                return False
+            self._start()
+            self._queue.append(call)
+            self._taken += 1
+            number = self._taken
+            self._changed.notify_all()
+            if not self._is_behind:
+                self._is_behind = not self._changed.wait_for(
+                    lambda: self._ended >= number, self._waits_s
+                )
+            return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a call takes too long, so that nobody waits for the calls after it."""
+        return self._is_behind
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._queue))
+                call = self._queue.popleft()
+            call()
+            with self._changed:
+                self._ended += 1
+                self._is_behind = self._is_behind and bool(self._queue)
+                self._changed.notify_all()
