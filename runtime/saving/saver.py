@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.store import Staging
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.vote import Bit, Outcome, SavePhase, after_vote
@@ -28,8 +26,9 @@ from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.checkpoint_care import Upkeep
 from holdfast.runtime.saving.memory_check import MemoryCheck
+from holdfast.runtime.saving.save_in_flight import SaveInFlight
 from holdfast.runtime.saving.save_terms import SaveTerms
-from holdfast.runtime.saving.shard_writers import PendingShard, Shards, SnapshotNotWritten
+from holdfast.runtime.saving.shard_writers import Shards, SnapshotNotWritten
 from holdfast.runtime.saving.snapshot import SavePlan
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
@@ -39,30 +38,6 @@ MAX_FAILURES = 3
 
 _NOTHING_SAVED = -1
 _WITH_COPIES = 2
-
-
-@dataclass(slots=True)
-class _SaveInFlight:
-    """The checkpoint in flight, as this worker sees it."""
-
-    plan: SavePlan
-    staging: Staging
-    began: float
-    phase: SavePhase
-    mine: PendingShard
-    commit: Future[int] | None = None
-
-    @property
-    def step(self) -> int:
-        """The step whose state is saved."""
-        return self.plan.header.step
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the save on this worker, None if there is none."""
-        if self.mine.failure is not None or self.commit is None or not self.commit.done():
-            return self.mine.failure
-        return self.commit.exception()
 
 
 class Saver:
@@ -86,7 +61,7 @@ class Saver:
         self._prepared_for = 0
         self._upkeep = Upkeep(context, self._store, terms.retention, self._thread.submit)
         self._downgrades_told: set[str] = set()
-        self._flight: _SaveInFlight | None = None
+        self._flight: SaveInFlight | None = None
         self._is_wanted = False
         self._attempts = 0
         self._failures: Counter[int] = Counter()
@@ -141,18 +116,7 @@ class Saver:
 
     def bits(self) -> Bit:
         """Return this worker's bits about the checkpoint in flight."""
-        flight = self._flight
-        if flight is None:
-            return Bit(0)
-        # Read before the failure: once a shard is done, its failure is final.
-        has_settled = flight.commit is None or flight.commit.done()
-        is_done = flight.mine.is_done
-        bits = Bit(0) if flight.failure is not None else Bit.INTACT
-        if is_done:
-            bits |= Bit.DURABLE
-        if has_settled:
-            bits |= Bit.SETTLED
-        return bits
+        return Bit(0) if self._flight is None else self._flight.bits
 
     def hear(self, agreed: Outcome) -> None:
         """Move the checkpoint in flight to the phase that all agreed on."""
@@ -244,14 +208,14 @@ class Saver:
 
     def _launch(
         self, cursor: Cursor, state: Tensors, measured: EpochMetrics | None
-    ) -> _SaveInFlight:
+    ) -> SaveInFlight:
         plan = self._plan(cursor, state, measured)
         began = time.monotonic()
         mine = self._shards.begin(plan, self._slices(), state)
         self._check.take(cursor.step, state, then=mine.hand_over)
-        return _SaveInFlight(plan, self._store.staging(*plan.key), began, SavePhase.WRITING, mine)
+        return SaveInFlight(plan, self._store.staging(*plan.key), mine, began)
 
-    def _commit(self, flight: _SaveInFlight, records: list[bytes]) -> int:
+    def _commit(self, flight: SaveInFlight, records: list[bytes]) -> int:
         """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
         manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
         flight.staging.commit(manifest)
@@ -261,7 +225,7 @@ class Saver:
         self._upkeep.committed(flight.step, flight.plan.header.generation)
         return manifest.nbytes
 
-    def _committed(self, flight: _SaveInFlight) -> None:
+    def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
         self._failures.clear()
         self.saved_step = flight.step
@@ -271,7 +235,7 @@ class Saver:
             self._records.note("checkpoint", step=self.saved_step, seconds=seconds, bytes=size)
             self._context.tell_agent({"kind": "checkpoint", "step": self.saved_step})
 
-    def _failed(self, flight: _SaveInFlight) -> None:
+    def _failed(self, flight: SaveInFlight) -> None:
         """Report the failure to journal and user, and go on training."""
         self._flight = None
         self._failures[flight.step] += 1

@@ -20,12 +20,16 @@ example = load("02_custom_replica")
 class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
     """Takes its time for an update; its bytes are those of the example."""
 
-    def __init__(self, features: int, pause_s: float) -> None:
+    def __init__(self, features: int, pause_s: float, trace: Path | None) -> None:
         super().__init__(features, 10)
         self._pause_s = pause_s
+        self._trace = trace
 
     def apply(self, total: np.ndarray, samples: int) -> None:
         super().apply(total, samples)
+        if self._trace is not None:
+            with self._trace.open("a") as trace:
+                trace.write("applied\n")
         time.sleep(self._pause_s)
 
 
@@ -33,10 +37,11 @@ parser = argparse.ArgumentParser()
 for name in ("samples", "global-batch", "epochs", "save-every", "features", "pause-ms"):
     parser.add_argument(f"--{name}", type=int, required=True)
 parser.add_argument("--linger", type=Path, help="do not end before this file exists")
+parser.add_argument("--trace", type=Path, help="gets a line for each update of each worker")
 options = parser.parse_args()
 
 result = Trainer(
-    lambda: Paced(options.features, options.pause_ms / 1e3),
+    lambda: Paced(options.features, options.pause_ms / 1e3, options.trace),
     example.clusters(options.samples, options.features, 10),
     global_batch=options.global_batch,
     epochs=options.epochs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +12,16 @@ from configs import without_faults, worker_config
 
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.store.store import Staging
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import Bit
+from holdfast.recovery.vote import Bit, Outcome
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.saving import save_in_flight
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.saving.shard_writers import Shards
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -27,6 +30,7 @@ from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.records import LoopRecords
 
 ME = WorkerId(0)
+BOUND_S = 60.0
 
 
 class FailingShard:
@@ -85,3 +89,54 @@ def test_shard_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
     bits = saver.bits()
 
     assert not bits & Bit.DURABLE or not bits & Bit.INTACT
+
+
+class HangingShard(FailingShard):
+    """A shard on a file system that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(looks=1_000_000)
+
+
+def test_save_that_a_hanging_file_system_holds_has_failed_and_another_one_may_begin(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shards, "begin", lambda *arguments: HangingShard())
+    state = {"a": np.zeros(3)}
+    saver.begin(Cursor.start(1), lambda: state)
+    assert saver.bits() & Bit.INTACT
+    saver.hear(_agreed(saver.bits()))
+    assert saver.is_busy
+
+    monkeypatch.setattr(save_in_flight, "ANSWERS_WITHIN_S", -1.0)
+    bits = saver.bits()
+    assert not bits & Bit.INTACT
+    saver.hear(_agreed(bits))
+
+    assert not saver.is_busy
+    assert saver.begin(Cursor.start(1), lambda: state)
+
+
+def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"a": np.zeros(3)}
+    saver.begin(Cursor.start(1), lambda: state)
+    saver.wait(BOUND_S)
+    saver.hear(_agreed(saver.bits()))
+    is_back = threading.Event()
+    monkeypatch.setattr(Staging, "commit", lambda *arguments: is_back.wait(BOUND_S))
+    saver.before_sum()
+    saver.hear(_agreed(saver.bits()))
+    assert saver.is_busy
+
+    monkeypatch.setattr(save_in_flight, "ANSWERS_WITHIN_S", -1.0)
+    saver.hear(_agreed(saver.bits()))
+
+    assert not saver.is_busy
+    assert saver.saved_step == 0
+    is_back.set()
+
+
+def _agreed(save: Bit) -> Outcome:
+    return Outcome(
+        is_yes=True, is_finite=True, is_save_wanted=False, is_stop_wanted=False, save=save
+    )
