@@ -12,7 +12,8 @@ each has one answer:
   Lines are counted as lost, and one warning is logged.  The first line that can be
   written again is a ``journal_gap`` with the number of missing lines;
 * a user removes the file, or the run directory: it is made again, and begins with a
-  ``journal_removed``.  A network file system may show that as a descriptor that fails;
+  ``journal_removed``.  A network file system may show that as a descriptor that fails.
+  Another run may have begun there meanwhile: its journal gets no line of this one;
 * another user puts a link or another file in its place: that is refused, like a file that
   cannot be opened (`own_file`);
 * the file system hangs: a thread of its own writes, and nobody waits for it for more than
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.runtime.run.bounded_calls import BoundedCalls
+from holdfast.runtime.run.intruder import intruder_in
 from holdfast.runtime.run.own_file import close, open_to_read, open_to_write
 
 Record: TypeAlias = dict[str, Any]
@@ -123,6 +125,10 @@ class Journal:
             return True
         try:
             self._path.parent.mkdir(exist_ok=True)
+            intruder = intruder_in(self._path.parent, self._common["run_id"])
+            if intruder is not None:
+                self._warn_once(f"its directory belongs to run {intruder} now")
+                return False
             self._open()
         except OSError as error:
             self._warn_once(str(error))

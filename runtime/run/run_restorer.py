@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.run.intruder import refuse_intruder
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 
 
@@ -40,6 +42,9 @@ class RunKeeper:
         except JobError as error:
             self._tell_once(f"the run can no longer be resumed: {error}")
             return
+        except CommitRefused as error:
+            self._tell_once(f"this job saves no more: {error}")
+            return
         except OSError as error:
             self._tell_once(f"{self._directory.path} does not answer ({error}): training goes on")
             return
@@ -56,6 +61,7 @@ class RunKeeper:
 
     def _renew(self) -> bool:
         if self._directory.record_path.exists():
+            refuse_intruder(self._directory.path, self._record.run_id)
             return False
         if not self._directory.path.parent.is_dir():  # perhaps its file system is gone
             raise UsageError(f"{self._directory.path} and its parent directory were removed")

@@ -24,6 +24,7 @@ from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.vote import Bit, Outcome, SavePhase, after_vote
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.run.intruder import refuse_intruder
 from holdfast.runtime.saving.checkpoint_care import Upkeep
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.save_in_flight import SaveInFlight
@@ -218,6 +219,7 @@ class Saver:
     def _commit(self, flight: SaveInFlight, records: list[bytes]) -> int:
         """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
         manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
+        refuse_intruder(self._context.run_dir, manifest.run_id)
         flight.staging.commit(manifest)
         for reason in self._store.disk.new_downgrades(self._downgrades_told):
             self._context.journal.record("storage_downgrade", reason=reason)

@@ -33,6 +33,7 @@ from holdfast.checkpoint.errors import (
     StorageFailed,
 )
 from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
+from holdfast.runtime.run.intruder import refuse_intruder
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.held_save import HeldSave, HeldSnapshot
@@ -85,6 +86,7 @@ class SnapshotWriter:
     def _accept(self, message: Message) -> str:
         held = HeldSnapshot.of(message)
         try:
+            refuse_intruder(held.snapshot.run_dir, held.snapshot.plan.header.run_id)
             save = self._save_of(held.snapshot)
         except CheckpointError:
             os.close(held.fd)  # no save owns it
@@ -223,6 +225,7 @@ def _commit(save: HeldSave) -> int:
 def _commit_staged(save: HeldSave) -> None:
     for held in save.lacking():  # their workers died too soon, or the disk was full
         _write_one_of(held, save)
+    refuse_intruder(save.run_dir, save.plan.header.run_id)
     staging = save.store.staging(*save.plan.key)
     staging.take_over()
     staging.commit(save.manifest())

@@ -16,6 +16,7 @@ from holdfast.runtime.run.journal import (
     parse_line,
     read_journal,
 )
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 
 @pytest.fixture
@@ -82,6 +83,22 @@ def test_journal_that_somebody_removes_is_begun_again(path: Path, gone: str) -> 
     records = read_journal(folder / path.name)
     assert [record["event"] for record in records] == ["journal_removed", "step", "step"]
     assert [record.get("step") for record in records] == [None, 2, 3]
+
+
+def test_journal_of_another_run_that_took_the_directory_gets_no_line(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = _journal(path)
+    path.unlink()
+    other = RunRecord("other", FORMAT, 1.5, microbatches=1, seed=0, threads=1)
+    RunDirectory(path.parent).create_record(other)
+    theirs = Journal(path, run_id="other", source="supervisor")
+
+    journal.record("step", step=7)
+    theirs.record("step", step=1)
+
+    assert [record["run_id"] for record in read_journal(path)] == ["other"]
+    assert "its directory belongs to run other now" in caplog.text
 
 
 def test_journal_whose_file_system_is_gone_loses_lines_and_raises_nothing(path: Path) -> None:

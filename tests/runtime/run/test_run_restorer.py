@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,22 @@ def test_removed_record_is_written_again_under_the_same_lease(run: Run) -> None:
 
     assert run.directory.load_record() == RECORD
     assert len(run.told) == 1
+
+
+def test_directory_that_another_run_has_taken_is_told_once(run: Run) -> None:
+    shutil.rmtree(run.directory.path)
+    run.directory.prepare()
+    run.directory.create_record(replace(RECORD, run_id="other"))
+
+    run.keeper.look()
+    run.keeper.look()
+
+    (text,) = run.told
+    assert text.startswith("this job saves no more: ")
+    assert "belongs to run other now, not to 4f0c2d; stop one of the two jobs" in text
+    found = run.directory.load_record()
+    assert found is not None
+    assert found.run_id == "other"
 
 
 def test_directory_that_another_job_has_taken_is_not_touched(run: Run) -> None:
