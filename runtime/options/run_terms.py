@@ -24,12 +24,18 @@ def open_or_create_record(
     The threads are those of this job: they may change from job to job.
 
     Raises:
-        UsageError: the options or the key are not those that the run was begun with.
+        UsageError: the options or the key are not those that the run was begun with, or
+            there are checkpoints without the record of their run.
     """
     before = directory.load_record()
     if before is not None:
         refuse_other_key(key_file, before.key_id, directory.path)
         return _resumed(options, before), True
+    if directory.has_checkpoints:
+        raise UsageError(
+            f"{directory.path} holds checkpoints but no RUN.json, which tells their run; "
+            "restore RUN.json, or set the checkpoints aside with --fresh"
+        )
     record = _new_record(options, key_file)
     directory.create_record(record)
     return record, False

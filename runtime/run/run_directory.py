@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.format.names import STORE_NAME
+from holdfast.checkpoint.format.names import STORE_NAME, step_of
 from holdfast.runtime.errors import JobError, RunDirectoryBusy, UsageError
 from holdfast.runtime.run.own_file import (
     ForeignFile,
@@ -172,6 +172,13 @@ class RunDirectory:
     def checkpoints_path(self) -> Path:
         """The folder of the checkpoint store."""
         return self.path / STORE_NAME
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a run has saved a step here."""
+        with contextlib.suppress(OSError):
+            return any(step_of(name) is not None for name in os.listdir(self.checkpoints_path))
+        return False
 
     def prepare(self) -> None:
         """Create the directory if needed, and check that it can be written to.
