@@ -1,11 +1,14 @@
 """The memory that the workers of a world map of each other, if all are on one host.
 
-Each worker maps the vectors of all others, and one vector for the result.  The result
-belongs to rank 0 and is new for every world.  So a worker that was given up for dead, but
+Each worker maps the vectors of all others, and two vectors for results.  The results
+belong to rank 0 and are new for every world.  So a worker that was given up for dead, but
 still runs for a moment, can only write into an old result that no worker reads.
 
 Invariant: no worker writes into a vector that holds a root, or reads the result, before
 the vote that follows the sum (`exchange`).
+
+Sums use the two results in turns.  A slow worker may read the last result while a fast one
+writes the next.  Only the vote between proves that all have read the one before.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class CommonMemory:
 
     vectors: tuple[SharedVectors, ...]
     """By rank; the one of this rank is its own."""
-    result: FloatVector
+    results: tuple[FloatVector, FloatVector]
 
 
 def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
@@ -43,7 +46,7 @@ def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[Com
         WorldBroken: a member has died; repair.
     """
     communicator = membership.communicator
-    results = [SharedVectors.create(v.floats, 1) for v in mine] if membership.is_first else []
+    results = [SharedVectors.create(v.floats, 2) for v in mine] if membership.is_first else []
     tickets = [vectors.ticket for vectors in (*mine, *results)]
     card = _pack([_host(), *tickets])
     try:
@@ -68,12 +71,12 @@ def _map_all(
     try:
         common = []
         for kind, own in enumerate(mine):
-            result = SharedVectors.open(offers[0][len(mine) + kind]).at(0)
+            shared = SharedVectors.open(offers[0][len(mine) + kind])
             vectors = [
                 own if peer == rank else SharedVectors.open(offer[kind])
                 for peer, offer in enumerate(offers)
             ]
-            common.append(CommonMemory(tuple(vectors), result))
+            common.append(CommonMemory(tuple(vectors), (shared.at(0), shared.at(1))))
     except (OSError, LookupError):
         return None
     return common

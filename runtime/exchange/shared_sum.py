@@ -5,6 +5,10 @@ they are whole.  Then it folds its slice of all roots, in tree order, into the o
 that all ranks map.  Once the vote has passed, all slices are whole.  The vote is the
 second and last synchronisation, and the step needs it anyway.
 
+The places are read without a proof that all have told theirs: MPI may return success with
+old ones when a member dies.  So no slice is written into the result of the step before,
+which a slow rank may still be reading.  The vote then refuses a sum of old places.
+
 The roots of a bucket are read from memory once and folded in the cache.
 """
 
@@ -32,8 +36,9 @@ class Mapped:
         self._communicator = communicator
         self._vectors = common.vectors
         self._own = common.vectors[rank]
-        self._result = common.result
-        size = len(common.result)
+        self._results = common.results
+        self._turn = 0
+        size = len(common.results[0])
         self._parts = buckets(*slice_bounds(size, ranks)[rank])
         self._fold = Fold(plan, min(BUCKET_FLOATS, size))
         owners = [root.rank for root in plan.roots]
@@ -43,7 +48,7 @@ class Mapped:
         self._mine = np.zeros(most, np.int64)
         self._everyones = np.zeros((ranks, most), np.int64)
         self._known = b""
-        self._sums: list[tuple[list[FloatVector], FloatVector]] = []
+        self._sums: list[tuple[list[FloatVector], slice]] = []
 
     def run(self, roots: Sequence[FloatVector], posted: Callable[[], None]) -> Sum:
         """Return the sum, of which this rank has written its slice.
@@ -56,11 +61,14 @@ class Mapped:
         self._communicator.allgather_unchecked(self._mine, self._everyones)
         posted()
         self._find_roots()
+        self._turn = 1 - self._turn
+        result = self._results[self._turn]
         has_seen_finite_only = True
-        for rows, mine in self._sums:
+        for rows, part in self._sums:
+            mine = result[part]
             self._fold.sum(rows, mine)
             has_seen_finite_only = is_finite(mine) and has_seen_finite_only
-        return Sum(self._result, has_seen_finite_only)
+        return Sum(result, has_seen_finite_only)
 
     def _find_roots(self) -> None:
         """Look up the roots to sum; they seldom lie elsewhere than in the step before."""
@@ -69,5 +77,5 @@ class Mapped:
             return
         indices = self._everyones.tolist()
         roots = [self._vectors[rank].at(indices[rank][place]) for rank, place in self._sources]
-        self._sums = [([root[part] for root in roots], self._result[part]) for part in self._parts]
+        self._sums = [([root[part] for root in roots], part) for part in self._parts]
         self._known = told

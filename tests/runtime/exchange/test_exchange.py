@@ -120,6 +120,28 @@ def check_one(way: str, ranks: int, microbatches: int, size: int) -> None:
         assert totals == expected, (way, ranks, microbatches, size, seed)
 
 
+@pytest.mark.parametrize("ranks", range(2, 7))
+def test_slow_rank_may_read_a_total_while_others_write_the_next(ranks: int) -> None:
+    """MPI may let ranks go on that a slow one has not met (`allgather_unchecked`)."""
+    world = World(1, tuple(WorkerId(10 + rank) for rank in range(ranks)), ranks)
+    assignment = random_assignment(random.Random(ranks), world, 5)
+    rounds = [leaves_of(5, ODD, seed) for seed in range(4)]
+
+    def program(communicator: FakeCommunicator) -> bool:
+        party = Party(communicator, world, assignment, ODD)
+        party.meet("mapped")
+        last, its_bytes, is_whole = np.zeros(0, np.float32), b"", True
+        for leaves in rounds:
+            total = party.sum(party.roots(leaves)).vector
+            is_whole = is_whole and last.tobytes() == its_bytes
+            communicator.agree(1)
+            last, its_bytes = total, total.tobytes()
+        party.leave()
+        return is_whole
+
+    assert all(run_world(ranks, program, seed=ranks))
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", range(1, 7))
 @pytest.mark.parametrize("size", [TINY, ODD])
