@@ -100,10 +100,13 @@ class LaunchView:
         """The error that ended every worker of the newest world, None if they differ in kind.
 
         Before a world was agreed on, the workers that failed speak for all. The others were
-        killed together with the launch, so no worker got any further.
+        killed together with the launch, so no worker got any further. A last survivor does
+        not speak for those that died of something else: its error may be its own.
         """
         by_worker = {f.worker: f for f in self.failures if not f.is_death}
         speakers = self.world if self.was_formed else tuple(by_worker)
+        if self.was_formed and len(self.world) == 1:
+            speakers = self.workers
         found = [by_worker[worker] for worker in speakers if worker in by_worker]
         if len(found) < len(speakers) or len({failure.kind for failure in found}) != 1:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from holdfast.recovery.cursor import Cursor
@@ -51,6 +51,16 @@ class WorkPlan:
         if self.has_validation and cursor.evaluations < cursor.step // self.steps_per_epoch:
             return Work.EVALUATE
         return Work.TRAIN if cursor.step < self.steps else None
+
+    def without_missed_passes(self, cursor: Cursor) -> Cursor:
+        """Return the cursor of a run that goes on, without validation of earlier epochs.
+
+        Validation may be switched on at a resume. Then epochs before it had none, and get none.
+        """
+        missed = cursor.step // self.steps_per_epoch - self.has_ended_epoch(cursor)
+        if not self.has_validation or cursor.evaluations >= missed:
+            return cursor
+        return replace(cursor, evaluations=missed)
 
     def is_epoch_start(self, cursor: Cursor) -> bool:
         """Return whether the next update is the first of an epoch."""

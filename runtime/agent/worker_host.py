@@ -191,7 +191,9 @@ class WorkerHost:
         # a worker's last messages are handled before its death
         self._reactor.watch(end, lambda: self._on_end(hosted), order=2)
         self._reactor.watch_channel(
-            hosted.control, lambda message: self._on_report(hosted, message), lambda: None
+            hosted.control,
+            lambda message: self._on_report(hosted, message),
+            lambda: self._on_control_end(hosted),
         )
         self._tell_if_started(hosted)
 
@@ -283,6 +285,11 @@ class WorkerHost:
         }
         self._tell(fenced)
         hosted.kill(f"fenced after {silent_s:.2f} s of silence")
+
+    def _on_control_end(self, hosted: HostedWorker) -> None:
+        """Kill a worker whose messages make no sense; the end of a dying one says nothing."""
+        if hosted.control.is_broken:
+            hosted.kill("it sent its agent what is no message")
 
     def _on_end(self, hosted: HostedWorker) -> None:
         with contextlib.suppress(ChannelError):

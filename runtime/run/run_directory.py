@@ -256,7 +256,7 @@ class RunDirectory:
     def _lock(self, descriptor: int, kind: int) -> None:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except (BlockingIOError, PermissionError) as error:  # the latter on NFS (fcntl(2))
             raise RunDirectoryBusy(
                 f"run directory {self.path} belongs to another job ({_read_owner(descriptor)}); "
                 "wait for it to end, stop it, or choose another --run-dir"

@@ -17,7 +17,8 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import Journal, last_generation
+from holdfast.runtime.run.generations import next_generation
+from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
@@ -88,7 +89,7 @@ def prepare_job(options: JobOptions) -> JobSetup:
         mpiexec=mpiexec,
         journal=open_journal(directory, record.run_id),
         lease=lease,
-        first_generation=last_generation(directory.journal_path) + 1,
+        first_generation=next_generation(directory),
         preload=useful_preload(options.preload, options.script),
         environment=job_environment(record.threads),
         is_resumed=is_resumed,

@@ -46,7 +46,7 @@ class Channel:
 
     ``send`` and ``receive`` wait; ``post``, ``flush`` and ``drain`` never do
     and are meant for a selector.  After the peer's end was seen ``is_closed``
-    is true and stays so.
+    is true and stays so; ``is_broken`` tells that the peer broke the protocol.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -59,6 +59,7 @@ class Channel:
         self._is_deaf = False
         self._sending = threading.Lock()
         self.is_closed = False
+        self.is_broken = False
 
     @staticmethod
     def adopt(fd: int) -> Channel:

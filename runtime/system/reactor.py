@@ -65,7 +65,7 @@ class Reactor:
                 messages = channel.drain()
             except ChannelError:
                 messages = []
-                channel.is_closed = True
+                channel.is_closed = channel.is_broken = True
             for message in messages:
                 on_message(message)
             if channel.is_closed and self._channels.get(fd) is channel:

@@ -28,7 +28,7 @@ class Progress:
 
     def restore(self, cursor: Cursor) -> None:
         """Go on from ``cursor``; the replica holds the state that belongs to it."""
-        self.cursor = cursor
+        self.cursor = cursor = self._job.work_plan.without_missed_passes(cursor)
         if self._job.work_plan.has_ended_epoch(cursor):
             self.metrics = self._replica.results(cursor.sums, cursor.ledger.samples)
 

@@ -41,7 +41,7 @@ from holdfast.runtime.options.sources import (
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import last_generation
+from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -153,7 +153,7 @@ def _first_config(size: int) -> WorkerConfig:
     config = WorkerConfig(
         options=options,
         worker=WorkerId(0),
-        generation=last_generation(directory.journal_path) + 1,
+        generation=next_generation(directory),
         workers=tuple(WorkerId(rank) for rank in range(size)),
         run_id=record.run_id,
         microbatches=record.microbatches,

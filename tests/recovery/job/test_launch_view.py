@@ -78,9 +78,20 @@ def test_causes_of_a_launch_in_which_nobody_died() -> None:
 
 
 def test_common_failure_is_asked_of_the_newest_world_only() -> None:
-    view = FRESH.seeing(WorldFormed(8, (C,), 3)).seeing(failed(C)).seeing(failed(A, "OSError"))
+    view = FRESH.seeing(WorldFormed(8, (B, C), 3)).seeing(failed(A, "OSError"))
 
-    assert view.common_failure == failed(C)
+    assert view.seeing(failed(C)).common_failure is None
+    assert view.seeing(failed(B)).seeing(failed(C)).common_failure == failed(B)
+
+
+def test_last_survivor_does_not_speak_for_those_that_died_of_something_else() -> None:
+    last = FRESH.seeing(WorldFormed(8, (C,), 3)).seeing(died(A)).seeing(failed(C))
+    alone = LaunchView.of((C,), 7).seeing(WorldFormed(7, (C,), 0)).seeing(failed(C))
+
+    assert last.common_failure is None
+    assert last.seeing(failed(A)).common_failure is None
+    assert last.seeing(failed(A)).seeing(failed(B)).common_failure == failed(A)
+    assert alone.common_failure == failed(C)
 
 
 def test_before_any_world_those_that_failed_speak_for_all() -> None:

@@ -15,9 +15,9 @@ _CURRICULA = st.builds(
 )
 
 
-def whole_job(work_plan: WorkPlan) -> list[tuple[Work, Cursor]]:
-    """Return every transaction of the job with the cursor after it."""
-    cursor, done = Cursor.start(1), []
+def whole_job(work_plan: WorkPlan, cursor: Cursor | None = None) -> list[tuple[Work, Cursor]]:
+    """Return every transaction of the job, or of its rest, with the cursor after it."""
+    cursor, done = cursor or Cursor.start(1), []
     while (work := work_plan.next_work(cursor)) is not None:
         if work is Work.TRAIN:
             cursor = cursor.after_step(1, 0, np.zeros(1))
@@ -118,3 +118,30 @@ def test_job_that_is_complete_stays_complete(evaluations: int) -> None:
     cursor = Cursor(6, evaluations, Cursor.start(1).ledger, np.zeros(1))
 
     assert work_plan.next_work(cursor) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "evaluations", "works"),
+    [
+        (0, 0, 3 * [*4 * [Work.TRAIN], Work.EVALUATE]),
+        (6, 0, [*2 * [Work.TRAIN], Work.EVALUATE, *4 * [Work.TRAIN], Work.EVALUATE]),
+        (8, 0, [Work.EVALUATE, *4 * [Work.TRAIN], Work.EVALUATE]),
+        (8, 2, [*4 * [Work.TRAIN], Work.EVALUATE]),
+        (12, 0, [Work.EVALUATE]),
+    ],
+)
+def test_validation_that_is_switched_on_at_a_resume_is_not_made_up_for(
+    step: int, evaluations: int, works: list[Work]
+) -> None:
+    plan = WorkPlan(steps_per_epoch=4, epochs=3, has_validation=True, save_every=None)
+    resumed = plan.without_missed_passes(
+        dataclasses.replace(Cursor.start(1), step=step, evaluations=evaluations)
+    )
+
+    assert [work for work, _ in whole_job(plan, resumed)] == works
+
+
+@given(_CURRICULA)
+def test_cursor_of_a_run_that_always_had_validation_stays(work_plan: WorkPlan) -> None:
+    for _, cursor in whole_job(work_plan):
+        assert work_plan.without_missed_passes(cursor) is cursor

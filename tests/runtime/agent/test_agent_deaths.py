@@ -91,3 +91,16 @@ def test_worker_dies_with_its_guard(harness: AgentHarness) -> None:
     event = harness.wait_for("worker_exited", worker=0)
     assert (event["status"], event["cause"]) == (-signal.SIGKILL, "guard lost")
     assert_ended(worker)
+
+
+def test_worker_that_sends_no_messages_any_more_but_noise_is_a_death(
+    harness: AgentHarness,
+) -> None:
+    """It would wait for ever for the answer to what it meant to say."""
+    harness.launch([0], "say_noise")
+    guard = harness.guard(0)
+
+    exited = harness.wait_for("worker_exited", worker=0)
+
+    assert exited["cause"] == "it sent its agent what is no message"
+    assert guard.wait() == -signal.SIGKILL

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -290,3 +291,18 @@ def _fill(directory: RunDirectory, content: str) -> None:
     directory.journal_path.write_text("")
     directory.checkpoints_path.mkdir()
     (directory.checkpoints_path / "step").write_text(content)
+
+
+def test_lock_that_a_network_file_system_refuses_belongs_to_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fcntl(2) lets a file system say EACCES in place of EAGAIN, and NFS does."""
+    directory = RunDirectory(tmp_path)
+
+    def refuse(fd: int, kind: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    with pytest.raises(RunDirectoryBusy, match="belongs to another job"):
+        directory.acquire_lease()

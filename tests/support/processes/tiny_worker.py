@@ -152,6 +152,11 @@ def print_much(tiny: Tiny) -> None:
     leave(tiny)
 
 
+def say_noise(tiny: Tiny) -> None:
+    os.write(tiny.control.fileno(), b"this is no JSON\n")
+    wait(tiny)
+
+
 def open_kinds() -> list[str]:
     """Return what each open descriptor stands for."""
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
@@ -189,6 +194,6 @@ BEHAVIOURS = {
             raise_,
         ),
         *(segfault, abort, sigkill, sigalrm, stop, hold_gil, compute_in_python, compute_in_c),
-        *(leave_when_asked, start_helper, print_lines, print_much, tell_place),
+        *(leave_when_asked, start_helper, print_lines, print_much, say_noise, tell_place),
     )
 }
