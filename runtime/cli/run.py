@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from holdfast.runtime.batch.allocation import Allocation
+from holdfast.runtime.batch.finding import find_allocation, options_of
 from holdfast.runtime.cli.option_flags import EPILOG, PATH, SETTINGS, flags_of, given_flags
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options
@@ -28,12 +30,25 @@ def run(
     context: click.Context, /, script: Path, argv: tuple[str, ...], *, show_config: bool, **_: Any
 ) -> None:
     """Train SCRIPT with N workers through deaths of workers, and resume it when run again."""
-    tables = context.find_object(dict) or {}
-    sources = Sources(given_flags(context), os.environ, tables.get(RUN, {}), Path.cwd())
-    built = build_options(script, argv, sources)
+    allocation = find_allocation(os.environ)
+    built = build_options(script, argv, sources_of(context, allocation))
     if show_config:
         click.echo("\n".join(built.lines()))
         return
-    from holdfast.runtime.supervisor.job_run import run_job
+    if allocation is None:
+        from holdfast.runtime.supervisor.job_run import run_job
 
-    sys.exit(run_job(built.options))
+        sys.exit(run_job(built.options))
+    from holdfast.runtime.supervisor.batch_run import refuse_to_be_copied, run_batch_job
+
+    refuse_to_be_copied(allocation)
+    sys.exit(run_batch_job(built.options, allocation))
+
+
+def sources_of(context: click.Context, allocation: Allocation | None) -> Sources:
+    """Return everything that the options of ``holdfast run`` may stand in."""
+    tables = context.find_object(dict) or {}
+    given = given_flags(context)
+    return Sources(
+        given, os.environ, tables.get(RUN, {}), Path.cwd(), allocation=options_of(allocation)
+    )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from pathlib import Path
 
 from holdfast.runtime.errors import NotSaved, UsageError
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.signals import SAVE_SIGNAL
 
 
 class LeaseHolder:
@@ -49,17 +49,17 @@ class LeaseHolder:
 
     @property
     def is_listening(self) -> bool:
-        """Whether the holder has set up its signals: before that, SIGUSR2 would end it."""
+        """Whether the holder has set up its signals: before that, an order would end it."""
         try:
             status = Path(f"/proc/{self._process.pid}/status").read_text()
         except OSError:
             return False
         caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), ":0")
-        return bool(int(caught.split(":")[1], 16) >> (signal.SIGUSR2 - 1) & 1)
+        return bool(int(caught.split(":")[1], 16) >> (SAVE_SIGNAL - 1) & 1)
 
     def ask_to_save(self) -> None:
         """Send the signal that asks for a checkpoint; a dead holder gets no signal."""
-        self._process.signal(signal.SIGUSR2)
+        self._process.signal(SAVE_SIGNAL)
 
     def has_ended(self, within_s: float) -> bool:
         """Wait up to ``within_s`` for the holder's end; return whether it has ended."""

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import parse_schedule
+from holdfast.runtime.batch.duration import read_duration
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.option import (
     IMPORT,
@@ -200,6 +201,29 @@ class JobOptions:
         metavar="SECONDS",
         default_text="as long as it takes",
         check=_check_timeout,
+    )
+    deadline_s: float | None = option(
+        "--deadline",
+        'Time from the start ("2h", "90min", seconds) by which the job must have saved and ended.',
+        None,
+        read=read_duration,
+        metavar="TIME",
+        default_text="the time limit of the batch job",
+        check=_check_timeout,
+    )
+    requeue: bool = _switch(
+        "--requeue",
+        "Whether a batch job that its time limit has stopped is requeued.",
+        default=True,
+        off_flag="--no-requeue",
+    )
+    wait_lease_s: float = option(
+        "--wait-lease",
+        "Time to wait for another job that owns the run directory.",
+        0.0,
+        read=read_duration,
+        metavar="TIME",
+        check=_check_scrubs,
     )
     max_restarts: int = _number(
         "--max-restarts",

@@ -1,4 +1,4 @@
-"""Where options come from: flags, else ``HOLDFAST_*``, else ``holdfast.toml``, else defaults.
+"""Where options come from: flags, ``HOLDFAST_*``, ``holdfast.toml``, batch job, or defaults.
 
 ``holdfast run``, ``holdfast import`` and a script that is started by itself build their
 options here.  No other file reads an option from the environment.
@@ -38,6 +38,7 @@ class Sources:
         table: the part of ``holdfast.toml`` that counts, by key.
         directory: the working directory, from which paths are meant.
         command: the command whose options are taken from environment and file.
+        allocation: what the batch system has given, by field: its origin and the value.
     """
 
     flags: Mapping[str, Any]
@@ -45,6 +46,7 @@ class Sources:
     table: Mapping[str, Any]
     directory: Path
     command: str = RUN
+    allocation: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def _given(name: str, found: Option, sources: Sources) -> tuple[str, Any] | None
         return found.variable, text
     if found.key in sources.table:
         return CONFIG_FILE, sources.table[found.key]
-    return None
+    return sources.allocation.get(name)
 
 
 def _flag_of(found: Option, value: object) -> str:

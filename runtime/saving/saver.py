@@ -235,7 +235,15 @@ class Saver:
             seconds = round(time.monotonic() - flight.began, 6)
             size = flight.commit.result()
             self._records.note("checkpoint", step=self.saved_step, seconds=seconds, bytes=size)
-            self._context.tell_agent({"kind": "checkpoint", "step": self.saved_step})
+            step_seconds = self._records.longest_step_s
+            self._context.tell_agent(
+                {
+                    "kind": "checkpoint",
+                    "step": self.saved_step,
+                    "seconds": seconds,
+                    "step_seconds": step_seconds,
+                }
+            )
 
     def _failed(self, flight: SaveInFlight) -> None:
         """Report the failure to journal and user, and go on training."""

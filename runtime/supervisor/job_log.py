@@ -122,6 +122,11 @@ class Narration:
         elif kind == "preload_failed" and self._is_verbose:
             self._say(f"{message['module']} is not preloaded: {message['message']}")
 
+    def noted(self, text: str, event: str, **fields: object) -> None:
+        """Say something about the batch job around this one."""
+        self._say(text)
+        self._journal.record(event, text=text, **fields)
+
     def killing(self, reason: str) -> None:
         """Say that a launch is being killed."""
         self._say(f"ending the launch: {reason}")

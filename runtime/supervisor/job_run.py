@@ -10,12 +10,15 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from holdfast.runtime.agent.agent import SOCKET_NAME
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.batch_job import BatchJob
+from holdfast.runtime.supervisor.chain_link import ChainLink
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
 from holdfast.runtime.supervisor.supervisor import Supervisor
@@ -32,30 +35,38 @@ _MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
 
-_LAST_LINES_WITHIN_S = 2.0
+_LEASE_LOOK_S = 1.0
+
+LAST_LINES_WITHIN_S = 2.0
 """A terminal that takes nothing may not keep a job from ending."""
 
 
-def run_job(options: JobOptions) -> ExitCode:
+def run_job(
+    options: JobOptions, batch: BatchJob | None = None, link: ChainLink | None = None
+) -> ExitCode:
     """Run the job of ``options`` to its end; return the exit code.
 
     A job that lives in the run directory without its supervisor is taken over.
 
+    Args:
+        options: the job.
+        batch: the batch job around it, which minds its time.
+        link: the incarnation that this is for the batch system.
+
     Raises:
         JobError: the job cannot begin; nothing was started.
     """
-    try:
-        setup = prepare_job(options)
-    except RunDirectoryBusy:
-        takeover = find_takeover(RunDirectory(options.run_dir), asked=options)
-        if takeover is None:
-            raise
-        return _go_on(takeover, asked=options)
+    batch = batch or BatchJob.of(options, None, os.environ)
+    setup = _prepare(options)
+    if isinstance(setup, Takeover):
+        return _go_on(setup, options, batch)
+    if link is not None:
+        batch.incarnation = link.begin(setup.record.run_id)
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
     base = make_owned_directory(_memory_directory(options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-    return _supervise(setup, base, removed=removed)
+    return _supervise(setup, base, batch, removed=removed)
 
 
 def attach(run_dir: Path) -> ExitCode:
@@ -71,31 +82,58 @@ def attach(run_dir: Path) -> ExitCode:
             f"no job lives in {run_dir} on this host without its supervisor; "
             "start or resume it with `holdfast run`"
         )
-    return _go_on(takeover)
+    return _go_on(takeover, None, BatchJob())
 
 
-def _go_on(takeover: Takeover, asked: JobOptions | None = None) -> ExitCode:
+def _prepare(options: JobOptions) -> JobSetup | Takeover:
+    """Return the job that may begin, or the one to take over; wait for its directory if asked to.
+
+    Raises:
+        RunDirectoryBusy: another job still has it.
+    """
+    until = time.monotonic() + options.wait_lease_s
+    while True:
+        try:
+            return prepare_job(options)
+        except RunDirectoryBusy as error:
+            busy = error
+        try:
+            takeover = find_takeover(RunDirectory(options.run_dir), asked=options)
+            if takeover is not None:
+                return takeover
+        except RunDirectoryBusy as error:  # it knows more about the owner
+            busy = error
+        if time.monotonic() >= until:
+            raise busy
+        time.sleep(_LEASE_LOOK_S)
+
+
+def _go_on(takeover: Takeover, asked: JobOptions | None, batch: BatchJob) -> ExitCode:
     setup = setup_of_takeover(takeover, asked)
     with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
         setup.lease.name_owner()
     hold(takeover.directory)
-    return _supervise(setup, takeover.directory, takeover)
+    return _supervise(setup, takeover.directory, batch, takeover)
 
 
 def _supervise(
-    setup: JobSetup, base: Path, takeover: Takeover | None = None, removed: tuple[Path, ...] = ()
+    setup: JobSetup,
+    base: Path,
+    batch: BatchJob,
+    takeover: Takeover | None = None,
+    removed: tuple[Path, ...] = (),
 ) -> ExitCode:
     """Run the job to its end; no signal may end this process before everything is cleaned up."""
     sink = LineSink(2)
     narration = Narration(setup.journal, is_verbose=setup.options.verbose, write=sink.put)
     for directory in removed:
         narration.warned(f"removed {directory}, which a job that was killed has left in memory")
-    supervisor = Supervisor(setup, base, narration, takeover)
+    supervisor = Supervisor(setup, base, narration, takeover, batch)
     try:
         return supervisor.run()
     finally:
         supervisor.close()
-        sink.close(_LAST_LINES_WITHIN_S)
+        sink.close(LAST_LINES_WITHIN_S)
         narration.dropped(sink.dropped)
         block()  # this process ends next, with the job's exit code and no other
         supervisor.signals.restore()

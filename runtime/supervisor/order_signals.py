@@ -11,22 +11,26 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 
 from holdfast.recovery.event import ExitCode
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import SAVE_SIGNAL
 
 STOPS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
     signal.SIGTERM: ExitCode.TERMINATED,
     signal.SIGXCPU: ExitCode.TERMINATED,
 }
-_WATCHED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""SIGUSR1 asks for nothing; its default would end this process."""
+_WATCHED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2, SAVE_SIGNAL, signal.SIGHUP)
+"""SIGUSR1 may ask for nothing; its default would end this process."""
 
-_SAME_ORDER_WITHIN_S = {signal.SIGINT: 0.25, signal.SIGTERM: 1.0, signal.SIGXCPU: math.inf}
-"""People press Ctrl-C twice faster than that only by mistake; SIGXCPU comes every second."""
+_SAME_ORDER_WITHIN_S = {signal.SIGINT: 0.25, signal.SIGTERM: 1.0}
+"""People press Ctrl-C twice faster than that only by mistake.
+
+Any other signal asks for the same as before whenever it comes: SIGXCPU comes every second.
+"""
 
 
 class Order(Enum):
@@ -45,8 +49,10 @@ class OrderSignals:
         reactor: Reactor,
         obey: Callable[[Order, signal.Signals], None],
         clock: Callable[[], float] = time.monotonic,
+        stops: Collection[signal.Signals] = tuple(STOPS),
     ) -> None:
         self._obey = obey
+        self._stops = stops
         self._clock = clock
         self._heard_at: dict[signal.Signals, float] = {}
         self._before = {number: signal.getsignal(number) for number in _WATCHED}
@@ -66,25 +72,27 @@ class OrderSignals:
         now = self._clock()
         for number in sorted(set(numbers)):
             received = signal.Signals(number)
-            if received == signal.SIGUSR2:
+            if received in self._stops:
+                if not self._is_the_same(received, now):
+                    self._obey(Order.STOP, received)
+            elif received in (signal.SIGUSR2, SAVE_SIGNAL):
                 self._obey(Order.SAVE, received)
             elif received == signal.SIGHUP:
                 self._obey(Order.GO_ON, received)
-            elif received in STOPS and not self._is_the_same(received, now):
-                self._obey(Order.STOP, received)
 
     def restore(self) -> None:
         """Give the process its former handlers back."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if number != SAVE_SIGNAL:  # a late request must not end this process
+                signal.signal(number, handler)
         os.close(self._read)
         os.close(self._write)
 
     def _is_the_same(self, received: signal.Signals, now: float) -> bool:
         before = self._heard_at.get(received)
         self._heard_at.setdefault(received, now)
-        return before is not None and now - before < _SAME_ORDER_WITHIN_S[received]
+        return before is not None and now - before < _SAME_ORDER_WITHIN_S.get(received, math.inf)
 
 
 def _wake(_number: int, _frame: object) -> None:

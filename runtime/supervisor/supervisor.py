@@ -30,14 +30,16 @@ from holdfast.recovery.event import (
 from holdfast.recovery.job import JobMachine, JobState, JobTerms
 from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
 from holdfast.runtime.agent.agent import SOCKET_NAME
+from holdfast.runtime.batch.deadline import Due
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.supervisor.agent_events import event_of
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms, start_agent
+from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup
-from holdfast.runtime.supervisor.order_signals import STOPS, Order, OrderSignals
+from holdfast.runtime.supervisor.order_signals import Order, OrderSignals
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
@@ -50,13 +52,19 @@ class Supervisor:
     """Carries events to the job's machine and its commands to the agent."""
 
     def __init__(
-        self, setup: JobSetup, base: Path, narration: Narration, takeover: Takeover | None = None
+        self,
+        setup: JobSetup,
+        base: Path,
+        narration: Narration,
+        takeover: Takeover | None = None,
+        batch: BatchJob | None = None,
     ) -> None:
         options = setup.options
         self._setup = setup
         self._base = base
         self._narration = narration
         self._takeover = takeover
+        self._batch = batch or BatchJob()
         workers = options.workers + options.spares
         self._machine = JobMachine(
             JobTerms(
@@ -83,7 +91,7 @@ class Supervisor:
         self._looked_at = time.monotonic()
         self.is_left = False
         """Whether agent and workers go on without this supervisor."""
-        self.signals = OrderSignals(self._reactor, self._on_order)
+        self.signals = OrderSignals(self._reactor, self._on_order, stops=self._batch.stops)
 
     def run(self) -> ExitCode:
         """Launch, watch and relaunch until the job is over; return its exit code.
@@ -104,6 +112,7 @@ class Supervisor:
     def _run(self) -> ExitCode:
         if self._takeover is None:
             self._narration.began(self._setup)
+            self._batch.introduce(self._narration.noted)
             self._obey(self._machine.start())
         else:
             self._take_over(self._takeover)
@@ -143,9 +152,20 @@ class Supervisor:
             self._tell({"kind": "request", "what": "save"})
         elif order is Order.GO_ON:
             self._narration.hung_up()
+        elif self._batch.repeats(number, is_stopping=self._machine.is_stopping, now=time.time()):
+            self._narration.noted(f"{number.name}: the job is stopping already", "signal_repeated")
         else:
             self._narration.signalled(number.name, is_second=self._machine.is_stopping)
-            self._handle(StopAsked(STOPS[number]))
+            self._handle(StopAsked(self._batch.stops[number]))
+
+    def _mind_time(self) -> None:
+        """Stop before the time of the job is up, and cut short what would not end by then."""
+        due = self._batch.look(time.time())
+        if due is not Due.NOTHING and self._end is None:
+            is_late = due is Due.END
+            self._narration.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
+            if not (is_late and self._machine.state is JobState.ENDING):
+                self._handle(StopAsked(ExitCode.STOPPED_EARLY))
 
     def _handle(self, event: Event) -> None:
         if self._end is None:
@@ -214,6 +234,7 @@ class Supervisor:
         event = event_of(message)
         if isinstance(event, CheckpointCommitted):
             self._keeper.look()
+            self._batch.saved(message["report"])
         if event is not None:
             self._handle(event)
 
@@ -222,6 +243,7 @@ class Supervisor:
         if now - self._looked_at < _LOOK_S or self._end is not None:
             return
         self._looked_at = now
+        self._mind_time()
         silence_s = None if self._agent is None else self._agent.silence_s(now)
         if silence_s is not None:
             self._kill_agent(f"it has not answered for {silence_s:.1f} s")
@@ -273,6 +295,11 @@ class Supervisor:
         if self._agent is not None:
             self._agent.tell(message)
 
+
+_TIME_IS_UP = {
+    False: "the time of the job is nearly up: stopping at the next step with a checkpoint",
+    True: "the time of the job is up: stopping at once",
+}
 
 _WARMTH: dict[str, Callable[[Message], bool]] = {
     "agent_ready": lambda message: bool(message["warm"]),

@@ -41,6 +41,8 @@ class LoopRecords:
         self._unwritten: deque[_Commit] = deque()
         self._written = 0.0
         self._was_first = membership.is_first
+        self.longest_step_s = 0.0
+        """The seconds of the longest update so far, without those of a repair."""
 
     def transaction_began(self) -> None:
         """Start the clock of the current transaction; an attempt that fails does not count."""
@@ -70,6 +72,7 @@ class LoopRecords:
             recovery, self._pending = self._pending, None
             self._write("recovery", **recovery.fields(cursor.step, now))
         seconds = round(now - self._began, 6)
+        self.longest_step_s = max(self.longest_step_s, seconds)
         self._keep("step", step=cursor.step, epoch=epoch, seconds=seconds, samples=samples)
 
     def ended_epoch(

@@ -1,0 +1,66 @@
+"""Which batch system this process runs in, and what it has given to the job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.batch import lsf, pbs, sge, slurm
+from holdfast.runtime.batch.allocation import Allocation, Lines, Scheduler
+from holdfast.runtime.errors import UsageError
+
+CHAIN = "HOLDFAST_CHAIN"
+"""Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
+
+READERS = (slurm.read, pbs.read, lsf.read, sge.read)
+"""Slurm first: other batch systems can be started inside one of its jobs, not around it."""
+
+
+def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
+    """Return the allocation that this process runs in, None outside batch systems."""
+    for read in READERS:
+        found = read(environ, lines or _lines_of)
+        if found is not None:
+            return dataclasses.replace(_usable(found), chain=environ.get(CHAIN) or found.chain)
+    return None
+
+
+def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
+    """Return the options of a job that its allocation settles, each with its origin."""
+    if allocation is None or allocation.workers is None:
+        return {}
+    workers = allocation.workers
+    return {"workers": (f"{workers.source} of {allocation.label}", workers.count)}
+
+
+def limit_s(allocation: Allocation, environ: Mapping[str, str]) -> float | None:
+    """Return the seconds that the whole job may last, where only the environment knows them."""
+    return pbs.time_limit_s(environ) if allocation.scheduler is Scheduler.PBS else None
+
+
+def refuse_copies(allocation: Allocation) -> None:
+    """Refuse to be one of several equal commands, which would all train the same.
+
+    Raises:
+        UsageError: the step has several tasks.
+    """
+    if allocation.copies > 1:
+        raise UsageError(
+            f"srun has started this command {allocation.copies} times, and each would be a job of "
+            "its own; put `holdfast run` into the batch script without srun: it starts its "
+            "workers itself"
+        )
+
+
+def _usable(found: Allocation) -> Allocation:
+    has_workers = found.workers is not None and found.workers.count > 0
+    return found if has_workers else dataclasses.replace(found, workers=None)
+
+
+def _lines_of(path: str) -> tuple[str, ...]:
+    try:
+        return tuple(filter(None, map(str.strip, Path(path).read_text().splitlines())))
+    except (OSError, ValueError):
+        return ()

@@ -1,0 +1,143 @@
+"""The incarnations of a run in a batch system: what each began with, and whether it went on.
+
+A chain is one submission: a job with all its requeues, or all links of
+``holdfast sbatch --chain``.  A small file in the run directory remembers its incarnations.
+So a chain ends by itself: at once when its run is complete, and after two incarnations in a
+row that have saved nothing new.
+
+The file helps, and is never needed: without it, or when it cannot be read, a chain has
+just begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.format.names import step_of
+from holdfast.runtime.errors import JobError
+from holdfast.runtime.run.own_file import create_durably, read_at_most
+from holdfast.runtime.run.run_directory import RunDirectory
+
+FILE_NAME = "incarnations.json"
+MOST_WITHOUT_PROGRESS = 2
+"""One may be the victim of its node; what stops two would stop the next."""
+
+_LARGEST_BYTES = 1 << 20
+_REMEMBERED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One start of a run in a batch system, and the newest step that was saved before it."""
+
+    label: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a run directory remembers of the newest chain.
+
+    ``complete`` names the program that has come to its end, None while none has.
+    """
+
+    name: str
+    run_id: str
+    incarnations: tuple[Incarnation, ...] = ()
+    complete: str | None = None
+
+    def with_next(self, incarnation: Incarnation) -> Chain:
+        """Return the chain after one more start."""
+        kept = (*self.incarnations, incarnation)[-_REMEMBERED:]
+        return dataclasses.replace(self, incarnations=kept)
+
+    def idle(self, step: int) -> tuple[Incarnation, ...]:
+        """Return the newest incarnations that have all ended with the ``step`` they began with."""
+        found: list[Incarnation] = []
+        for incarnation in reversed(self.incarnations):
+            if incarnation.step < step:
+                break
+            found.append(incarnation)
+        return tuple(reversed(found))
+
+    def objection(self, step: int) -> str | None:
+        """Return why another incarnation would be in vain, None if it may help."""
+        idle = self.idle(step)
+        if len(idle) < MOST_WITHOUT_PROGRESS:
+            return None
+        labels = " and ".join(incarnation.label for incarnation in idle[-MOST_WITHOUT_PROGRESS:])
+        return (
+            f"{labels} began at step {step} and have saved no later one, so this chain of jobs "
+            "stops; `holdfast report` shows why they ended; remove the cause or give more time, "
+            "then submit the job again"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the chain as a JSON object."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(fields: Any) -> Chain:
+        """Return the chain that ``to_json`` wrote; raises ``TypeError`` or ``KeyError``."""
+        made = tuple(Incarnation(**one) for one in fields["incarnations"])
+        if not all(type(one.step) is int for one in made):
+            raise TypeError(f"steps of {made} are not all numbers")
+        return Chain(**{**fields, "incarnations": made})
+
+
+def newest_step(names: Iterable[str]) -> int:
+    """Return the newest step among the names of a checkpoint store, 0 if there is none."""
+    steps = (step_of(name) for name in names)
+    return max((step for step in steps if step is not None), default=0)
+
+
+class ChainFile:
+    """The file of a chain in a run directory; only the owner of the lease writes it."""
+
+    def __init__(self, directory: RunDirectory, name: str) -> None:
+        self._directory = directory
+        self._path = directory.path / FILE_NAME
+        self._name = name
+
+    def read(self) -> Chain | None:
+        """Return what is remembered of this chain and this run, None if nothing is."""
+        try:
+            chain = Chain.from_json(json.loads(read_at_most(self._path, _LARGEST_BYTES)))
+            record = self._directory.load_record()
+        except (OSError, ValueError, TypeError, KeyError, JobError):
+            return None  # whatever is wrong with it, the job can do without
+        is_ours = record is not None and (chain.name, chain.run_id) == (self._name, record.run_id)
+        return chain if is_ours else None
+
+    def write(self, chain: Chain) -> None:
+        """Remember a chain; a disk that does not take it stops nothing."""
+        draft = self._path.with_name(f".{FILE_NAME}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+            create_durably(draft, json.dumps(chain.to_json(), indent=1).encode())
+            draft.replace(self._path)
+
+    def newest_step(self) -> int:
+        """Return the newest step that the run has on the disk, 0 if it has none."""
+        try:
+            return newest_step(os.listdir(self._directory.checkpoints_path))
+        except OSError:
+            return 0
+
+
+def identity_of(script: Path, argv: tuple[str, ...]) -> str:
+    """Return what tells whether two links would run the same program; "" if it cannot be read."""
+    try:
+        content = script.read_bytes()
+    except OSError:
+        return ""
+    words = "\0".join(argv).encode(errors="surrogateescape")
+    return hashlib.sha256(content + b"\0" + words).hexdigest()

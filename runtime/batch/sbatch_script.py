@@ -1,0 +1,113 @@
+"""The batch script that ``holdfast sbatch`` submits; pure.
+
+Its last line is ``exec holdfast run …``: so the batch shell *is* the supervisor.  It gets
+the signals that Slurm sends to the batch shell alone (``--signal=B:…``), which a shell
+would keep to itself until its child has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.batch.finding import CHAIN
+from holdfast.runtime.errors import UsageError
+
+WAIT_FOR_LEASE_S = 120
+"""How long a link waits for the processes of the link before it."""
+
+_NAMES = ("-J", "--job-name")
+_DEPENDENCIES = ("-d", "--dependency")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """What becomes a batch script.
+
+    Attributes:
+        sbatch: options of sbatch, as the user typed them.
+        run: what follows ``holdfast run``, as the user typed it.
+        run_dir: where the run lives; its name is part of the job's.
+        programs: the directory of the ``holdfast`` command.
+        chain: the number of links, None for one job that is requeued.
+    """
+
+    sbatch: tuple[str, ...]
+    run: tuple[str, ...]
+    run_dir: Path
+    programs: Path
+    chain: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would make no chain, or no script."""
+        if self.chain is not None and self.chain < 1:
+            raise UsageError(f"--chain must be at least 1, got {self.chain}")
+        if self.chain is not None and _is_given(_DEPENDENCIES, self.sbatch):
+            raise UsageError(
+                "--chain makes its links wait for each other by --dependency=singleton; "
+                "leave --dependency out"
+            )
+        broken = [word for word in (*self.sbatch, *self.run) if "\n" in word or "\0" in word]
+        if broken:
+            raise UsageError(f"{broken[0]!r} has several lines; a batch script cannot hold it")
+
+    @property
+    def default_name(self) -> str:
+        """The job's name, the same for all jobs of a run directory and for no other's."""
+        path = str(self.run_dir.absolute())
+        return f"{self.run_dir.name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+
+
+def script_of(request: BatchRequest, chain_id: str) -> str:
+    """Return the text of the batch script; ``chain_id`` is new for each submission."""
+    is_chain = request.chain is not None
+    run = ["exec", "holdfast", "run"]
+    if is_chain:
+        run += ["--no-requeue", "--wait-lease", str(WAIT_FOR_LEASE_S)]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in _sbatch_options(request)),
+        f"export PATH={shlex.quote(str(request.programs))}:$PATH",
+        *((f"export {CHAIN}={shlex.quote(chain_id)}",) if is_chain else ()),
+        shlex.join([*run, *request.run]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sbatch_options(request: BatchRequest) -> Iterator[str]:
+    given = request.sbatch
+    if not _is_given(_NAMES, given):
+        yield f"--job-name={shlex.quote(request.default_name)}"
+    if not _is_given(("--requeue", "--no-requeue"), given):
+        yield "--requeue"  # after the loss of a node
+    if not _is_given(("--open-mode",), given):
+        yield "--open-mode=append"  # each incarnation goes on with the log
+    if request.chain is not None:
+        yield "--dependency=singleton"
+    yield from _one_a_line(given)
+
+
+def _one_a_line(options: Sequence[str]) -> Iterator[str]:
+    """Yield options as lines of a script: ``-n 4`` stays together."""
+    line: list[str] = []
+    for word in options:
+        if word.startswith("-") and line:
+            yield shlex.join(line)
+            line = []
+        line.append(word)
+    if line:
+        yield shlex.join(line)
+
+
+def _is_given(names: tuple[str, ...], options: Sequence[str]) -> bool:
+    """Return whether one of ``names`` is among options; ``-Jname`` and ``--name=x`` count."""
+    return any(
+        word == name
+        or word.startswith(f"{name}=")
+        or (len(name) == 2 and word.startswith(name) and not word.startswith("--"))
+        for word in options
+        for name in names
+    )

@@ -1,0 +1,64 @@
+"""The calls of Slurm's own programs; each has a time limit, and none may stop a job.
+
+A controller that is down or busy lets its clients wait for minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+
+from holdfast.runtime.batch.duration import clock_s
+
+ANSWERS_WITHIN_S = 8.0
+_SUBMITS_WITHIN_S = 60.0
+
+
+class SlurmRefused(Exception):
+    """A program of Slurm is missing, does not answer, or says no."""
+
+
+def time_left_s(job_id: str) -> float | None:
+    """Return the seconds until a job's limit, None if it has none or Slurm does not say."""
+    try:
+        return clock_s(_call(("squeue", "-h", "-j", job_id, "-o", "%L")))
+    except SlurmRefused:
+        return None
+
+
+def requeue(job_id: str) -> None:
+    """Have a job begin again, under the same id; its processes are ended soon.
+
+    Raises:
+        SlurmRefused: Slurm has not done so; the text gives the reason.
+    """
+    _call(("scontrol", "requeue", job_id))
+
+
+def submit(script: str, arguments: Sequence[str] = ()) -> str:
+    """Submit a batch script; return the id of its job.
+
+    Raises:
+        SlurmRefused: Slurm has not taken it; the text gives the reason.
+    """
+    said = _call(("sbatch", "--parsable", *arguments), script, _SUBMITS_WITHIN_S)
+    job = re.match(r"[0-9]+", said)
+    if job is None:
+        raise SlurmRefused(f"sbatch said {said!r} and no job id")
+    return job[0]
+
+
+def _call(command: Sequence[str], text: str = "", within_s: float = ANSWERS_WITHIN_S) -> str:
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=within_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmRefused(f"{command[0]} has not answered for {within_s:.0f} s") from error
+    except OSError as error:
+        raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        said = done.stderr.strip() or f"it ended with {done.returncode}"
+        raise SlurmRefused(f"{command[0]}: {said}")
+    return done.stdout.strip()

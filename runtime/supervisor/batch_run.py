@@ -1,0 +1,56 @@
+"""A job inside a batch system, from its request to the exit code that the batch system sees."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from holdfast.runtime.batch.allocation import Allocation
+from holdfast.runtime.batch.finding import CHAIN, refuse_copies
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.supervisor.batch_job import BatchJob
+from holdfast.runtime.supervisor.chain_link import ChainLink
+from holdfast.runtime.supervisor.job_run import LAST_LINES_WITHIN_S, run_job
+from holdfast.runtime.system.line_sink import LineSink
+
+
+def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
+    """Run one incarnation of a run in a batch system; return the exit code.
+
+    Raises:
+        JobError: the job cannot begin, or its chain does not get on; nothing was started.
+    """
+    link = ChainLink(options, allocation)
+    if link.is_complete:
+        _say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
+        return ExitCode.DONE
+    batch = BatchJob.of(options, allocation, os.environ)
+    try:
+        code = run_job(link.asked(options), batch, link)
+    except RunDirectoryBusy as error:
+        if CHAIN not in os.environ:
+            raise
+        _say(f"{error}; {allocation.label} leaves it alone")
+        return error.exit_code
+    if code == ExitCode.DONE:
+        link.completed()
+    return batch.end(code, _say)
+
+
+def refuse_to_be_copied(allocation: Allocation) -> None:
+    """End this process if srun runs it several times; the first one says why.
+
+    Raises:
+        UsageError: this is the first of them.
+    """
+    if allocation.copies > 1 and allocation.task > 0:
+        sys.exit(ExitCode.USAGE)
+    refuse_copies(allocation)
+
+
+def _say(text: str) -> None:
+    """Write one line; a stderr that takes nothing keeps no job from ending."""
+    sink = LineSink(2)
+    sink.put(f"holdfast: {' '.join(text.split())}\n".encode(errors="replace"))
+    sink.close(LAST_LINES_WITHIN_S)
