@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.batch import lsf, pbs, sge, slurm
 from holdfast.runtime.batch.allocation import Allocation, Lines, Scheduler
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import ExitCode, UsageError
 
 CHAIN = "HOLDFAST_CHAIN"
 """Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
@@ -43,9 +44,13 @@ def limit_s(allocation: Allocation, environ: Mapping[str, str]) -> float | None:
 def refuse_copies(allocation: Allocation) -> None:
     """Refuse to be one of several equal commands, which would all train the same.
 
+    The first of them says so; the others end without a word.
+
     Raises:
-        UsageError: the step has several tasks.
+        UsageError: the step has several tasks, and this is the first.
     """
+    if allocation.copies > 1 and allocation.task > 0:
+        sys.exit(ExitCode.USAGE)
     if allocation.copies > 1:
         raise UsageError(
             f"srun has started this command {allocation.copies} times, and each would be a job of "

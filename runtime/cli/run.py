@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast.runtime.batch.allocation import Allocation
-from holdfast.runtime.batch.finding import find_allocation, options_of
+from holdfast.runtime.batch.finding import find_allocation, options_of, refuse_copies
 from holdfast.runtime.cli.option_flags import EPILOG, PATH, SETTINGS, flags_of, given_flags
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options
@@ -39,9 +39,9 @@ def run(
         from holdfast.runtime.supervisor.job_run import run_job
 
         sys.exit(run_job(built.options))
-    from holdfast.runtime.supervisor.batch_run import refuse_to_be_copied, run_batch_job
+    from holdfast.runtime.supervisor.batch_run import run_batch_job
 
-    refuse_to_be_copied(allocation)
+    refuse_copies(allocation)
     sys.exit(run_batch_job(built.options, allocation))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from holdfast.runtime.batch.allocation import Allocation
-from holdfast.runtime.batch.finding import CHAIN, refuse_copies
+from holdfast.runtime.batch.finding import CHAIN
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.supervisor.batch_job import BatchJob
@@ -36,17 +35,6 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     if code == ExitCode.DONE:
         link.completed()
     return batch.end(code, _say)
-
-
-def refuse_to_be_copied(allocation: Allocation) -> None:
-    """End this process if srun runs it several times; the first one says why.
-
-    Raises:
-        UsageError: this is the first of them.
-    """
-    if allocation.copies > 1 and allocation.task > 0:
-        sys.exit(ExitCode.USAGE)
-    refuse_copies(allocation)
 
 
 def _say(text: str) -> None:

@@ -25,6 +25,7 @@ from types import TracebackType
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import errors
+from holdfast.runtime.batch.finding import find_allocation, refuse_copies
 from holdfast.runtime.errors import ExitCode, JobError, ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
@@ -56,6 +57,9 @@ def standalone() -> WorkerContext:
     """Return the context of a worker that has neither supervisor nor agent."""
     is_mpi = _LAUNCHED_BY_MPI in os.environ
     sys.excepthook = _die_with_words(is_mpi=is_mpi)
+    allocation = find_allocation(os.environ)
+    if allocation is not None and not is_mpi:
+        refuse_copies(allocation)  # srun starts no MPI of ours
     communicator = _join() if is_mpi else LocalCommunicator()
     config = _agreed_config(communicator)
     journal = journal_of(config)

@@ -48,6 +48,7 @@ class Leftovers:
         self._basetemp = basetemp
         self._token = secrets.token_hex(8)
         self._started: set[int] = set()
+        self._kept: set[int] = set()
         self._shared = _names(_SHARED_MEMORY)
         self._mounts = self._mounted()
         self._namespace = os.readlink("/proc/self/ns/mnt")
@@ -71,6 +72,10 @@ class Leftovers:
         self._started.clear()
         return [*found, *(f"mount {place}" for place in sorted(mounts))]
 
+    def keep(self, pid: int) -> None:
+        """Let a child live that serves several tests; whoever started it ends it."""
+        self._kept.add(pid)
+
     def _noting(self, plain: Any) -> Any:
         """Return ``Popen.__init__`` such that it takes note of the process's number."""
 
@@ -82,7 +87,7 @@ class Leftovers:
 
     def _alive(self, *, thoroughly: bool) -> set[int]:
         marked = _marked(f"{MARK}={self._token}") if thoroughly else set()
-        return marked | _children()
+        return (marked | _children()) - self._kept
 
     def _wait(self, pids: set[int]) -> None:
         wait_all_ended(pids, ENDS_WITHIN_S)

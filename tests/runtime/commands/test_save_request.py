@@ -182,7 +182,7 @@ def save(*_):
         journal.record("world")
     else:
         journal.record("checkpoint", step=41 + len(asked), seconds=0.0)
-signal.signal(signal.SIGUSR2, save)
+signal.signal(signal.SIGRTMIN, save)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 journal.record("job_started")
 journal.record("world")

@@ -1,7 +1,7 @@
 """A private Slurm cluster on one machine: munged, slurmctld and slurmd, started and stopped here.
 
 Everything lies in one temporary directory: keys, sockets, states, logs.  Ports are free
-ones of the loopback.  A keeper (`processes/slurm_keeper.py`) is the parent of all daemons
+ones of the loopback.  A keeper (`slurm_keeper.py`) is the parent of all daemons
 and their orphans, and ends them when this process lets go of it or dies.  Slurm's daemons
 want to be root.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PROGRAMS = (*_DAEMONS, "sbatch", "scontrol", "squeue", "srun", "scancel")
 _WITHIN_S = 60.0
-_KEEPER = Path(__file__).resolve().parent / "processes" / "slurm_keeper.py"
+_KEEPER = Path(__file__).resolve().parent / "slurm_keeper.py"
 
 _CONFIGURATION = """\
 ClusterName=holdfast
@@ -87,8 +87,8 @@ class SlurmCluster:
         }
         self._configure(cores)
 
-    def start(self) -> int:
-        """Start the daemons, and wait until the node takes jobs; return the keeper's number."""
+    def start(self) -> None:
+        """Start the daemons, and wait until the node takes jobs."""
         with (self.directory / "daemons.log").open("wb") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, str(_KEEPER), str(self.directory)],
@@ -100,6 +100,10 @@ class SlurmCluster:
                 start_new_session=True,
             )
         self.wait(lambda: "idle" in self._try("sinfo", "-h", "-o", "%T"), "an idle node")
+
+    @property
+    def keeper(self) -> int:
+        """The number of the process that keeps the daemons."""
         return self._keeper.pid
 
     def stop(self) -> None:

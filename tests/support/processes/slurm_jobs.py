@@ -1,0 +1,96 @@
+"""Batch jobs of holdfast on a test's cluster: submitted, watched and stopped."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from slurm import SlurmCluster
+from workload import LONG, Workload, request_of
+
+from holdfast.runtime.run.journal import Record, read_journal
+
+HOLDFAST = Path(sys.executable).parent / "holdfast"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL")
+
+
+class BatchRun:
+    """One run directory, and the jobs that train in it."""
+
+    def __init__(self, cluster: SlurmCluster, directory: Path, *, pause_ms: int) -> None:
+        self._cluster = cluster
+        self.workload: Workload = replace(LONG, pause_ms=pause_ms)
+        self.run_dir = directory / "run"
+        self._log = directory / "log.txt"
+
+    @property
+    def command(self) -> list[str]:
+        """``run``, its options and its script, as after ``holdfast``; without workers."""
+        request = request_of(self.workload, self.run_dir, workers=1)
+        options = ["--run-dir", str(self.run_dir), "--microbatches", str(request.microbatches)]
+        return ["run", *options, *request.options, str(request.script), *request.argv]
+
+    @property
+    def log(self) -> str:
+        """What all jobs have written by now."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    def sbatch(self, *options: str, chain: int | None = None) -> list[int]:
+        """Submit by ``holdfast sbatch``; return the ids of the jobs."""
+        links = [] if chain is None else ["--chain", str(chain)]
+        ours = [str(HOLDFAST), "sbatch", "-o", str(self._log), *options, *links, "--"]
+        said = self._cluster.call(*ours, *self.command, env={})
+        return [int(line.rpartition(" ")[2]) for line in said.splitlines()]
+
+    def submit(self, script: str, *options: str) -> int:
+        """Submit a script of the user's own."""
+        path = self._log.with_name("job.sh")
+        path.write_text(script)
+        command = ["sbatch", "--parsable", "-o", str(self._log), *options, str(path)]
+        return int(self._cluster.call(*command, env={"HOLDFAST": str(HOLDFAST)}))
+
+    def events(self, name: str) -> list[Record]:
+        """Return the journal's records of one kind by now."""
+        try:
+            return [record for record in read_journal(self.run_dir / "journal.jsonl")
+                    if record["event"] == name]  # fmt: skip
+        except OSError:
+            return []
+
+    def wait_for_checkpoint(self, incarnation: int) -> None:
+        """Wait until an incarnation, counted from 1, has saved a step."""
+
+        def has_saved() -> bool:
+            starts = self.events("job_started")
+            saves = self.events("checkpoint")
+            return len(starts) >= incarnation and any(
+                save["now"] > starts[incarnation - 1]["now"] for save in saves
+            )
+
+        self._cluster.wait(has_saved, f"checkpoint of incarnation {incarnation}; {self.log}")
+
+    def wait_for_end(self, job: int, within_s: float = 120.0) -> dict[str, str]:
+        """Return what Slurm says of a job that has ended, without Slurm's delay of a requeue."""
+
+        def has_ended() -> bool:
+            facts = self._cluster.facts(job)
+            if (facts["JobState"], facts["Reason"]) == ("PENDING", "BeginTime"):
+                self._begin_at_once(job)
+            return facts["JobState"] in ENDED
+
+        self._cluster.wait(has_ended, f"end of {job}", within_s)
+        return self._cluster.facts(job)
+
+    def wait_for_requeue(self, job: int, restarts: int, within_s: float = 120.0) -> None:
+        """Wait until a job was requeued so often; it begins again at once, not in 2 minutes."""
+
+        def is_requeued() -> bool:
+            facts = self._cluster.facts(job)
+            return int(facts["Restarts"]) >= restarts and facts["JobState"] == "PENDING"
+
+        self._cluster.wait(is_requeued, f"requeue {restarts} of {job}; {self.log}", within_s)
+        self._begin_at_once(job)
+
+    def _begin_at_once(self, job: int) -> None:
+        self._cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
