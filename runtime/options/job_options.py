@@ -107,7 +107,14 @@ class JobOptions:
         "They are the script's own arguments: what follows its name.", (), read=tuple
     )
 
-    workers: int = _number("-n -np --workers", "Workers to start with.", 1, 1, commands=_BOTH)
+    workers: int = _number(
+        "-n -np --workers",
+        "Workers to start with.",
+        1,
+        1,
+        commands=_BOTH,
+        default_text="1; in a batch job its tasks",
+    )
     spares: int = _number("--spares", "Started workers that wait to replace the dead.", 0, 0)
     microbatches: int | None = _number(
         "--microbatches",

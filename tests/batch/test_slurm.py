@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,18 +78,19 @@ def test_several_copies_under_srun_stop_with_one_sentence(
     run: BatchRun, cluster: SlurmCluster
 ) -> None:
     """And so do several copies of the script itself."""
-    train = " ".join(run.command)
-    script = run.command.index("1") + 1
-    job = run.submit(
-        f"#!/bin/bash\nsrun -n 3 {HOLDFAST} {train}\necho code $?\n"
-        f"srun -n 3 {HOLDFAST.with_name('python')} {' '.join(run.command[script:])}\necho code $?\n",
-        *("-n", "3", "-t", "1"),
-    )
+    lines = [
+        "#!/bin/bash",
+        f"srun -n 3 {HOLDFAST} {shlex.join(run.command)}",
+        "echo ended with $?",
+        f"srun -n 3 {sys.executable} {shlex.join(run.script)}",
+        "echo ended with $?",
+    ]
+    job = run.submit("\n".join(lines), "-n", "3", "-t", "1")
 
     run.wait_for_end(job)
 
     assert run.log.count("srun has started this command 3 times") == 2, run.log
-    assert run.log.count("code 2") == 2
+    assert run.log.count("ended with 2") == 2
     assert not run.run_dir.exists()
 
 

@@ -201,3 +201,18 @@ def test_faults_in_the_environment_stand_between_semicolons(
 def test_bad_request_never_reaches_the_supervisor(asked: list[JobOptions]) -> None:
     assert _run("-n", "0", "train.py") == ExitCode.USAGE
     assert asked == []
+
+
+def test_batch_job_tells_the_workers_unless_somebody_else_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "6", "SLURM_TASKS_PER_NODE": "6"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+
+    assert _run("--show-config", "train.py") == 0
+    assert "workers = 6  # SLURM_NTASKS of Slurm job 7" in capsys.readouterr().out
+
+    monkeypatch.setenv("HOLDFAST_WORKERS", "2")
+    assert _run("--show-config", "train.py") == 0
+    assert "workers = 2  # HOLDFAST_WORKERS" in capsys.readouterr().out

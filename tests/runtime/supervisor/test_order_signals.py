@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.runtime.supervisor.order_signals import Order, OrderSignals
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import SAVE_SIGNAL
 
 INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2
 BOUND_S = 90.0
@@ -118,3 +119,31 @@ def test_limit_of_processor_time_is_one_order_however_often_it_is_sent(heard: He
         heard.now += 1.0
 
     assert heard.orders == [(Order.STOP, signal.SIGXCPU)]
+
+
+def test_under_a_batch_system_sigusr2_stops_and_holdfast_save_still_saves() -> None:
+    orders: list[tuple[Order, int]] = []
+    reactor = Reactor()
+    signals = OrderSignals(
+        reactor, lambda order, number: orders.append((order, number)), stops=(TERM, USR2)
+    )
+    try:
+        signals.hear(bytes([USR2]))
+        signals.hear(bytes([USR2, SAVE_SIGNAL]))
+    finally:
+        signals.restore()
+        reactor.close()
+
+    assert orders == [(Order.STOP, USR2), (Order.SAVE, SAVE_SIGNAL)]
+
+
+def test_late_request_to_save_ends_nobody() -> None:
+    """The supervisor has its signals' defaults back, and is about to end."""
+    orders: list[tuple[Order, int]] = []
+    reactor = Reactor()
+    OrderSignals(reactor, lambda order, number: orders.append((order, number))).restore()
+    reactor.close()
+
+    os.kill(os.getpid(), SAVE_SIGNAL)
+
+    assert orders == []

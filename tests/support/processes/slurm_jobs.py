@@ -29,7 +29,13 @@ class BatchRun:
         """``run``, its options and its script, as after ``holdfast``; without workers."""
         request = request_of(self.workload, self.run_dir, workers=1)
         options = ["--run-dir", str(self.run_dir), "--microbatches", str(request.microbatches)]
-        return ["run", *options, *request.options, str(request.script), *request.argv]
+        return ["run", *options, *request.options, *self.script]
+
+    @property
+    def script(self) -> list[str]:
+        """The script with its arguments."""
+        request = request_of(self.workload, self.run_dir, workers=1)
+        return [str(request.script), *request.argv]
 
     @property
     def log(self) -> str:

@@ -1,0 +1,219 @@
+"""What the time and signals of a batch job mean, and how it comes back."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.recovery.event import ExitCode
+from holdfast.runtime.batch.allocation import Allocation, Scheduler
+from holdfast.runtime.batch.deadline import Deadline, Due
+from holdfast.runtime.batch.slurm_commands import SlurmRefused
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.supervisor import batch_job
+from holdfast.runtime.supervisor.batch_job import BatchJob
+from holdfast.runtime.supervisor.order_signals import STOPS
+
+TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
+ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")
+HOUR = Deadline(0.0, 3600.0, "squeue")
+
+
+def job_of(allocation: Allocation = ON_SLURM) -> BatchJob:
+    return BatchJob(allocation, HOUR, is_requeued=True)
+
+
+@pytest.fixture
+def requeued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that Slurm was asked to requeue."""
+    asked: list[str] = []
+    monkeypatch.setattr(batch_job, "requeue", asked.append)
+    return asked
+
+
+Step = Callable[[BatchJob], object]
+
+
+def deadline(job: BatchJob) -> object:
+    return job.look(3595.0)
+
+
+def heard(number: signal.Signals, now: float = 1000.0) -> Step:
+    return lambda job: job.repeats(number, is_stopping=False, now=now)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_requeued"),
+    [
+        ([], False),
+        ([deadline], True),
+        ([heard(USR1)], True),
+        ([heard(USR2)], True),
+        ([heard(TERM)], False),
+        ([heard(INT)], False),
+        ([heard(USR2), heard(TERM)], False),
+        ([heard(TERM), heard(USR2)], False),
+        ([heard(TERM), deadline], False),
+        ([deadline, heard(TERM, now=3600.5)], True),
+    ],
+    ids=[
+        "by itself", "deadline", "USR1", "USR2", "TERM", "INT", "cancelled while it saves",
+        "cancelled before", "cancelled just before", "TERM at the limit itself",
+    ],
+)  # fmt: skip
+def test_limit_brings_a_job_back_and_an_order_does_not(
+    requeued: list[str], steps: list[Step], *, is_requeued: bool
+) -> None:
+    job = job_of()
+    for step in steps:
+        step(job)
+
+    assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
+    assert requeued == (["7"] if is_requeued else [])
+
+
+@pytest.mark.parametrize(
+    "code", [ExitCode.DONE, ExitCode.PROGRAM_FAILED, ExitCode.RECOVERY_IMPOSSIBLE]
+)
+def test_only_a_job_that_stopped_early_comes_back(requeued: list[str], code: ExitCode) -> None:
+    job = job_of()
+    deadline(job)
+
+    assert job.end(code, lambda text: None) == code
+    assert requeued == []
+
+
+@pytest.mark.parametrize(
+    ("allocation", "is_asked", "code"),
+    [
+        (replace(ON_SLURM, is_batch=False), True, 75),
+        (ON_SLURM, False, 75),
+        (Allocation(Scheduler.PBS, "8", "pbs 8"), True, 75),
+        (Allocation(Scheduler.LSF, "9", "lsf 9", requeue_code=75), True, 75),
+        (Allocation(Scheduler.SGE, "5", "sge 5", requeue_code=99), True, 99),
+        (Allocation(Scheduler.SGE, "5", "sge 5", requeue_code=99), False, 75),
+    ],
+    ids=["a shell of salloc", "--no-requeue", "PBS", "LSF", "SGE", "SGE, --no-requeue"],
+)
+def test_exit_code_for_the_batch_system(
+    requeued: list[str], allocation: Allocation, code: int, *, is_asked: bool
+) -> None:
+    job = BatchJob(allocation, HOUR, is_requeued=is_asked)
+    deadline(job)
+
+    assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == code
+    assert requeued == []
+
+
+def test_slurm_that_refuses_costs_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_job: str) -> None:
+        raise SlurmRefused("scontrol: it is disabled")
+
+    monkeypatch.setattr(batch_job, "requeue", refuse)
+    job, said = job_of(), list[str]()
+    deadline(job)
+
+    assert job.end(ExitCode.STOPPED_EARLY, said.append) == ExitCode.STOPPED_EARLY
+    assert said[0].startswith("Slurm job 7 is not requeued (scontrol: it is disabled)")
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "is_stopping", "repeats"),
+    [
+        ([deadline], TERM, True, True),
+        ([heard(USR2)], TERM, True, True),
+        ([heard(USR2), heard(TERM)], TERM, True, False),
+        ([heard(USR2)], INT, True, False),
+        ([heard(TERM)], TERM, True, False),
+        ([deadline], USR2, True, True),
+        ([heard(TERM)], USR2, True, True),
+        ([], TERM, False, False),
+    ],
+    ids=[
+        "TERM after the deadline", "TERM after USR2", "TERM twice", "Ctrl-C", "TERM after TERM",
+        "USR2 after the deadline", "USR2 after TERM", "the first",
+    ],
+)  # fmt: skip
+def test_warning_after_a_warning_does_not_cut_the_save_short(
+    before: list[Step], number: signal.Signals, *, is_stopping: bool, repeats: bool
+) -> None:
+    job = job_of()
+    for step in before:
+        step(job)
+
+    assert job.repeats(number, is_stopping=is_stopping, now=3599.0) is repeats
+
+
+def test_each_moment_is_told_once() -> None:
+    job = job_of()
+
+    seen = [job.look(now) for now in (0.0, 3580.0, 3581.0, 3591.0, 3592.0)]
+
+    assert seen == [Due.NOTHING, Due.SAVE, Due.NOTHING, Due.END, Due.NOTHING]
+
+
+def test_longer_saves_bring_the_moment_forward() -> None:
+    job = job_of()
+    job.saved({"step": 5, "seconds": 100.0, "step_seconds": 20.0})
+
+    assert job.look(3360.0) is Due.SAVE
+
+
+def test_outside_batch_systems_signals_keep_their_meaning() -> None:
+    job = BatchJob()
+
+    assert job.stops == STOPS
+    assert not job.repeats(TERM, is_stopping=True, now=0.0)
+    assert job.look(1e12) is Due.NOTHING
+    assert set(job_of().stops) == {*STOPS, USR1, USR2}
+
+
+def _options(tmp_path: Path, **options: object) -> JobOptions:
+    return JobOptions(script=tmp_path / "train.py", run_dir=tmp_path, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ends_in_s", "deadline_s", "expected"),
+    [
+        (3600.0, None, (3600.0, "SLURM_JOB_END_TIME")),
+        (3600.0, 60.0, (60.0, "--deadline")),
+        (60.0, 3600.0, (60.0, "SLURM_JOB_END_TIME")),
+        (None, None, (1800.0, "squeue")),
+        (None, 60.0, (60.0, "--deadline")),
+    ],
+)
+def test_earliest_end_counts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_in_s: float | None,
+    deadline_s: float | None,
+    expected: tuple[float, str],
+) -> None:
+    left_s, source = expected
+    monkeypatch.setattr(batch_job, "time_left_s", lambda job: 1800.0)
+    now = time.time()
+    ends_at = None if ends_in_s is None else now + ends_in_s
+    job = BatchJob.of(
+        _options(tmp_path, deadline_s=deadline_s), replace(ON_SLURM, ends_at=ends_at), {}
+    )
+
+    said = list[str]()
+    job.introduce(lambda text, event: said.append(text))
+
+    assert job.look(now + 0.4 * left_s) is Due.NOTHING
+    assert job.look(now + left_s) is Due.END
+    assert said[0].startswith("Slurm job 7, time until ")
+    assert said[0].endswith(f"({source})")
+
+
+def test_job_on_several_hosts_is_told_that_it_uses_one() -> None:
+    said = list[str]()
+
+    BatchJob(replace(ON_SLURM, hosts=("a", "b", "c"))).introduce(lambda text, _: said.append(text))
+
+    assert said == ["Slurm job 7, 2 of its 3 hosts stay idle: a job has one"]
