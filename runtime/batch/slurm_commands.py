@@ -49,7 +49,8 @@ def submit(script: str, arguments: Sequence[str] = ()) -> str:
     return job[0]
 
 
-def _call(command: Sequence[str], text: str = "", within_s: float = ANSWERS_WITHIN_S) -> str:
+def _call(command: Sequence[str], text: str = "", within_s: float | None = None) -> str:
+    within_s = within_s or ANSWERS_WITHIN_S
     try:
         done = subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=within_s, check=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -93,10 +94,15 @@ class BatchRun:
 
         def is_requeued() -> bool:
             facts = self._cluster.facts(job)
-            return int(facts["Restarts"]) >= restarts and facts["JobState"] == "PENDING"
+            is_pending = facts["JobState"] == "PENDING"
+            return int(facts["Restarts"]) >= restarts and is_pending and self._begin_at_once(job)
 
         self._cluster.wait(is_requeued, f"requeue {restarts} of {job}; {self.log}", within_s)
-        self._begin_at_once(job)
 
-    def _begin_at_once(self, job: int) -> None:
-        self._cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+    def _begin_at_once(self, job: int) -> bool:
+        """Return whether Slurm has agreed; it does not while the last processes end."""
+        try:
+            self._cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        except subprocess.SubprocessError:
+            return False
+        return True

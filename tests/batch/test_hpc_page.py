@@ -1,0 +1,84 @@
+"""The scripts of docs/hpc.md: those for Slurm are run, with a shorter time and fewer workers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from slurm import SlurmCluster
+from slurm_jobs import HOLDFAST
+from workload import EVEN, SCRIPT
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "hpc.md"
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+SLURM_SCRIPTS = [block for block in BLOCKS if "#SBATCH" in block]
+COMMANDS = [block for block in BLOCKS if block.startswith("holdfast sbatch")]
+SMALLER = {
+    "--time=24:00:00": "--time=2",
+    "--ntasks=4": "--ntasks=2",
+    "--chain 7": "--chain 2",
+}
+
+
+def _smaller(text: str) -> str:
+    for whole, part in SMALLER.items():
+        text = text.replace(whole, part)
+    return text
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a small train.py, whose arguments are its own."""
+    lines = ["import runpy, sys", f"sys.argv[1:] = {EVEN.argv}"]
+    lines.append(f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')")
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_MICROBATCHES", "4")
+    return tmp_path
+
+
+def test_page_has_the_scripts_that_are_run_here() -> None:
+    assert (len(SLURM_SCRIPTS), len(COMMANDS)) == (2, 2)
+    assert all("exec holdfast run" in block for block in BLOCKS if block.startswith("#!"))
+
+
+@pytest.mark.process
+def test_scripts_for_other_batch_systems_are_ones_that_bash_reads() -> None:
+    others = [block for block in BLOCKS if block.startswith("#!") and block not in SLURM_SCRIPTS]
+
+    assert len(others) == 3
+    for block in others:
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+@pytest.mark.mpi
+@pytest.mark.process
+@pytest.mark.parametrize("script", SLURM_SCRIPTS, ids=["requeued", "chain"])
+def test_script_trains(cluster: SlurmCluster, directory: Path, script: str) -> None:
+    (directory / "job.sh").write_text(_smaller(script))
+    programs = {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
+
+    job = int(cluster.call("sbatch", "--parsable", "job.sh", env=programs))
+    cluster.wait_for_state(job, "COMPLETED", "FAILED", "TIMEOUT", within_s=90.0)
+
+    log = (directory / "train.log").read_text()
+    assert f"completed step {EVEN.steps}" in log, log
+    assert "on 2 workers (4 microbatches" in log
+
+
+@pytest.mark.mpi
+@pytest.mark.process
+@pytest.mark.parametrize("command", COMMANDS, ids=["requeued", "chain"])
+def test_command_trains(cluster: SlurmCluster, directory: Path, command: str) -> None:
+    programs = {"PATH": f"{HOLDFAST.parent}:{cluster.environment['PATH']}"}
+
+    said = cluster.call("sh", "-c", _smaller(command), env=programs)
+    jobs = [int(line.rpartition(" ")[2]) for line in said.splitlines()]
+    ends = [cluster.wait_for_state(job, "COMPLETED", "FAILED", within_s=90.0) for job in jobs]
+
+    log = (directory / "train.log").read_text()
+    assert len(jobs) == (2 if "--chain" in command else 1)
+    assert set(ends) == {"COMPLETED"}, log
+    assert log.count(f"completed step {EVEN.steps}") == 1
