@@ -10,8 +10,7 @@ from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
-from holdfast.runtime.supervisor.job_run import LAST_LINES_WITHIN_S, run_job
-from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.supervisor.job_run import run_job, say
 
 
 def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
@@ -22,7 +21,7 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     """
     link = ChainLink(options, allocation)
     if link.is_complete:
-        _say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
+        say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
         return ExitCode.DONE
     batch = BatchJob.of(options, allocation, os.environ)
     try:
@@ -30,15 +29,8 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     except RunDirectoryBusy as error:
         if CHAIN not in os.environ:
             raise
-        _say(f"{error}; {allocation.label} leaves it alone")
+        say(f"{error}; {allocation.label} leaves it alone")
         return error.exit_code
     if code == ExitCode.DONE:
         link.completed()
-    return batch.end(code, _say)
-
-
-def _say(text: str) -> None:
-    """Write one line; a stderr that takes nothing keeps no job from ending."""
-    sink = LineSink(2)
-    sink.put(f"holdfast: {' '.join(text.split())}\n".encode(errors="replace"))
-    sink.close(LAST_LINES_WITHIN_S)
+    return batch.end(code, say)

@@ -37,7 +37,7 @@ _SEGMENT_BYTES = 1 << 24
 
 _LEASE_LOOK_S = 1.0
 
-LAST_LINES_WITHIN_S = 2.0
+_LAST_LINES_WITHIN_S = 2.0
 """A terminal that takes nothing may not keep a job from ending."""
 
 
@@ -92,6 +92,7 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
         RunDirectoryBusy: another job still has it.
     """
     until = time.monotonic() + options.wait_lease_s
+    has_said = False
     while True:
         try:
             return prepare_job(options)
@@ -105,6 +106,9 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
             busy = error
         if time.monotonic() >= until:
             raise busy
+        if not has_said:
+            say(f"waiting for {options.wait_lease_s:.0f} s at most: {busy}")
+            has_said = True
         time.sleep(_LEASE_LOOK_S)
 
 
@@ -133,10 +137,17 @@ def _supervise(
         return supervisor.run()
     finally:
         supervisor.close()
-        sink.close(LAST_LINES_WITHIN_S)
+        sink.close(_LAST_LINES_WITHIN_S)
         narration.dropped(sink.dropped)
         block()  # this process ends next, with the job's exit code and no other
         supervisor.signals.restore()
+
+
+def say(text: str) -> None:
+    """Write one line beside a job; a stderr that takes nothing keeps no job from ending."""
+    sink = LineSink(2)
+    sink.put(f"holdfast: {' '.join(text.split())}\n".encode(errors="replace"))
+    sink.close(_LAST_LINES_WITHIN_S)
 
 
 def _memory_directory(options: JobOptions) -> str | None:

@@ -1,0 +1,80 @@
+"""Links of a chain that find their run owned or complete: Slurm's variables, without Slurm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from workload import EVEN, request_of
+
+from holdfast.runtime.run.run_directory import Lease, RunDirectory
+from holdfast.testing import JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.process]
+
+LINK = {
+    "ENVIRONMENT": "BATCH",
+    "HOLDFAST_CHAIN": "c0ffee",
+    "SLURM_CONF": "/nowhere/slurm.conf",
+    "SLURM_JOB_ID": "7",
+}
+"""No Slurm answers to this job, so it has no time limit."""
+
+
+@pytest.fixture
+def lease(tmp_path: Path) -> Iterator[Lease]:
+    """Another job's ownership of the run directory."""
+    directory = RunDirectory(tmp_path / "run")
+    directory.prepare()
+    held = directory.acquire_lease()
+    yield held
+    held.release()
+
+
+def _ended(run_dir: Path, environment: Mapping[str, str] = LINK) -> JobRun:
+    request = request_of(EVEN, run_dir, workers=2, environment=environment)
+    with start_job(request) as job:
+        return job.wait()
+
+
+@pytest.mark.usefixtures("lease")
+def test_link_leaves_a_run_of_another_job_alone(tmp_path: Path) -> None:
+    link = _ended(tmp_path / "run")
+
+    assert link.exit_code == 76, link.stderr
+    assert "Slurm job 7 leaves it alone" in link.stderr
+    assert "error" not in link.stderr
+
+
+def test_link_that_waits_goes_on_when_the_run_is_free(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.prepare()
+    lease = directory.acquire_lease()
+    options = ["--wait-lease", "2min"]
+    request = request_of(EVEN, directory.path, workers=2, options=options, environment=LINK)
+    with start_job(request) as job:
+        until = time.monotonic() + 60.0
+        while "waiting for 120 s at most" not in job.stderr:
+            assert time.monotonic() < until, job.stderr
+            time.sleep(0.05)
+        lease.release()
+        ended = job.wait()
+
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.report.steps == EVEN.steps
+
+
+def test_link_of_a_complete_run_ends_at_once_and_another_chain_looks_itself(
+    tmp_path: Path,
+) -> None:
+    first = _ended(tmp_path / "run")
+    second = _ended(tmp_path / "run")
+    other = _ended(tmp_path / "run", LINK | {"HOLDFAST_CHAIN": "beef"})
+
+    assert [job.exit_code for job in (first, second, other)] == [0, 0, 0]
+    assert "Slurm job 7, incarnation 1, from step 0" in first.stderr
+    assert "is complete: Slurm job 7 has nothing to do" in second.stderr
+    assert second.report.jobs == 1
+    assert other.report.jobs == 2
