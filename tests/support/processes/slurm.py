@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _PROGRAMS = (*_DAEMONS, "sbatch", "scontrol", "squeue", "srun", "scancel")
 _WITHIN_S = 60.0
@@ -134,6 +136,14 @@ class SlurmCluster:
         """Return what the controller knows of a job."""
         words = self.call("scontrol", "show", "job", str(job), "-o").split()
         return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def has_steps(self, job: int) -> bool:
+        """Return whether a step of a job, or its batch script, has not ended yet."""
+        for process in psutil.Process(self.keeper).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(f"[{job}." in word for word in process.cmdline() if "slurmstepd" in word):
+                    return True
+        return False
 
     def wait(self, is_so: Callable[[], bool], what: str, within_s: float = _WITHIN_S) -> None:
         """Look again and again until something is so: the controller tells nobody."""

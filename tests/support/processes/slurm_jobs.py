@@ -100,7 +100,13 @@ class BatchRun:
         self._cluster.wait(is_requeued, f"requeue {restarts} of {job}; {self.log}", within_s)
 
     def _begin_at_once(self, job: int) -> bool:
-        """Return whether Slurm has agreed; it does not while the last processes end."""
+        """Return whether the job's last incarnation has ended and Slurm begins the next.
+
+        Slurm waits for two minutes, so that no late message of one incarnation is taken for
+        the next one's.  Here the end of the last step takes the place of that time.
+        """
+        if self._cluster.has_steps(job):
+            return False
         try:
             self._cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
         except subprocess.SubprocessError:
