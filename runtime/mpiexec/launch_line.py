@@ -18,6 +18,7 @@ Each option answers a fact that was measured on Open MPI 5.0 with PRRTE 3.0:
   would leave behind lies in one private directory, which its owner removes.
   Guards keep ``TMPDIR`` to themselves: MPI finds all without it in a worker, whose
   script would else put its temporary files into memory;
+* the variables of a batch job are left out, see ``environment``;
 * ``shmem mmap``: without it each rank makes ``/dev/shm/open_mpi.0000`` for a moment,
   to see whether it could, and a rank that is killed then leaves it there.
 
@@ -49,6 +50,10 @@ PARAMETERS = (*_FAULT_TOLERANCE, *_TRANSPORT)
 """What a trial of an MPI was made with; its answer holds for nothing else."""
 
 _ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_")
+_BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
+_BATCH_JOB_OF_SGE = ("JOB_ID", "PE_HOSTFILE")
+"""What tells PRRTE (its frameworks ras and plm) of an allocation."""
+
 _SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
 
 
@@ -93,9 +98,16 @@ class LaunchLine:
 
         The variables of an enclosing MPI job are left out: with them mpiexec would take
         itself for a rank of that job.  The site's settings (``OMPI_MCA_*`` and the like)
-        stay.
+        stay.  So are those of a batch job: mpiexec would spread the ranks over all of its
+        hosts, and start daemons there by srun and the like.  Workers keep them.
         """
-        return {**outside_of_mpi(base), "TMPDIR": str(self.directory), **extra}
+        outside = outside_of_mpi(base)
+        here = {name: value for name, value in outside.items() if not _names_batch_job(name)}
+        return {**here, "TMPDIR": str(self.directory), **extra}
+
+
+def _names_batch_job(name: str) -> bool:
+    return name.startswith(_BATCH_JOB) or name in _BATCH_JOB_OF_SGE
 
 
 def outside_of_mpi(environment: Mapping[str, str]) -> dict[str, str]:

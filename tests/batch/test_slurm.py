@@ -63,11 +63,13 @@ def test_chain_goes_on_link_by_link_and_ends_by_itself(
 def test_cancelled_job_saves_and_does_not_come_back(cluster: SlurmCluster, run: BatchRun) -> None:
     (job,) = run.sbatch("-n", "2", "-t", "2")
     run.wait_for_checkpoint(1)
+    steps = cluster.call("squeue", "--noheader", "--steps", "--jobs", str(job), "-o", "%i")
 
     cluster.call("scancel", str(job))
     facts = run.wait_for_end(job)
     cluster.wait(lambda: bool(run.events("job_ended")), "last record")
 
+    assert steps == f"{job}.batch", "mpiexec has used the allocation by itself"
     assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0")
     assert run.events("job_ended")[0]["exit_code"] == 75, run.log
     assert run.events("checkpoint")[-1]["step"] == run.events("stopped")[0]["step"]

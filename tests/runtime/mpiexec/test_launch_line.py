@@ -81,3 +81,10 @@ def test_launch_without_ranks_is_refused() -> None:
 def test_launch_without_a_guard_is_refused() -> None:
     with pytest.raises(ValueError, match="guard's command"):
         dataclasses.replace(LINE, guard=())
+
+
+def test_batch_job_is_kept_from_mpiexec() -> None:
+    """In an allocation mpiexec would start daemons by srun, on all of its hosts."""
+    job = {"SLURM_JOB_ID": "7", "PBS_NODEFILE": "/f", "LSB_JOBID": "8", "JOB_ID": "9", "HOME": "/h"}
+
+    assert LINE.environment(job) == {"HOME": "/h", "TMPDIR": str(LINE.directory)}

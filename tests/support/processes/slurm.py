@@ -141,7 +141,7 @@ class SlurmCluster:
         """Return whether a step of a job, or its batch script, has not ended yet."""
         for process in psutil.Process(self.keeper).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if any(f"[{job}." in word for word in process.cmdline() if "slurmstepd" in word):
+                if " ".join(process.cmdline()).startswith(f"slurmstepd: [{job}."):
                     return True
         return False
 

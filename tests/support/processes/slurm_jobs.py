@@ -103,12 +103,13 @@ class BatchRun:
         """Return whether the job's last incarnation has ended and Slurm begins the next.
 
         Slurm waits for two minutes, so that no late message of one incarnation is taken for
-        the next one's.  Here the end of the last step takes the place of that time.
+        the next one's.  Here the end of the last step takes the place of that time, and the
+        next second: slurmd launches nothing in the second of a kill.
         """
         if self._cluster.has_steps(job):
             return False
         try:
-            self._cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+            self._cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now+2")
         except subprocess.SubprocessError:
             return False
         return True
