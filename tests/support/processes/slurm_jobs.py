@@ -80,26 +80,29 @@ class BatchRun:
     def wait_for_end(self, job: int, within_s: float = 120.0) -> dict[str, str]:
         """Return what Slurm says of a job that has ended, without Slurm's delay of a requeue."""
 
+        hurried: set[str] = set()
+
         def has_ended() -> bool:
             facts = self._cluster.facts(job)
-            if (facts["JobState"], facts["Reason"]) == ("PENDING", "BeginTime"):
-                self._begin_at_once(job)
+            is_requeued = (facts["JobState"], facts["Reason"]) == ("PENDING", "BeginTime")
+            if is_requeued and facts["Restarts"] not in hurried and self._begin_soon(job):
+                hurried.add(facts["Restarts"])
             return facts["JobState"] in ENDED
 
         self._cluster.wait(has_ended, f"end of {job}", within_s)
         return self._cluster.facts(job)
 
     def wait_for_requeue(self, job: int, restarts: int, within_s: float = 120.0) -> None:
-        """Wait until a job was requeued so often; it begins again at once, not in 2 minutes."""
+        """Wait until a job was requeued so often; it begins again soon, not in 2 minutes."""
 
         def is_requeued() -> bool:
             facts = self._cluster.facts(job)
             is_pending = facts["JobState"] == "PENDING"
-            return int(facts["Restarts"]) >= restarts and is_pending and self._begin_at_once(job)
+            return int(facts["Restarts"]) >= restarts and is_pending and self._begin_soon(job)
 
         self._cluster.wait(is_requeued, f"requeue {restarts} of {job}; {self.log}", within_s)
 
-    def _begin_at_once(self, job: int) -> bool:
+    def _begin_soon(self, job: int) -> bool:
         """Return whether the job's last incarnation has ended and Slurm begins the next.
 
         Slurm waits for two minutes, so that no late message of one incarnation is taken for
