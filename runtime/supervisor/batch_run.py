@@ -23,9 +23,12 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     if link.is_complete:
         say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
         return ExitCode.DONE
-    batch = BatchJob.of(options, allocation, os.environ)
+    asked = link.asked(options)
+    if asked != options:
+        say("--fresh began this run with the first incarnation; this one goes on with it")
+    batch = BatchJob.of(asked, allocation, os.environ)
     try:
-        code = run_job(link.asked(options), batch, link)
+        code = run_job(asked, batch, link)
     except RunDirectoryBusy as error:
         if CHAIN not in os.environ:
             raise

@@ -164,7 +164,10 @@ class Supervisor:
         if due is not Due.NOTHING and self._end is None:
             is_late = due is Due.END
             self._narration.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
-            if not (is_late and self._machine.state is JobState.ENDING):
+            if is_late and self._machine.state is JobState.ENDING:
+                return
+            # The second wish means "now"; a supervisor that was stopped has missed the first.
+            for _ in range(2 if is_late and not self._machine.is_stopping else 1):
                 self._handle(StopAsked(ExitCode.STOPPED_EARLY))
 
     def _handle(self, event: Event) -> None:

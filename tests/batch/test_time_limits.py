@@ -72,7 +72,9 @@ def test_preempted_job_saves_and_goes_on_after_the_urgent_one(
     (job,) = run.sbatch("-n", "3", "-t", "10", "-p", "work")
     run.wait_for_checkpoint(1)
 
-    urgent = run.submit("#!/bin/bash\nsleep 3\n", "-n", "8", "-t", "1", "-p", "urgent")
+    urgent = run.submit(
+        "#!/bin/bash\nsleep 3\n", "-n", "8", "-t", "1", "-p", "urgent", "-o", "/dev/null"
+    )
     run.wait_for_end(urgent)
     run.wait_for_requeue(job, 1)
     facts = run.wait_for_end(job, within_s=480.0)
