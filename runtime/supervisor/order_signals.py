@@ -63,7 +63,7 @@ class OrderSignals:
         signal.set_wakeup_fd(write)
         for number in _WATCHED:
             # A job that was started with nohup keeps ignoring what nohup ignores.
-            if self._before[number] is not signal.SIG_IGN:
+            if number == SAVE_SIGNAL or self._before[number] is not signal.SIG_IGN:
                 signal.signal(number, _wake)
         reactor.watch(self._read, lambda: self.hear(os.read(self._read, 64)))
 
@@ -84,8 +84,8 @@ class OrderSignals:
         """Give the process its former handlers back."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
-            if number != SAVE_SIGNAL:  # a late request must not end this process
-                signal.signal(number, handler)
+            # A late request must not end this process, and nobody should wait for it.
+            signal.signal(number, signal.SIG_IGN if number == SAVE_SIGNAL else handler)
         os.close(self._read)
         os.close(self._write)
 

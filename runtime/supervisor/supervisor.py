@@ -161,14 +161,14 @@ class Supervisor:
     def _mind_time(self) -> None:
         """Stop before the time of the job is up, and cut short what would not end by then."""
         due = self._batch.look(time.time())
-        if due is not Due.NOTHING and self._end is None:
-            is_late = due is Due.END
-            self._narration.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
-            if is_late and self._machine.state is JobState.ENDING:
-                return
-            # The second wish means "now"; a supervisor that was stopped has missed the first.
-            for _ in range(2 if is_late and not self._machine.is_stopping else 1):
-                self._handle(StopAsked(ExitCode.STOPPED_EARLY))
+        if due is Due.NOTHING or self._end is not None:
+            return
+        is_late = due is Due.END
+        self._narration.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
+        if not self._machine.is_stopping:
+            self._handle(StopAsked(ExitCode.STOPPED_EARLY))
+        if is_late and self._machine.state is not JobState.ENDING:
+            self._handle(StopAsked(ExitCode.STOPPED_EARLY))  # the second wish means "now"
 
     def _handle(self, event: Event) -> None:
         if self._end is None:

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.recovery.event import ExitCode
+from holdfast.recovery.event import ExitCode, StopAsked
+from holdfast.recovery.job import JobState
 from holdfast.runtime.batch.allocation import Allocation, Scheduler
 from holdfast.runtime.batch.deadline import Deadline, Due
 from holdfast.runtime.batch.slurm_commands import SlurmRefused
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.supervisor import batch_job
 from holdfast.runtime.supervisor.batch_job import BatchJob
+from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.order_signals import STOPS
+from holdfast.runtime.supervisor.supervisor import Supervisor
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")
@@ -217,3 +220,53 @@ def test_job_on_several_hosts_is_told_that_it_uses_one() -> None:
     BatchJob(replace(ON_SLURM, hosts=("a", "b", "c"))).introduce(lambda text, _: said.append(text))
 
     assert said == ["Slurm job 7, 2 of its 3 hosts stay idle: a job has one"]
+
+
+class Machine:
+    """The state of a job, and the wishes to stop that it was given."""
+
+    def __init__(self, state: JobState, *, is_stopping: bool) -> None:
+        self.state, self.is_stopping, self.wishes = state, is_stopping, 0
+
+    def handle(self, event: object) -> tuple[()]:
+        assert event == StopAsked(ExitCode.STOPPED_EARLY)
+        self.wishes += 1
+        self.is_stopping = True
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("left_s", "state", "is_stopping", "wishes"),
+    [
+        (20.0, JobState.RUNNING, False, 1),
+        (20.0, JobState.RUNNING, True, 0),
+        (5.0, JobState.RUNNING, True, 1),
+        (5.0, JobState.RUNNING, False, 2),
+        (5.0, JobState.ENDING, True, 0),
+        (900.0, JobState.RUNNING, False, 0),
+    ],
+    ids=[
+        "the moment to save", "it saves already", "the last moment", "the first was missed",
+        "it is being killed", "there is time",
+    ],
+)  # fmt: skip
+def test_supervisor_wishes_once_to_save_and_twice_to_end(
+    left_s: float, state: JobState, wishes: int, *, is_stopping: bool
+) -> None:
+    now = time.time()
+    supervisor = Supervisor.__new__(Supervisor)
+    machine = Machine(state, is_stopping=is_stopping)
+    supervisor._batch = BatchJob(ON_SLURM, Deadline(now - 3600.0, now + left_s, "squeue"))
+    supervisor._machine = machine  # type: ignore[assignment]
+    supervisor._narration = Narration(NoJournal(), is_verbose=False, write=lambda _: None)  # type: ignore[arg-type]
+    supervisor._end = None
+
+    supervisor._mind_time()
+    supervisor._mind_time()
+
+    assert machine.wishes == wishes
+
+
+class NoJournal:
+    def record(self, event: str, **fields: object) -> None:
+        """Keep nothing."""
