@@ -65,16 +65,7 @@ class Supervisor:
         self._narration = narration
         self._takeover = takeover
         self._batch = batch or BatchJob()
-        workers = options.workers + options.spares
-        self._machine = JobMachine(
-            JobTerms(
-                workers=workers,
-                max_restarts=options.max_restarts,
-                # The death of a single worker leaves no survivor that would wait for ever.
-                can_shrink=options.shrink or workers == 1,
-                first_generation=setup.first_generation,
-            )
-        )
+        self._machine = JobMachine(_terms_of(setup))
         self._clock = LaunchClock(LaunchLimits(grace_s=options.grace_s))
         self._keeper = RunKeeper(
             RunDirectory(options.run_dir),
@@ -297,6 +288,18 @@ class Supervisor:
     def _tell(self, message: Message) -> None:
         if self._agent is not None:
             self._agent.tell(message)
+
+
+def _terms_of(setup: JobSetup) -> JobTerms:
+    options = setup.options
+    workers = options.workers + options.spares
+    return JobTerms(
+        workers=workers,
+        max_restarts=options.max_restarts,
+        # The death of a single worker leaves no survivor that would wait for ever.
+        can_shrink=options.shrink or workers == 1,
+        first_generation=setup.first_generation,
+    )
 
 
 _TIME_IS_UP = {
