@@ -35,6 +35,8 @@ from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
+from holdfast.runtime.watch.host_limits import HostLimits
+from holdfast.runtime.watch.host_watch import HostWatch
 
 SOCKET_NAME = "agent.sock"
 
@@ -93,10 +95,12 @@ class Agent:
         self._exit_code: ExitCode | None = None
         self._listener = Listener(settings.directory / SOCKET_NAME)
         self._reactor.watch(self._listener, self._accept)
+        limits = HostLimits(settings.directory)
+        self._watch = HostWatch(limits, self._supervisor.tell, self._ask_for_save)
         self._host = WorkerHost(
             self._reactor,
             self._output,
-            self._supervisor.tell,
+            self._watch.pass_on,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             pool=settings.pool,
         )
@@ -117,6 +121,7 @@ class Agent:
                 looked_at = now
                 self._host.look(now, self._mpi.pid)
                 self._helpers.look(now)
+                self._watch.look(now, self._host.workers)
                 self._supervisor.look(now)
                 self._tell_dropped()
                 self._end_if_not_needed(now)
@@ -295,6 +300,7 @@ class Agent:
             self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
             return
         self._supervisor.log.begin(message)
+        self._watch.begin(len(launch.workers))
         try:
             self._host.begin(launch)
         except OSError as error:
@@ -320,6 +326,9 @@ class Agent:
             self._host.ask_all(RequestFlag[what.upper()])
         else:
             self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
+
+    def _ask_for_save(self) -> None:
+        self._host.ask_all(RequestFlag.SAVE)
 
     def _refuse(self, why: str) -> None:
         self._supervisor.tell({"kind": "refused", "message": why})

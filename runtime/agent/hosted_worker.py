@@ -160,9 +160,10 @@ class HostedWorker:
         """Wait for the ended process and return the ``worker_exited`` event without its time."""
         assert self.pid is not None
         kill_group(self.pid)  # helpers that it left behind; its number is still its own
-        _, wait_status = os.waitpid(self.pid, 0)
+        _, wait_status, used = os.wait4(self.pid, 0)
         status = os.waitstatus_to_exitcode(wait_status)
-        return self.exit_event(status, self._cause(status))
+        peak_bytes = 1024 * used.ru_maxrss  # getrusage(2): in KiB
+        return {**self.exit_event(status, self._cause(status)), "peak_bytes": peak_bytes}
 
     def exit_event(self, status: int, cause: str) -> Message:
         """Return the event of the worker's end: status, cause, step and phase."""

@@ -111,6 +111,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Pressure:
+    """A limit of the host that was about to be met, as people were told."""
+
+    resource: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """A recovery in place, in milliseconds since the survivors detected the failure.
 
@@ -189,6 +200,7 @@ class Report:
     step_s: float
     goodput: float
     final_sha256: str | None
+    pressures: tuple[Pressure, ...] = ()
 
 
 def to_json(report: Report) -> str:
@@ -238,6 +250,7 @@ def describe_troubles(report: Report) -> list[str]:
         *report.mends,
         *report.failed_mends,
         *report.memory_differences,
+        *report.pressures,
     )
     return [*last, *rejected, *map(str, others)]
 

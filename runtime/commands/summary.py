@@ -24,6 +24,7 @@ from holdfast.runtime.commands.report import (
     Failure,
     Mended,
     NotMended,
+    Pressure,
     Recovery,
     Rejected,
     Relaunch,
@@ -70,6 +71,7 @@ def summarize(records: Sequence[Record]) -> Report:
         step_s=step_s,
         goodput=step_s / wall_s if wall_s > 0 else 0.0,
         final_sha256=completed.get("sha256"),
+        pressures=_all(Pressure, records, "pressure"),
     )
 
 

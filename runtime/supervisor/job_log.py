@@ -115,6 +115,10 @@ class Narration:
                 f"{message['seconds']:.1f} s: ending the launch"
             )
             self._journal.record("stalled", seconds=message["seconds"], workers=message["workers"])
+        elif kind == "pressure":
+            self._say(message["text"])
+            fields = {name: value for name, value in message.items() if name not in ("kind", "now")}
+            self._journal.record("pressure", **fields)
         elif kind == "pool_restarted":
             self._journal.record("pool_restarted", cause=message["cause"])
         elif kind == "output_dropped":

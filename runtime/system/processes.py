@@ -110,6 +110,24 @@ def hangs_in_kernel(pid: int) -> bool:
     return _state(pid) == "D"
 
 
+def resident_bytes(pid: int) -> int | None:
+    """Return the resident memory of ``pid``, None if it is gone or another user's."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
+def count_open_files(pid: int) -> tuple[int, int] | None:
+    """Return the number of open files of ``pid`` and its limit, None if they cannot be read."""
+    try:
+        process = psutil.Process(pid)
+        most, _ = process.rlimit(psutil.RLIMIT_NOFILE)
+        return process.num_fds(), most
+    except (psutil.Error, OSError):
+        return None
+
+
 def kill_group(leader: int) -> None:
     """SIGKILL ``leader`` and its process group, if it has made one of its own already.
 

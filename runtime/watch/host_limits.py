@@ -1,0 +1,127 @@
+"""The limits of this host and of its control groups, with what is in use of them.
+
+Memory in use is what the kernel cannot take back by itself: pages of files are no part of it,
+because a limit drops them first.  Swap is not counted: a job that swaps is close enough to its end.
+
+Everything is read below a root directory, so tests can make a host of files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.runtime.watch.cgroup import find_levels, read_fields, read_number
+from holdfast.runtime.watch.usage import Resource, Usage
+
+HOST = "the host"
+
+_NO_LIMIT_BYTES = 1 << 60
+"""Version 1 writes a limit near 2^63 where there is none."""
+
+
+class HostLimits:
+    """Reads limits; what cannot be read is left out.
+
+    Args:
+        directory: where the shared memory files of a job lie.
+        root: the root of the file system.
+        statvfs: tells the size of a file system.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        root: Path = Path("/"),
+        statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
+    ) -> None:
+        self._directory = directory
+        self._root = root
+        self._statvfs = statvfs
+        self._memory = find_levels(root, "memory")
+        self._pids = find_levels(root, "pids")
+
+    def memory(self) -> list[Usage]:
+        """Return memory in use, of each control group with a limit and of the host."""
+        levels = ((level, _memory_of(level)) for level in self._memory)
+        found = [Usage(Resource.MEMORY, _name(level), *pair) for level, pair in levels if pair]
+        fields = read_fields(self._root / "proc/meminfo")
+        total, free = fields.get("MemTotal", 0), fields.get("MemAvailable")
+        if total and free is not None:
+            found.append(Usage(Resource.MEMORY, HOST, 1024 * (total - free), 1024 * total))
+        return found
+
+    def shared_memory(self) -> list[Usage]:
+        """Return the use of the file system of shared memory files."""
+        try:
+            size = self._statvfs(self._directory)
+        except OSError:
+            return []
+        limit = size.f_blocks * size.f_frsize
+        used = limit - size.f_bavail * size.f_frsize
+        place = str(self._directory.parent)
+        return [Usage(Resource.SHARED_MEMORY, place, used, limit)] if limit else []
+
+    def processes(self) -> list[Usage]:
+        """Return the number of processes and threads, of each limited group and of the host."""
+        found = []
+        for level in self._pids:
+            used, limit = read_number(level / "pids.current"), read_number(level / "pids.max")
+            if used is not None and limit:
+                found.append(Usage(Resource.PROCESSES, _name(level), used, limit))
+        return [*found, *self._processes_of_host()]
+
+    def oom_kills(self) -> tuple[int | None, int]:
+        """Return how many processes the OOM killer has killed in this group, and on the host.
+
+        The first is None where no group counts them.  The group of a victim always counts it.
+        """
+        for level in self._memory:
+            for name in ("memory.events", "memory.oom_control"):
+                fields = read_fields(level / name)
+                if "oom_kill" in fields:
+                    return fields["oom_kill"], self._oom_kills_of_host()
+        return None, self._oom_kills_of_host()
+
+    def _oom_kills_of_host(self) -> int:
+        return read_fields(self._root / "proc/vmstat").get("oom_kill", 0)
+
+    def _processes_of_host(self) -> Iterator[Usage]:
+        """Yield the number of threads of the host, of which each has a process id."""
+        limits = [
+            read_number(self._root / "proc/sys/kernel" / name) for name in ("pid_max", "threads-max")
+        ]
+        known = [limit for limit in limits if limit]
+        try:
+            used = int((self._root / "proc/loadavg").read_text().split()[3].partition("/")[2])
+        except (OSError, ValueError, IndexError):
+            return
+        if known:
+            yield Usage(Resource.PROCESSES, HOST, used, min(known))
+
+
+def _memory_of(level: Path) -> tuple[int, int] | None:
+    """Return used and limit of a control group; None if it has no limit."""
+    for used_name, limit_name, reclaimable in _VERSIONS:
+        used, limit = read_number(level / used_name), read_number(level / limit_name)
+        if used is None or not limit or limit >= _NO_LIMIT_BYTES:
+            continue
+        fields = read_fields(level / "memory.stat")
+        return max(0, used - sum(fields.get(name, 0) for name in reclaimable)), limit
+    return None
+
+
+_VERSIONS = (
+    ("memory.current", "memory.max", ("inactive_file", "active_file", "slab_reclaimable")),
+    (
+        "memory.usage_in_bytes",
+        "memory.limit_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+)
+"""Files of versions 2 and 1, and the memory of ``memory.stat`` that a limit drops first."""
+
+
+def _name(level: Path) -> str:
+    return f"the cgroup {level}"

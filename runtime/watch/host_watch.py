@@ -1,0 +1,224 @@
+"""The agent's eye on the limits of its host.
+
+It stands between the agent and its supervisor: each event passes through it, and a death that
+was the OOM killer's gets its cause on the way.  Its looks cost well under a thousandth of a
+core.  A file that cannot be read is a limit that is not watched, and never an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+from holdfast.runtime.system.processes import count_open_files, resident_bytes
+from holdfast.runtime.watch import sentences
+from holdfast.runtime.watch.fullness import Fullness
+from holdfast.runtime.watch.host_limits import HostLimits
+from holdfast.runtime.watch.memory_forecast import Forecast
+from holdfast.runtime.watch.oom_witness import OomWitness
+from holdfast.runtime.watch.start_check import find_too_small
+from holdfast.runtime.watch.usage import Resource, Usage
+
+LOOK_EVERY_S = 2.0
+_COUNTED_EACH = 10
+"""Files, processes and resident memory are looked at every so many looks."""
+
+_STEPS_TO_SETTLE = 2
+"""The first steps of a launch take memory that stays."""
+
+_BEFORE_TRAINING = (Phase.STARTING, Phase.JOINING, Phase.RESTORING, Phase.COMPILING)
+_NOT_OURS = "signal SIGKILL"
+"""The cause of a death by a SIGKILL that no process of the job has sent."""
+
+
+class Watched(Protocol):
+    """What is looked at of a worker."""
+
+    @property
+    def worker(self) -> int:
+        """Its id."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if it has one."""
+
+    @property
+    def page(self) -> HeartbeatPage:
+        """Its step and phase."""
+
+
+class HostWatch:
+    """Watches the limits of a host while workers run.
+
+    Args:
+        limits: reads them.
+        tell: takes events for the supervisor.
+        ask_for_save: asks all workers for a checkpoint.
+    """
+
+    def __init__(
+        self, limits: HostLimits, tell: Callable[[Message], None], ask_for_save: Callable[[], None]
+    ) -> None:
+        self._limits = limits
+        self._tell = tell
+        self._ask_for_save = ask_for_save
+        self._looked_at = float("-inf")
+        self._looks = 0
+        self._fullness = Fullness()
+        self._trends = _Trends()
+        self._memory: list[Usage] = []
+        self._has_checked = False
+        self._witness = OomWitness(self._kills())
+
+    def begin(self, workers: int) -> None:
+        """Take note that a launch begins; the first one is told which limits are too small."""
+        self._witness = OomWitness(self._kills())
+        if self._has_checked:
+            return
+        self._has_checked = True
+        usages = [*self._limits.shared_memory(), *self._limits.processes(), *_files_of_agent()]
+        for usage in find_too_small(usages, workers):
+            self._say(usage, sentences.describe_need(usage, workers))
+
+    def look(self, now: float, workers: Sequence[Watched]) -> None:
+        """Look once, if the last look was long enough ago, and tell what is new."""
+        living = [watched for watched in workers if watched.pid is not None]
+        if now - self._looked_at < LOOK_EVERY_S or not living:
+            return
+        self._looked_at = now
+        self._looks += 1
+        self._witness = self._witness.observe(self._kills(), now)
+        self._memory = self._limits.memory()
+        self._foresee(living, now)
+        if self._looks % _COUNTED_EACH == 1:
+            self._count(living)
+
+    def pass_on(self, event: Message) -> None:
+        """Tell the supervisor an event; a death by the OOM killer gets its cause and figures."""
+        peak = event.get("peak_bytes")
+        self._tell(event if event.get("cause") != _NOT_OURS else self._explained(event, peak))
+
+    def _explained(self, event: Message, peak: int | None) -> Message:
+        of_group, _ = self._limits.oom_kills()
+        claimed = self._witness.observe(self._kills(), self._looked_at).claim()
+        if claimed is None:
+            return event
+        self._witness = claimed
+        limit = min(self._memory or self._limits.memory(), key=_free, default=None)
+        words = sentences.describe_oom_kill(limit, peak, is_certain=of_group is not None)
+        return {**event, "cause": words}
+
+    def _kills(self) -> int:
+        of_group, of_host = self._limits.oom_kills()
+        return of_host if of_group is None else of_group
+
+    def _foresee(self, living: Sequence[Watched], now: float) -> None:
+        """Tell a growth that comes to a limit, and have a checkpoint made before."""
+        if not self._trends.is_settled(living):
+            return
+        told = self._trends.observe([*self._memory, *self._limits.shared_memory()], now)
+        for usage, forecast in told:
+            growth = forecast.growth
+            assert growth is not None
+            largest = self._trends.largest(living) if usage.resource is Resource.MEMORY else None
+            self._ask_for_save()
+            self._say(
+                usage,
+                sentences.describe_growth(usage, growth, largest),
+                per_minute=round(60 * growth.per_s),
+                left_s=round(growth.left_s, 1),
+            )
+
+    def _count(self, living: Sequence[Watched]) -> None:
+        usages = [*self._limits.shared_memory(), *self._limits.processes(), *_files_of_agent()]
+        usages += _files_of(living)
+        self._fullness = self._fullness.observe(usages)
+        for usage in self._fullness.news:
+            self._say(usage, sentences.describe_fullness(usage))
+
+    def _say(self, usage: Usage, text: str, **figures: float) -> None:
+        self._tell(
+            {
+                "kind": "pressure",
+                "resource": usage.resource.value,
+                "place": usage.place,
+                "used": usage.used,
+                "limit": usage.limit,
+                **figures,
+                "text": text,
+            }
+        )
+
+
+class _Trends:
+    """The forecasts of one set of workers, from its first steps on."""
+
+    def __init__(self) -> None:
+        self._pids: frozenset[int | None] = frozenset()
+        self._first_step: int | None = None
+        self._forecasts: dict[tuple[Resource, str], Forecast] = {}
+        self._resident_before: dict[int, int] = {}
+
+    def is_settled(self, living: Sequence[Watched]) -> bool:
+        """Return whether all train for some steps; another set of workers begins anew."""
+        pids = frozenset(watched.pid for watched in living)
+        if pids != self._pids:
+            self._pids, self._first_step = pids, None
+            self._forecasts.clear()
+            self._resident_before.clear()
+        if any(watched.page.phase in _BEFORE_TRAINING for watched in living):
+            return False
+        step = min(watched.page.step for watched in living)
+        if self._first_step is None:
+            self._first_step = step
+        is_settled = step >= self._first_step + _STEPS_TO_SETTLE
+        if is_settled and not self._resident_before:
+            self._resident_before = _resident(living)
+        return is_settled
+
+    def observe(self, usages: Iterable[Usage], now: float) -> list[tuple[Usage, Forecast]]:
+        """Return the uses of which a growth is to be told."""
+        told = []
+        for usage in usages:
+            key = (usage.resource, usage.place)
+            forecast = self._forecasts.get(key, Forecast()).observe(usage.used, usage.limit, now)
+            self._forecasts[key] = forecast
+            if forecast.is_news:
+                told.append((usage, forecast))
+        return told
+
+    def largest(self, living: Sequence[Watched]) -> tuple[int, int] | None:
+        """Return the worker that has grown most since its first steps, and its resident bytes."""
+        resident = _resident(living)
+        grown = {
+            worker: size - self._resident_before.get(worker, size)
+            for worker, size in resident.items()
+        }
+        worker = max(grown, key=grown.__getitem__, default=None)
+        return None if worker is None or grown[worker] <= 0 else (worker, resident[worker])
+
+
+def _resident(living: Sequence[Watched]) -> dict[int, int]:
+    sizes = {w.worker: resident_bytes(w.pid) for w in living if w.pid is not None}
+    return {worker: size for worker, size in sizes.items() if size is not None}
+
+
+def _files_of_agent() -> list[Usage]:
+    return _files("this host's agent", os.getpid())
+
+
+def _files_of(living: Sequence[Watched]) -> list[Usage]:
+    found = [_files(f"worker {w.worker}", w.pid) for w in living if w.pid is not None]
+    return [usage for usages in found for usage in usages]
+
+
+def _files(place: str, pid: int) -> list[Usage]:
+    files = count_open_files(pid)
+    return [] if files is None else [Usage(Resource.FILES, place, *files)]
+
+
+def _free(usage: Usage) -> int:
+    return usage.free

@@ -1,0 +1,93 @@
+"""What people are told of limits: one sentence each, with figures; pure."""
+
+from __future__ import annotations
+
+from holdfast.runtime.watch.memory_forecast import Growth
+from holdfast.runtime.watch.start_check import needed
+from holdfast.runtime.watch.usage import Resource, Usage
+
+_REMEDIES = {
+    Resource.MEMORY: "use fewer workers or smaller microbatches, or raise the limit",
+    Resource.SHARED_MEMORY: "use fewer workers, or give the file system more room",
+    Resource.PROCESSES: "use fewer workers, or raise the limit (pids.max, kernel.pid_max)",
+    Resource.FILES: "use fewer workers, or raise the limit (ulimit -n)",
+}
+
+
+def describe_amount(resource: Resource, amount: float) -> str:
+    """Return an amount with its unit: ``10.2 GiB``, or a plain number."""
+    if not resource.is_bytes:
+        return f"{amount:.0f}"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if amount >= size:
+            return f"{amount / size:.1f} {unit}" if amount < 100 * size else f"{amount / size:.0f} {unit}"
+    return f"{amount / 1024:.0f} KiB"
+
+
+def describe_time(seconds: float) -> str:
+    """Return about how long it takes: ``20 seconds``, ``15 minutes``."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} seconds"
+    return f"{round(seconds / 60)} minutes"
+
+
+def describe_growth(usage: Usage, growth: Growth, largest: tuple[int, int] | None) -> str:
+    """Return that a limit is about to be met.
+
+    Args:
+        usage: the use and its limit.
+        growth: how fast it grows.
+        largest: the worker that has grown most, and its resident bytes.
+    """
+    who = "" if largest is None else (
+        f"; worker {largest[0]} has grown most, to "
+        f"{describe_amount(Resource.MEMORY, largest[1])}"
+    )
+    return (
+        f"{_state(usage)} and it grows by "
+        f"{describe_amount(usage.resource, 60 * growth.per_s)} a minute: the limit is met in about "
+        f"{describe_time(growth.left_s)}{who}; asking for a checkpoint now"
+    )
+
+
+def describe_fullness(usage: Usage) -> str:
+    """Return that a limit is nearly met."""
+    return f"{_state(usage)}; where it is met, workers die: {_REMEDIES[usage.resource]}"
+
+
+def describe_need(usage: Usage, workers: int) -> str:
+    """Return that a limit is too small for the workers that are about to start."""
+    resource = usage.resource
+    most = "1 worker needs" if workers == 1 else f"{workers} workers need"
+    return (
+        f"{most} about {describe_amount(resource, needed(resource, workers))} of {resource.value}, "
+        f"and {describe_amount(resource, usage.free)} of "
+        f"{describe_amount(resource, usage.limit)} are free ({usage.place}): {_REMEDIES[resource]}"
+    )
+
+
+def describe_oom_kill(limit: Usage | None, resident: int | None, *, is_certain: bool) -> str:
+    """Return the cause of a death by the OOM killer.
+
+    Args:
+        limit: the memory that was closest to its limit, if it is known.
+        resident: the most bytes that the process had in memory, if they are known.
+        is_certain: whether the process's own control group counted the kill.
+    """
+    verb = "killed" if is_certain else "probably killed"
+    figures = []
+    if resident is not None:
+        figures.append(f"it had {describe_amount(Resource.MEMORY, resident)} resident")
+    if limit is not None:
+        size = describe_amount(Resource.MEMORY, limit.limit)
+        figures.append(f"the memory limit of {limit.place} is {size}")
+    return f"out of memory: {verb} by the kernel's OOM killer" + "".join(
+        f"{mark}{figure}" for mark, figure in zip(("; ", ", "), figures, strict=False)
+    )
+
+
+def _state(usage: Usage) -> str:
+    used, limit = (
+        describe_amount(usage.resource, amount) for amount in (usage.used, usage.limit)
+    )
+    return f"{usage.resource.value} of {usage.place}: {used} of {limit} are in use"
