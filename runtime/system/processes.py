@@ -128,6 +128,22 @@ def count_open_files(pid: int) -> tuple[int, int] | None:
         return None
 
 
+def count_threads_of_user() -> tuple[int, int] | None:
+    """Return the number of threads of this process's user and its limit (RLIMIT_NPROC).
+
+    None where there is no limit: root has none.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most == resource.RLIM_INFINITY or os.getuid() == 0:
+        return None
+    found = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real == os.getuid():
+                found += process.num_threads()
+    return found, most
+
+
 def kill_group(leader: int) -> None:
     """SIGKILL ``leader`` and its process group, if it has made one of its own already.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.watch.cgroup import find_levels, read_fields, read_number
@@ -19,6 +20,17 @@ HOST = "the host"
 
 _NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a limit near 2^63 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """Victims of the OOM killer: those of this process's own group, or all of the host.
+
+    The group of a victim counts it for any reason, also if the whole host had no memory left.
+    """
+
+    count: int
+    are_ours: bool
 
 
 class HostLimits:
@@ -72,25 +84,21 @@ class HostLimits:
                 found.append(Usage(Resource.PROCESSES, _name(level), used, limit))
         return [*found, *self._processes_of_host()]
 
-    def oom_kills(self) -> tuple[int | None, int]:
-        """Return how many processes the OOM killer has killed in this group, and on the host.
-
-        The first is None where no group counts them.  The group of a victim always counts it.
-        """
+    def oom_kills(self) -> OomKills:
+        """Return how many processes the OOM killer has killed so far, as near as it is known."""
         for level in self._memory:
             for name in ("memory.events", "memory.oom_control"):
-                fields = read_fields(level / name)
-                if "oom_kill" in fields:
-                    return fields["oom_kill"], self._oom_kills_of_host()
-        return None, self._oom_kills_of_host()
-
-    def _oom_kills_of_host(self) -> int:
-        return read_fields(self._root / "proc/vmstat").get("oom_kill", 0)
+                count = read_fields(level / name).get("oom_kill")
+                if count is not None:
+                    return OomKills(count, are_ours=True)
+        count = read_fields(self._root / "proc/vmstat").get("oom_kill", 0)
+        return OomKills(count, are_ours=False)
 
     def _processes_of_host(self) -> Iterator[Usage]:
         """Yield the number of threads of the host, of which each has a process id."""
         limits = [
-            read_number(self._root / "proc/sys/kernel" / name) for name in ("pid_max", "threads-max")
+            read_number(self._root / "proc/sys/kernel" / name)
+            for name in ("pid_max", "threads-max")
         ]
         known = [limit for limit in limits if limit]
         try:

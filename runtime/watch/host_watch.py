@@ -8,46 +8,28 @@ core.  A file that cannot be read is a limit that is not watched, and never an e
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
 
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
-from holdfast.runtime.system.processes import count_open_files, resident_bytes
+from holdfast.runtime.system.processes import (
+    count_open_files,
+    count_threads_of_user,
+)
 from holdfast.runtime.watch import sentences
 from holdfast.runtime.watch.fullness import Fullness
 from holdfast.runtime.watch.host_limits import HostLimits
-from holdfast.runtime.watch.memory_forecast import Forecast
 from holdfast.runtime.watch.oom_witness import OomWitness
 from holdfast.runtime.watch.start_check import find_too_small
+from holdfast.runtime.watch.trends import Trends, Watched
 from holdfast.runtime.watch.usage import Resource, Usage
 
 LOOK_EVERY_S = 2.0
 _COUNTED_EACH = 10
 """Files, processes and resident memory are looked at every so many looks."""
 
-_STEPS_TO_SETTLE = 2
-"""The first steps of a launch take memory that stays."""
-
-_BEFORE_TRAINING = (Phase.STARTING, Phase.JOINING, Phase.RESTORING, Phase.COMPILING)
 _NOT_OURS = "signal SIGKILL"
 """The cause of a death by a SIGKILL that no process of the job has sent."""
-
-
-class Watched(Protocol):
-    """What is looked at of a worker."""
-
-    @property
-    def worker(self) -> int:
-        """Its id."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, if it has one."""
-
-    @property
-    def page(self) -> HeartbeatPage:
-        """Its step and phase."""
 
 
 class HostWatch:
@@ -68,7 +50,7 @@ class HostWatch:
         self._looked_at = float("-inf")
         self._looks = 0
         self._fullness = Fullness()
-        self._trends = _Trends()
+        self._trends = Trends()
         self._memory: list[Usage] = []
         self._has_checked = False
         self._witness = OomWitness(self._kills())
@@ -80,6 +62,7 @@ class HostWatch:
             return
         self._has_checked = True
         usages = [*self._limits.shared_memory(), *self._limits.processes(), *_files_of_agent()]
+        usages += _processes_of_user()
         for usage in find_too_small(usages, workers):
             self._say(usage, sentences.describe_need(usage, workers))
 
@@ -98,22 +81,21 @@ class HostWatch:
 
     def pass_on(self, event: Message) -> None:
         """Tell the supervisor an event; a death by the OOM killer gets its cause and figures."""
-        peak = event.get("peak_bytes")
-        self._tell(event if event.get("cause") != _NOT_OURS else self._explained(event, peak))
+        self._tell(self._explained(event) if event.get("cause") == _NOT_OURS else event)
 
-    def _explained(self, event: Message, peak: int | None) -> Message:
-        of_group, _ = self._limits.oom_kills()
-        claimed = self._witness.observe(self._kills(), self._looked_at).claim()
+    def _explained(self, event: Message) -> Message:
+        self._witness = self._witness.observe(self._kills(), time.monotonic())
+        claimed = self._witness.claim()
         if claimed is None:
             return event
         self._witness = claimed
         limit = min(self._memory or self._limits.memory(), key=_free, default=None)
-        words = sentences.describe_oom_kill(limit, peak, is_certain=of_group is not None)
+        is_certain = self._limits.oom_kills().are_ours
+        words = sentences.describe_oom_kill(limit, event.get("peak_bytes"), is_certain=is_certain)
         return {**event, "cause": words}
 
     def _kills(self) -> int:
-        of_group, of_host = self._limits.oom_kills()
-        return of_host if of_group is None else of_group
+        return self._limits.oom_kills().count
 
     def _foresee(self, living: Sequence[Watched], now: float) -> None:
         """Tell a growth that comes to a limit, and have a checkpoint made before."""
@@ -153,61 +135,13 @@ class HostWatch:
         )
 
 
-class _Trends:
-    """The forecasts of one set of workers, from its first steps on."""
-
-    def __init__(self) -> None:
-        self._pids: frozenset[int | None] = frozenset()
-        self._first_step: int | None = None
-        self._forecasts: dict[tuple[Resource, str], Forecast] = {}
-        self._resident_before: dict[int, int] = {}
-
-    def is_settled(self, living: Sequence[Watched]) -> bool:
-        """Return whether all train for some steps; another set of workers begins anew."""
-        pids = frozenset(watched.pid for watched in living)
-        if pids != self._pids:
-            self._pids, self._first_step = pids, None
-            self._forecasts.clear()
-            self._resident_before.clear()
-        if any(watched.page.phase in _BEFORE_TRAINING for watched in living):
-            return False
-        step = min(watched.page.step for watched in living)
-        if self._first_step is None:
-            self._first_step = step
-        is_settled = step >= self._first_step + _STEPS_TO_SETTLE
-        if is_settled and not self._resident_before:
-            self._resident_before = _resident(living)
-        return is_settled
-
-    def observe(self, usages: Iterable[Usage], now: float) -> list[tuple[Usage, Forecast]]:
-        """Return the uses of which a growth is to be told."""
-        told = []
-        for usage in usages:
-            key = (usage.resource, usage.place)
-            forecast = self._forecasts.get(key, Forecast()).observe(usage.used, usage.limit, now)
-            self._forecasts[key] = forecast
-            if forecast.is_news:
-                told.append((usage, forecast))
-        return told
-
-    def largest(self, living: Sequence[Watched]) -> tuple[int, int] | None:
-        """Return the worker that has grown most since its first steps, and its resident bytes."""
-        resident = _resident(living)
-        grown = {
-            worker: size - self._resident_before.get(worker, size)
-            for worker, size in resident.items()
-        }
-        worker = max(grown, key=grown.__getitem__, default=None)
-        return None if worker is None or grown[worker] <= 0 else (worker, resident[worker])
-
-
-def _resident(living: Sequence[Watched]) -> dict[int, int]:
-    sizes = {w.worker: resident_bytes(w.pid) for w in living if w.pid is not None}
-    return {worker: size for worker, size in sizes.items() if size is not None}
-
-
 def _files_of_agent() -> list[Usage]:
     return _files("this host's agent", os.getpid())
+
+
+def _processes_of_user() -> list[Usage]:
+    threads = count_threads_of_user()
+    return [] if threads is None else [Usage(Resource.PROCESSES, "your user", *threads)]
 
 
 def _files_of(living: Sequence[Watched]) -> list[Usage]:

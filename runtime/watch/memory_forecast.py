@@ -6,7 +6,8 @@ of its halves.  A jump lies in one half and leaves the other one flat.  Each slo
 the slopes of all pairs (Theil 1950, Sen 1968), which a few wild samples do not change.  A growth
 counts if
 
-* it is larger than the scatter of the samples around its line;
+* it is certain: of all pairs of samples nearly all rise (Mann 1945, Kendall 1975), and the rise
+  is larger than the scatter of the samples around their line;
 * it goes beyond the highest use before the window, which a swing does not;
 * the limit lies within eight windows, as nobody should extrapolate farther.
 
@@ -33,6 +34,8 @@ WORTH_A_LOOK = 0.6
 
 _FEWEST = 8
 _BEYOND_SCATTER = 3.0
+_BEYOND_CHANCE = 3.0
+"""Standard deviations of the test by Mann and Kendall, which needs eight samples for as many."""
 _WINDOWS_AHEAD = 8.0
 _CALM_S = 300.0
 _FAR = 4.0
@@ -96,10 +99,9 @@ class Forecast:
     def observe(self, used: float, limit: float, now: float) -> Forecast:
         """Return the forecast after ``used`` of ``limit`` was seen at ``now``."""
         windows = tuple(window.add(now, used) for window in self._windows)
-        found = [growth for window in windows if (growth := window.growth(limit))]
+        looked_at = windows if used >= WORTH_A_LOOK * limit else ()
+        found = [growth for window in looked_at if (growth := window.growth(limit))]
         growth = min(found, key=lambda found: found.left_s, default=None)
-        if used < WORTH_A_LOOK * limit:
-            growth = None
         return replace(self, growth=growth, _windows=windows)._tell(now)
 
     def _tell(self, now: float) -> Forecast:
@@ -119,6 +121,8 @@ class Forecast:
 
 def _steady_slope(samples: Sequence[_Sample]) -> float:
     """Return use per second; 0 if it is not steady, or lost in the scatter."""
+    if _trend_score(samples) <= _BEYOND_CHANCE:
+        return 0.0
     half = len(samples) // 2
     slope = min(map(_slope, (samples, samples[:half], samples[half:])))
     middle_at = median(at for at, _ in samples)
@@ -126,6 +130,16 @@ def _steady_slope(samples: Sequence[_Sample]) -> float:
     scatter = median(abs(used - middle - slope * (at - middle_at)) for at, used in samples)
     rise = slope * (samples[-1][0] - samples[0][0])
     return slope if rise > _BEYOND_SCATTER * scatter else 0.0
+
+
+def _trend_score(samples: Sequence[_Sample]) -> float:
+    """Return by how many standard deviations more pairs rise than fall (Mann, Kendall)."""
+    number = len(samples)
+    balance = sum(
+        (later > earlier) - (later < earlier)
+        for (_, earlier), (_, later) in combinations(samples, 2)
+    )
+    return balance / math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
 
 
 def _slope(samples: Sequence[_Sample]) -> float:

@@ -20,7 +20,11 @@ def describe_amount(resource: Resource, amount: float) -> str:
         return f"{amount:.0f}"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if amount >= size:
-            return f"{amount / size:.1f} {unit}" if amount < 100 * size else f"{amount / size:.0f} {unit}"
+            return (
+                f"{amount / size:.1f} {unit}"
+                if amount < 100 * size
+                else f"{amount / size:.0f} {unit}"
+            )
     return f"{amount / 1024:.0f} KiB"
 
 
@@ -39,20 +43,23 @@ def describe_growth(usage: Usage, growth: Growth, largest: tuple[int, int] | Non
         growth: how fast it grows.
         largest: the worker that has grown most, and its resident bytes.
     """
-    who = "" if largest is None else (
-        f"; worker {largest[0]} has grown most, to "
-        f"{describe_amount(Resource.MEMORY, largest[1])}"
+    who = (
+        ""
+        if largest is None
+        else (
+            f"; worker {largest[0]} has grown most, to "
+            f"{describe_amount(Resource.MEMORY, largest[1])}"
+        )
     )
     return (
-        f"{_state(usage)} and it grows by "
-        f"{describe_amount(usage.resource, 60 * growth.per_s)} a minute: the limit is met in about "
-        f"{describe_time(growth.left_s)}{who}; asking for a checkpoint now"
+        f"{_state(usage)}, {describe_amount(usage.resource, 60 * growth.per_s)} more each minute; "
+        f"the limit is met in about {describe_time(growth.left_s)}{who}; asking for a checkpoint"
     )
 
 
 def describe_fullness(usage: Usage) -> str:
     """Return that a limit is nearly met."""
-    return f"{_state(usage)}; where it is met, workers die: {_REMEDIES[usage.resource]}"
+    return f"{_state(usage)}; at the limit workers die; {_REMEDIES[usage.resource]}"
 
 
 def describe_need(usage: Usage, workers: int) -> str:
@@ -80,14 +87,12 @@ def describe_oom_kill(limit: Usage | None, resident: int | None, *, is_certain: 
         figures.append(f"it had {describe_amount(Resource.MEMORY, resident)} resident")
     if limit is not None:
         size = describe_amount(Resource.MEMORY, limit.limit)
-        figures.append(f"the memory limit of {limit.place} is {size}")
+        figures.append(f"{limit.place} has {size}")
     return f"out of memory: {verb} by the kernel's OOM killer" + "".join(
-        f"{mark}{figure}" for mark, figure in zip(("; ", ", "), figures, strict=False)
+        f", {figure}" for figure in figures
     )
 
 
 def _state(usage: Usage) -> str:
-    used, limit = (
-        describe_amount(usage.resource, amount) for amount in (usage.used, usage.limit)
-    )
-    return f"{usage.resource.value} of {usage.place}: {used} of {limit} are in use"
+    used, limit = (describe_amount(usage.resource, amount) for amount in (usage.used, usage.limit))
+    return f"{usage.resource.value} of {usage.place}: {used} of {limit} in use"

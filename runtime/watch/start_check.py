@@ -8,12 +8,13 @@ from holdfast.runtime.watch.usage import Resource, Usage
 
 _NEEDS: dict[Resource, tuple[int, int]] = {
     Resource.SHARED_MEMORY: (0, 1 << 24),  # Open MPI's btl_sm_segment_size
-    Resource.PROCESSES: (16, 8),
+    Resource.PROCESSES: (12, 6),
     Resource.FILES: (40, 9),
 }
 """What the host's processes need by themselves, and for each worker.
 
-Measured with NumPy workers of one thread; TensorFlow needs more, and says so itself.
+Processes and files were counted in jobs of 2, 4 and 8 NumPy workers of one thread.  TensorFlow
+starts more threads.
 """
 
 
