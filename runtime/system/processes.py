@@ -128,18 +128,18 @@ def count_open_files(pid: int) -> tuple[int, int] | None:
         return None
 
 
-def count_threads_of_user() -> tuple[int, int] | None:
-    """Return the number of threads of this process's user and its limit (RLIMIT_NPROC).
+def count_threads_of_user(user: int) -> tuple[int, int] | None:
+    """Return the number of threads of ``user`` and this process's limit of them (RLIMIT_NPROC).
 
     None where there is no limit: root has none.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if most == resource.RLIM_INFINITY or os.getuid() == 0:
+    if most == resource.RLIM_INFINITY or user == 0:
         return None
     found = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.uids().real == os.getuid():
+            if process.uids().real == user:
                 found += process.num_threads()
     return found, most
 

@@ -18,6 +18,9 @@ from holdfast.runtime.watch.usage import Resource, Usage
 
 HOST = "the host"
 
+_OOM_KILLS = ("memory.events.local", "memory.events", "memory.oom_control")
+"""Files with a count of victims: of this group alone, with its subgroups, and of version 1."""
+
 _NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a limit near 2^63 where there is none."""
 
@@ -87,7 +90,7 @@ class HostLimits:
     def oom_kills(self) -> OomKills:
         """Return how many processes the OOM killer has killed so far, as near as it is known."""
         for level in self._memory:
-            for name in ("memory.events", "memory.oom_control"):
+            for name in _OOM_KILLS:
                 count = read_fields(level / name).get("oom_kill")
                 if count is not None:
                     return OomKills(count, are_ours=True)

@@ -140,7 +140,7 @@ def _files_of_agent() -> list[Usage]:
 
 
 def _processes_of_user() -> list[Usage]:
-    threads = count_threads_of_user()
+    threads = count_threads_of_user(os.getuid())
     return [] if threads is None else [Usage(Resource.PROCESSES, "your user", *threads)]
 
 

@@ -65,11 +65,13 @@ def describe_fullness(usage: Usage) -> str:
 def describe_need(usage: Usage, workers: int) -> str:
     """Return that a limit is too small for the workers that are about to start."""
     resource = usage.resource
-    most = "1 worker needs" if workers == 1 else f"{workers} workers need"
+    who = "1 worker needs" if workers == 1 else f"{workers} workers need"
+    amount = describe_amount(resource, needed(resource, workers))
+    unit = " of" if resource.is_bytes else ""
+    free, limit = (describe_amount(resource, size) for size in (usage.free, usage.limit))
     return (
-        f"{most} about {describe_amount(resource, needed(resource, workers))} of {resource.value}, "
-        f"and {describe_amount(resource, usage.free)} of "
-        f"{describe_amount(resource, usage.limit)} are free ({usage.place}): {_REMEDIES[resource]}"
+        f"{who} about {amount}{unit} {resource.value}, and {free} of {limit} are free "
+        f"({usage.place}): {_REMEDIES[resource]}"
     )
 
 

@@ -50,6 +50,7 @@ def test_every_unclean_end_makes_the_guard_kill_itself(
     assert (event["worker"], event["status"], event["cause"]) == (4, status, cause)
     assert (event["clean"], event["fenced"]) == (False, False)
     assert (event["step"], event["phase"], event["generation"]) == (44, "training", 1)
+    assert 1 << 20 < event["peak_bytes"] < 1 << 34
     assert guard.wait() == KILLED_ITSELF
     assert survivor.poll() is None
 

@@ -247,6 +247,13 @@ def test_resumed_job_adds_its_time_but_not_the_time_between(story: Story) -> Non
     assert report.wall_s == pytest.approx(6.0)
 
 
+def test_limit_that_was_nearly_met_is_among_the_troubles(story: Story) -> None:
+    text = "open files of worker 3: 980 of 1024 in use"
+    story.tell("pressure", resource="open files", place="worker 3", used=980, limit=1024, text=text)
+
+    assert describe_troubles(summarize(story.records)) == [text]
+
+
 def test_ledger_counts_samples_that_no_step_record_tells_of(story: Story) -> None:
     """The rank that records a step may die right after it was applied."""
     story.steps(1, 3).steps(5, 5).epoch(0, 5, samples=40).steps(6, 6)

@@ -85,6 +85,16 @@ def test_worker_that_left_by_agreement_is_not_worth_a_line(told: Told) -> None:
     assert told.records("failure") == []
 
 
+def test_limit_that_is_about_to_be_met_is_told_and_recorded_with_its_figures(told: Told) -> None:
+    figures = {"resource": "memory", "place": "the host", "used": 9, "limit": 10, "left_s": 50.0}
+
+    told.voice.heard({"kind": "pressure", "now": 3.0, "text": "memory of the host", **figures})
+
+    assert told.lines() == ["holdfast: memory of the host"]
+    (record,) = told.records("pressure")
+    assert {name: record[name] for name in figures} == figures
+
+
 def test_error_of_one_worker_is_told_when_the_others_go_on(told: Told) -> None:
     told.error(2)
     assert told.lines() == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from holdfast.runtime.system import processes
 from holdfast.runtime.system.processes import (
+    count_open_files,
+    count_threads_of_user,
     describe_status,
     die_with_parent,
     is_alive,
@@ -18,6 +21,7 @@ from holdfast.runtime.system.processes import (
     kill_group,
     kill_tree,
     name_process,
+    resident_bytes,
     thread_count,
     usable_cores,
     wait_all_ended,
@@ -128,6 +132,58 @@ def test_process_of_this_parent_lives_on() -> None:
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_memory_that_a_process_fills_is_resident() -> None:
+    before = resident_bytes(os.getpid())
+
+    filled = b"x" * (64 << 20)
+
+    after = resident_bytes(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert len(filled) * 0.9 < after - before < len(filled) * 2
+
+
+def test_open_files_are_counted_beside_their_limit() -> None:
+    before, limit = count_open_files(os.getpid()) or (0, 0)
+    fd = os.open("/dev/null", os.O_RDONLY)
+
+    after, _ = count_open_files(os.getpid()) or (0, 0)
+
+    os.close(fd)
+    assert after == before + 1
+    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_process_that_is_gone_has_no_memory_and_no_files() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+
+    assert resident_bytes(child.pid) is None
+    assert count_open_files(child.pid) is None
+
+
+def test_threads_of_a_user_are_counted_where_they_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100_000, 200_000))
+    user = os.getuid() or 65534
+    with subprocess.Popen(["sleep", "600"], user=user) as child:
+        found = count_threads_of_user(user)
+        child.kill()
+
+    assert found is not None
+    assert found[0] >= 1
+    assert found[1] == 100_000
+    assert count_threads_of_user(0) is None  # root has no limit
+
+
+def test_user_without_a_limit_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
+
+    assert count_threads_of_user(65534) is None
 
 
 def test_threads_are_counted() -> None:

@@ -143,6 +143,16 @@ def test_kills_are_counted_by_the_nearest_group(host: FakeHost, version: int) ->
     assert limits_of(host).oom_kills() == OomKills(2, are_ours=True)
 
 
+def test_kills_in_subgroups_are_not_ours(host: FakeHost) -> None:
+    """Version 2 counts them in all groups above as well."""
+    host.version_2("/job")
+    host.group_2("/job", GIB, GIB)
+    host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=5)
+    host.write("sys/fs/cgroup/job/memory.events.local", oom=1, oom_kill=1)
+
+    assert limits_of(host).oom_kills() == OomKills(1, are_ours=True)
+
+
 def test_kills_of_the_host_count_where_no_group_does(host: FakeHost) -> None:
     host.version_2("/")
     host.write("proc/vmstat", pgfault=1, oom_kill=9)

@@ -46,7 +46,8 @@ class FakeHost:
         self.write(f"{group}/memory.current", used)
         self.write(f"{group}/memory.max", limit)
         self.write(f"{group}/memory.stat", anon=used - files, inactive_file=files)
-        self.write(f"{group}/memory.events", oom=0, oom_kill=0)
+        self.write(f"{group}/memory.events", oom=0, oom_kill=3)
+        self.write(f"{group}/memory.events.local", oom=0, oom_kill=0)
 
     def group_1(self, path: str, used: int, limit: int, files: int = 0) -> None:
         """Make a group of version 1."""
