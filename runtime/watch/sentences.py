@@ -20,11 +20,7 @@ def describe_amount(resource: Resource, amount: float) -> str:
         return f"{amount:.0f}"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if amount >= size:
-            return (
-                f"{amount / size:.1f} {unit}"
-                if amount < 100 * size
-                else f"{amount / size:.0f} {unit}"
-            )
+            return f"{amount / size:.{1 if amount < 100 * size else 0}f} {unit}"
     return f"{amount / 1024:.0f} KiB"
 
 
@@ -43,14 +39,11 @@ def describe_growth(usage: Usage, growth: Growth, largest: tuple[int, int] | Non
         growth: how fast it grows.
         largest: the worker that has grown most, and its resident bytes.
     """
-    who = (
-        ""
-        if largest is None
-        else (
-            f"; worker {largest[0]} has grown most, to "
-            f"{describe_amount(Resource.MEMORY, largest[1])}"
-        )
-    )
+    who = ""
+    if largest is not None:
+        worker, resident = largest
+        size = describe_amount(Resource.MEMORY, resident)
+        who = f"; worker {worker} has grown most, to {size}"
     return (
         f"{_state(usage)}, {describe_amount(usage.resource, 60 * growth.per_s)} more each minute; "
         f"the limit is met in about {describe_time(growth.left_s)}{who}; asking for a checkpoint"
