@@ -58,7 +58,7 @@ def _parse(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 def _walk_up(mount: Path, path: str) -> tuple[Path, ...]:
     """Return the group and its ancestors, up to the mount."""
     own = mount / path.lstrip("/")
-    if ".." in own.parts or not own.is_dir():
+    if ".." in own.parts:
         return (mount,)
     levels = [own, *own.parents]
     return tuple(levels[: levels.index(mount) + 1])

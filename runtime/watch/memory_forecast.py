@@ -6,8 +6,7 @@ of its halves.  A jump lies in one half and leaves the other one flat.  Each slo
 the slopes of all pairs (Theil 1950, Sen 1968), which a few wild samples do not change.  A growth
 counts if
 
-* it is certain: of all pairs of samples nearly all rise (Mann 1945, Kendall 1975), and the rise
-  is larger than the scatter of the samples around their line;
+* it is certain: of all pairs of samples nearly all rise (Mann 1945, Kendall 1975);
 * it goes beyond the highest use before the window, which a swing does not;
 * the limit lies within eight windows, as nobody should extrapolate farther.
 
@@ -33,7 +32,6 @@ WORTH_A_LOOK = 0.6
 """Below this part of the limit nothing is told: a job that begins to train grows, too."""
 
 _FEWEST = 8
-_BEYOND_SCATTER = 3.0
 _BEYOND_CHANCE = 3.0
 """Standard deviations of the test by Mann and Kendall, which needs eight samples for as many."""
 _WINDOWS_AHEAD = 8.0
@@ -120,16 +118,11 @@ class Forecast:
 
 
 def _steady_slope(samples: Sequence[_Sample]) -> float:
-    """Return use per second; 0 if it is not steady, or lost in the scatter."""
+    """Return use per second; 0 if it is not steady, or may be chance."""
     if _trend_score(samples) <= _BEYOND_CHANCE:
         return 0.0
     half = len(samples) // 2
-    slope = min(map(_slope, (samples, samples[:half], samples[half:])))
-    middle_at = median(at for at, _ in samples)
-    middle = median(used for _, used in samples)
-    scatter = median(abs(used - middle - slope * (at - middle_at)) for at, used in samples)
-    rise = slope * (samples[-1][0] - samples[0][0])
-    return slope if rise > _BEYOND_SCATTER * scatter else 0.0
+    return max(0.0, min(map(_slope, (samples, samples[:half], samples[half:]))))
 
 
 def _trend_score(samples: Sequence[_Sample]) -> float:

@@ -111,10 +111,23 @@ def test_growth_is_told_with_figures_and_a_checkpoint_is_asked_for_each_time(
     assert left_s[0] > 60 >= left_s[1] > 15 >= left_s[2]
 
 
+def test_worker_that_has_hardly_grown_is_not_named(watched: Watched) -> None:
+    """Another program of the same group may take the memory."""
+    watched.train(5)
+    watched.resident[1001] += 10 * MIB
+
+    watched.train(60, more=8 * MIB)
+
+    assert "has grown most" not in watched.told[0]["text"]
+
+
 def test_growth_before_the_first_steps_is_none(watched: Watched) -> None:
     """Workers that start need more and more memory, and nobody could save yet."""
     for look in range(60):
         watched.use(700 * MIB + look * 5 * MIB)
+        for restoring in watched.workers:
+            restoring.page.phase = Phase.RESTORING
+            restoring.page.step = 10 * look
         watched.look()
 
     assert watched.told == []
@@ -222,7 +235,7 @@ def test_processes_that_nobody_may_look_at_are_left_out(watched: Watched) -> Non
     watched.train(60, more=8 * MIB)
 
     assert {event["resource"] for event in watched.told} == {"memory"}
-    assert "worker" not in watched.told[0]["text"]
+    assert "has grown most" not in watched.told[0]["text"]
 
 
 def test_looks_are_two_seconds_apart(watched: Watched) -> None:

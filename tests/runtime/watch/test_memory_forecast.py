@@ -54,6 +54,7 @@ QUIET: dict[str, Use] = {
     "a jump": lambda now: 650.0 if now < 61 else 950.0,
     "two jumps": lambda now: 620.0 if now < 40 else 800.0 if now < 47 else 960.0,
     "growth that ends": lambda now: 650 + 50 * min(now, 10) / 10,
+    "growth of 40 seconds": lambda now: 620 + 0.8 * min(now, 40),
     "hours away": line(0.001, start=900),
 }
 
