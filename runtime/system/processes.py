@@ -111,10 +111,10 @@ def hangs_in_kernel(pid: int) -> bool:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the resident memory of ``pid``, None if it is gone or another user's."""
+    """Return the resident memory of ``pid``, None if it cannot be read."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
+    except (psutil.Error, OSError):  # gone, or this process has no descriptor left
         return None
 
 
@@ -138,7 +138,7 @@ def count_threads_of_user(user: int) -> tuple[int, int] | None:
         return None
     found = 0
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             if process.uids().real == user:
                 found += process.num_threads()
     return found, most

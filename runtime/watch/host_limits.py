@@ -56,6 +56,8 @@ class HostLimits:
         self._statvfs = statvfs
         self._memory = find_levels(root, "memory")
         self._pids = find_levels(root, "pids")
+        self._vmstat = root / "proc/vmstat"
+        self._victims = self._find_victims()
 
     def memory(self) -> list[Usage]:
         """Return memory in use, of each control group with a limit and of the host."""
@@ -87,15 +89,18 @@ class HostLimits:
                 found.append(Usage(Resource.PROCESSES, _name(level), used, limit))
         return [*found, *self._processes_of_host()]
 
-    def oom_kills(self) -> OomKills:
-        """Return how many processes the OOM killer has killed so far, as near as it is known."""
+    def oom_kills(self) -> OomKills | None:
+        """Return how many processes the OOM killer has killed so far; None if that is not known."""
+        count = read_fields(self._victims).get("oom_kill")
+        return None if count is None else OomKills(count, are_ours=self._victims != self._vmstat)
+
+    def _find_victims(self) -> Path:
+        """Return the file that counts victims; it stays the same, as counts are compared."""
         for level in self._memory:
             for name in _OOM_KILLS:
-                count = read_fields(level / name).get("oom_kill")
-                if count is not None:
-                    return OomKills(count, are_ours=True)
-        count = read_fields(self._root / "proc/vmstat").get("oom_kill", 0)
-        return OomKills(count, are_ours=False)
+                if "oom_kill" in read_fields(level / name):
+                    return level / name
+        return self._vmstat
 
     def _processes_of_host(self) -> Iterator[Usage]:
         """Yield the number of threads of the host, of which each has a process id."""

@@ -53,11 +53,11 @@ class HostWatch:
         self._trends = Trends()
         self._memory: list[Usage] = []
         self._has_checked = False
-        self._witness = OomWitness(self._kills())
+        self._witness = OomWitness()
 
     def begin(self, workers: int) -> None:
         """Take note that a launch begins; the first one is told which limits are too small."""
-        self._witness = OomWitness(self._kills())
+        self._witness = OomWitness().observe(self._victims(), time.monotonic())
         if self._has_checked:
             return
         self._has_checked = True
@@ -73,7 +73,7 @@ class HostWatch:
             return
         self._looked_at = now
         self._looks += 1
-        self._witness = self._witness.observe(self._kills(), now)
+        self._witness = self._witness.observe(self._victims(), now)
         self._memory = self._limits.memory()
         self._foresee(living, now)
         if self._looks % _COUNTED_EACH == 1:
@@ -84,18 +84,20 @@ class HostWatch:
         self._tell(self._explained(event) if event.get("cause") == _NOT_OURS else event)
 
     def _explained(self, event: Message) -> Message:
-        self._witness = self._witness.observe(self._kills(), time.monotonic())
+        kills = self._limits.oom_kills()
+        self._witness = self._witness.observe(self._victims(), time.monotonic())
         claimed = self._witness.claim()
         if claimed is None:
             return event
         self._witness = claimed
         limit = min(self._memory or self._limits.memory(), key=_free, default=None)
-        is_certain = self._limits.oom_kills().are_ours
+        is_certain = kills is not None and kills.are_ours
         words = sentences.describe_oom_kill(limit, event.get("peak_bytes"), is_certain=is_certain)
         return {**event, "cause": words}
 
-    def _kills(self) -> int:
-        return self._limits.oom_kills().count
+    def _victims(self) -> int | None:
+        kills = self._limits.oom_kills()
+        return None if kills is None else kills.count
 
     def _foresee(self, living: Sequence[Watched], now: float) -> None:
         """Tell a growth that comes to a limit, and have a checkpoint made before."""

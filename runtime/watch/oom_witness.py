@@ -19,16 +19,22 @@ class OomWitness:
     """The counter at the last look, and the kills that no death was explained with.
 
     Args:
-        count: what the counter showed at the beginning.
+        count: what the counter showed at the last look; None before the first one.
     """
 
-    count: int
+    count: int | None = None
     unclaimed: tuple[float, ...] = ()
 
-    def observe(self, count: int, now: float) -> OomWitness:
-        """Return the witness after the counter has shown ``count`` at ``now``."""
+    def observe(self, count: int | None, now: float) -> OomWitness:
+        """Return the witness after the counter has shown ``count`` at ``now``.
+
+        A count that could not be read, None, tells nothing.
+        """
+        if count is None:
+            return self
+        before = count if self.count is None else self.count
         fresh = tuple(at for at in self.unclaimed if now - at <= _CLAIMED_WITHIN_S)
-        return OomWitness(count, fresh + (now,) * max(0, count - self.count))
+        return OomWitness(count, fresh + (now,) * max(0, count - before))
 
     def claim(self) -> OomWitness | None:
         """Return the witness after one kill has explained a death; None if there is no kill."""

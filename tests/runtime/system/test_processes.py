@@ -164,6 +164,23 @@ def test_process_that_is_gone_has_no_memory_and_no_files() -> None:
     assert count_open_files(child.pid) is None
 
 
+def test_process_without_a_descriptor_left_reads_nothing_and_does_not_fail() -> None:
+    code = (
+        "import os, resource\n"
+        "from pathlib import Path\n"
+        "from holdfast.runtime.system.processes import count_open_files, resident_bytes\n"
+        "from holdfast.runtime.watch.host_limits import HostLimits\n"
+        "limits = HostLimits(Path('/dev/shm/job'))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "assert resident_bytes(os.getpid()) is None\n"
+        "assert count_open_files(os.getpid()) is None\n"
+        "assert limits.memory() == limits.processes() == []\n"
+        "assert limits.oom_kills() is None\n"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_threads_of_a_user_are_counted_where_they_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,6 +29,14 @@ def test_victim_that_was_none_of_ours_is_forgotten_after_a_minute() -> None:
     assert OomWitness(0).observe(1, 1.0).observe(1, 62.0).claim() is None
 
 
+def test_count_that_cannot_be_read_for_once_changes_nothing() -> None:
+    """The next one that can be read is compared with the last one."""
+    witness = OomWitness().observe(None, 0.0).observe(5, 1.0).observe(None, 2.0)
+
+    assert witness.observe(5, 3.0).claim() is None
+    assert witness.observe(6, 3.0).claim() is not None
+
+
 def test_counter_that_begins_anew_explains_nothing() -> None:
     """The job was moved to another group."""
     assert OomWitness(5).observe(0, 1.0).claim() is None
