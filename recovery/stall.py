@@ -1,4 +1,4 @@
-"""Whether all workers of a launch wait for each other, and none can come on.
+"""Whether all workers of a launch wait for each other, or for one that does not come on.
 
 Theory.  A survivor leaves an exchange only if MPI tells it of a death.  MPI may lose the
 event, or hang in Shrink or Agree; nothing inside MPI bounds that.  But a step is a cycle:
@@ -49,3 +49,169 @@ class StallDetector:
     def is_stalled(self) -> bool:
         """Whether all have waited for each other for longer than the limit."""
         return self.standing_s > self.limit_s
+
+
+LEAST_LIMIT_S = 600.0
+"""Nobody is accused of a shorter standstill, unless the user has named another limit."""
+_STEPS_OF_A_LIMIT = 50
+"""A worker may need so many times as long as the longest piece of work of any worker so far."""
+_FIRST_STEPS_OF_A_LIMIT = 10
+"""The same for the longest of all pieces, of which the first ones compile the model."""
+_MEASURED_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One worker at one look: its piece of work, and how far it has come."""
+
+    turn: Turn
+    step: int = 0
+    """The updates that it has committed, as far as its page tells; 0 before the first."""
+    is_training: bool = True
+    """Whether it is in the loop, and neither in the script nor reading a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Some workers do not come on, and nobody else does."""
+
+    workers: tuple[WorkerId, ...]
+    seconds: float
+    limit_s: float
+    step: int
+    is_awaited: bool = True
+    """Whether a peer waits for them; otherwise nobody can say that it takes too long."""
+
+    @property
+    def is_over_half(self) -> bool:
+        """Whether it is time to tell of it."""
+        return self.seconds > self.limit_s / 2
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the workers are to be fenced."""
+        return self.is_awaited and self.seconds > self.limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """A worker's present turn, and the seconds that it has lasted."""
+
+    turn: Turn
+    lasted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaggardDetector:
+    """Which worker keeps all others waiting, and for how long; each look makes a new detector.
+
+    Theory.  A step of an hour is legitimate, and so is waiting for it.  But microbatches are
+    equal parts: what one worker does for hours, its peers have done before.  So the limit is
+    a multiple of the longest piece of work that any worker has ended, and of nothing that
+    must be guessed.  It counts from the moment at which the last of the others began to wait.
+
+    Nobody is fenced while nobody waits.  There is one exception: the workers that waited
+    were fenced themselves at the same step, one after the other, as its owners.  Then the
+    last ones have the limit of the first, in the next launch too.
+
+    ``timeout_s`` is the user's limit, None for the adaptive one.  Before two steps of a
+    launch it does not hold, because models are compiled then.
+    """
+
+    timeout_s: float | None = None
+    looked_at: float | None = None
+    standing_s: float = 0.0
+    longest_s: float = 0.0
+    """The longest piece of work after the first two steps, in any launch of the job."""
+    longest_of_all_s: float = 0.0
+    has_measured: bool = False
+    """Whether two steps were measured, in any launch of the job."""
+    _first_step: int = 0
+    _is_measured: bool = False
+    _fenced_at: int | None = None
+    _courses: Mapping[WorkerId, _Course] = field(default_factory=dict, repr=False)
+    _last: Mapping[WorkerId, Pace] = field(default_factory=dict, repr=False)
+
+    def next_launch(self, timeout_s: float | None) -> LaggardDetector:
+        """Return the detector of the next launch, which knows what the launches before took."""
+        return LaggardDetector(
+            timeout_s,
+            longest_s=self.longest_s,
+            longest_of_all_s=self.longest_of_all_s,
+            has_measured=self.has_measured,
+            _fenced_at=self._fenced_at,
+        )
+
+    def fenced(self, standstill: Standstill) -> LaggardDetector:
+        """Return the detector that remembers at which step workers were fenced."""
+        return replace(self, _fenced_at=standstill.step)
+
+    def observe(self, paces: Mapping[WorkerId, Pace], now: float) -> LaggardDetector:
+        """Return the detector after a look at all workers that live, at ``now``."""
+        most_s = (self.limit_s or LEAST_LIMIT_S) / LOOKS_PER_LIMIT
+        passed_s = counted_s(self.looked_at, now, most_s)
+        courses = {w: self._course(w, pace.turn, passed_s) for w, pace in paces.items()}
+        is_same = bool(paces) and dict(paces) == self._last
+        is_training = all(pace.is_training for pace in paces.values())
+        return replace(
+            self._measuring(paces, passed_s),
+            looked_at=now,
+            standing_s=self.standing_s + passed_s if is_same and is_training else 0.0,
+            _courses=courses,
+            _last=dict(paces),
+        )
+
+    @property
+    def limit_s(self) -> float | None:
+        """The seconds that a standstill may last; None while no worker may be accused."""
+        if self.timeout_s is not None and self._is_measured:
+            return self.timeout_s
+        if not self.has_measured and self.timeout_s is None:
+            return None
+        generous_s = max(
+            LEAST_LIMIT_S,
+            _STEPS_OF_A_LIMIT * self.longest_s,
+            _FIRST_STEPS_OF_A_LIMIT * self.longest_of_all_s,
+        )
+        return generous_s if self.timeout_s is None else max(generous_s, self.timeout_s)
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """The workers for which all others wait, None while nobody stands still."""
+        limit_s = self.limit_s
+        if limit_s is None or not self.standing_s:
+            return None
+        working = [w for w, pace in self._last.items() if not pace.turn.waits_for_peers]
+        if not working:
+            return None
+        step = max(pace.step for pace in self._last.values())
+        is_awaited = len(working) < len(self._last) or step == self._fenced_at
+        return Standstill(tuple(sorted(working)), self.standing_s, limit_s, step, is_awaited)
+
+    def _course(self, worker: WorkerId, turn: Turn, passed_s: float) -> _Course:
+        before = self._courses.get(worker)
+        if before is None or before.turn != turn:
+            return _Course(turn)
+        return _Course(turn, before.lasted_s + passed_s)
+
+    def _measuring(self, paces: Mapping[WorkerId, Pace], passed_s: float) -> LaggardDetector:
+        """Return the detector with the pieces of work that have ended since the last look."""
+        ended_s = [
+            before.lasted_s + passed_s
+            for worker, before in self._courses.items()
+            if worker in paces
+            and paces[worker].turn != before.turn
+            and not before.turn.waits_for_peers
+        ]
+        step = min((pace.step for pace in paces.values()), default=0)
+        first = self._first_step or step
+        is_measured = self._is_measured or (first > 0 and step >= first + _MEASURED_STEPS)
+        longest_s = max([0.0, *ended_s])
+        return replace(
+            self,
+            longest_s=max(self.longest_s, longest_s) if self._is_measured else self.longest_s,
+            longest_of_all_s=max(self.longest_of_all_s, longest_s),
+            has_measured=self.has_measured or is_measured,
+            _first_step=first,
+            _is_measured=is_measured,
+        )

@@ -44,6 +44,8 @@ _SAME_SIGNAL_WITHIN_S = 1.0
 """A scheduler that signals a process, and then its group, has asked once."""
 _FIRST_SUPERVISOR_WITHIN_S = 60.0
 _IDLE_LOOK_S = 1.0
+_INQUIRING_LOOK_S = 0.01
+"""A worker that was found silent is killed as soon as its stacks are known."""
 _OUTPUT_ENDS_WITHIN_S = 2.0
 
 
@@ -113,7 +115,7 @@ class Agent:
         """Serve until told to end, or until no process needs this agent; return the exit code."""
         looked_at = time.monotonic()
         while self._exit_code is None:
-            pause_s = _IDLE_LOOK_S if self._host.is_idle else self._look_s
+            pause_s = self._pause_s
             self._reactor.run_once(max(0.0, looked_at + pause_s - time.monotonic()))
             now = time.monotonic()
             self._mpi.look(now, self._host.state)
@@ -126,6 +128,13 @@ class Agent:
                 self._tell_dropped()
                 self._end_if_not_needed(now)
         return self._exit_code
+
+    @property
+    def _pause_s(self) -> float:
+        """Seconds from one look to the next."""
+        if self._host.is_inquiring:
+            return min(_INQUIRING_LOOK_S, self._look_s)
+        return _IDLE_LOOK_S if self._host.is_idle else self._look_s
 
     def close(self) -> None:
         """Kill the workers, wait for them, and leave nothing behind."""

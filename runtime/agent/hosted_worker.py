@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from holdfast.recovery.detector import HeartbeatView
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.guard_link import GuardLink
+from holdfast.runtime.agent.output import Forwarded
+from holdfast.runtime.evidence.stacks import Stacks
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.process_status import last_core
 from holdfast.runtime.system.processes import describe_status, hangs_in_kernel, kill_group
 
 
@@ -85,7 +88,13 @@ class HostedWorker:
         self.end_fd: int | None = None
         self.is_at_end = False
         self.has_left = False
-        self.silent_s: float | None = None
+        self.limit: str | None = None
+        """The limit that it was killed for, None for any other death."""
+        self.stacks = Stacks()
+        self.said: Forwarded | None = None
+        """Its stderr, as far as it was forwarded; None before it has a process."""
+        self.is_buried = False
+        self._core: int | None = None
         self._why_killed: str | None = None
 
     @property
@@ -146,9 +155,22 @@ class HostedWorker:
         if self.guard is not None:
             self.guard.kill()
 
+    def fence(self, limit: str, seconds: float) -> None:
+        """Kill the worker because it has stood still for longer than a limit."""
+        self.limit = limit
+        how = "of silence" if limit == "heartbeat" else "at one piece of work"
+        self.kill(f"fenced after {seconds:.2f} s {how}")
+
+    @property
+    def samples(self) -> Message | None:
+        """The microbatch that it computes, or computed when it died, with its samples."""
+        work = self.page.work
+        return None if work is None else dataclasses.asdict(work)
+
     def write_off(self) -> Message:
         """Return the ``worker_exited`` event of a process that was killed but does not end."""
         where = " in a system call that does not return" if self._hangs else ""
+        self.limit = self.limit or "unkillable"
         cause = f"{self._why_killed}; process {self.pid} does not end{where}"
         return self.exit_event(-signal.SIGKILL, cause)
 
@@ -159,6 +181,7 @@ class HostedWorker:
     def reap(self) -> Message:
         """Wait for the ended process and return the ``worker_exited`` event without its time."""
         assert self.pid is not None
+        self._core = last_core(self.pid)
         kill_group(self.pid)  # helpers that it left behind; its number is still its own
         _, wait_status, used = os.wait4(self.pid, 0)
         status = os.waitstatus_to_exitcode(wait_status)
@@ -173,14 +196,30 @@ class HostedWorker:
             "status": status,
             "cause": cause,
             "clean": self.has_left and status == 0,
-            "fenced": self.silent_s is not None,
+            "fenced": self._is_fenced,
             "step": self.page.step,
             "phase": self.page.phase.label,
             "generation": self.generation,
+        } | self._evidence()
+
+    def _evidence(self) -> Message:
+        """Return what is known of the death beside its cause."""
+        return {
+            "limit": self.limit,
+            "collateral": self._why_killed is not None and not self._is_fenced,
+            "core": self._core,
+            "stderr": [] if self.said is None else list(self.said.last_lines()),
+            "stacks": str(self.stacks),
+            "samples": self.samples,
         }
+
+    @property
+    def _is_fenced(self) -> bool:
+        return self.limit in ("heartbeat", "stall")
 
     def close(self) -> None:
         """Close everything but stdout and stderr, which belong to the output forwarder."""
+        self.is_buried = True
         self._close_their_ends()
         self.control.close()
         self.page.close()

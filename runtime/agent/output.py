@@ -3,6 +3,9 @@
 One thread reads all pipes, and hands whole lines to the sinks of our own stdout and stderr.
 A terminal that takes nothing never slows down a worker that prints: its pipe is always read,
 and what the sinks cannot hold is dropped and counted.
+
+The newest lines of each pipe are kept.  All that a process has written before its end is in its
+pipe by then, so ``last_lines`` reads the pipe itself, and waits for nobody.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import selectors
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.runtime.agent.noise import NoiseFilter
+from holdfast.runtime.evidence.last_lines import LastLines
 from holdfast.runtime.system.line_sink import LineSink
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20
+_PIPE_HOLDS_CHUNKS = 2
+"""A pipe holds 64 KiB; one that is written meanwhile is not read for ever."""
 _SINKS_END_WITHIN_S = 2.0
 """A terminal that takes nothing may not keep a job from ending."""
 
@@ -32,6 +39,8 @@ class _Stream:
     sink_fd: int
     noise: NoiseFilter | None
     partial: bytearray = field(default_factory=bytearray)
+    last: LastLines = field(default_factory=LastLines)
+    is_finished: bool = False
 
     def lines_in(self, data: bytes) -> bytes:
         """Return the lines that ``data`` completes, prefixed and without noise."""
@@ -47,7 +56,11 @@ class _Stream:
     def last_line(self) -> bytes:
         """Return the unfinished line, prefixed; call it when the pipe has ended."""
         lines = self._dressed(self.rest())
-        return lines if self.noise is None else lines + self._prefixed(self.noise.rest())
+        if self.noise is None:
+            return lines
+        held = self.noise.rest()
+        self.last.take(held)
+        return lines + self._prefixed(held)
 
     def rest(self) -> bytes:
         """Take the unfinished line, with an end given to it."""
@@ -58,12 +71,26 @@ class _Stream:
     def _dressed(self, complete: bytes) -> bytes:
         if self.noise is not None:
             complete = self.noise.without_noise(complete)
+        self.last.take(complete)
         return self._prefixed(complete)
 
     def _prefixed(self, complete: bytes) -> bytes:
         if not complete or not self.prefix:
             return complete
         return self.prefix + complete[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
+
+
+class Forwarded:
+    """A pipe whose output is being forwarded."""
+
+    def __init__(self, stream: _Stream, read: Callable[[_Stream], None]) -> None:
+        self._stream = stream
+        self._read = read
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the newest lines, of all that the pipe holds by now; never waits."""
+        self._read(self._stream)
+        return self._stream.last.lines
 
 
 class OutputForwarder:
@@ -78,6 +105,8 @@ class OutputForwarder:
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._deadline: float | None = None
+        self._lock = threading.Lock()
+        """Held while a pipe is read: by the thread, or for its last lines."""
         self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
         self._thread.start()
 
@@ -93,13 +122,16 @@ class OutputForwarder:
             sink.close(0.0)
         self._sinks = {fd: LineSink(fd) for fd in self._sinks}
 
-    def forward(self, fd: int, prefix: str, sink_fd: int) -> None:
+    def forward(self, fd: int, prefix: str, sink_fd: int) -> Forwarded:
         """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``."""
+        os.set_blocking(fd, False)
         noise = None if self._verbose else NoiseFilter()
         if sink_fd not in self._sinks:
             self._sinks[sink_fd] = LineSink(sink_fd)
-        self._new.append(_Stream(fd, prefix.encode(), sink_fd, noise))
+        stream = _Stream(fd, prefix.encode(), sink_fd, noise)
+        self._new.append(stream)
         os.write(self._wake_write, b"w")
+        return Forwarded(stream, self._read_all)
 
     def close(self, timeout_s: float) -> None:
         """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding.
@@ -137,21 +169,38 @@ class OutputForwarder:
             self._selector.register(stream.fd, selectors.EVENT_READ, stream)
 
     def _read(self, stream: _Stream) -> None:
-        data = os.read(stream.fd, _CHUNK_BYTES)
+        with self._lock:
+            if not self._has_read(stream) and not stream.is_finished:
+                self._selector.unregister(stream.fd)
+                self._finish(stream)
+
+    def _read_all(self, stream: _Stream) -> None:
+        """Read what the pipe holds; its end is left to the thread."""
+        with self._lock:
+            for _ in range(_PIPE_HOLDS_CHUNKS):
+                if stream.is_finished or not self._has_read(stream):
+                    return
+
+    def _has_read(self, stream: _Stream) -> bool:
+        """Read once; return whether the pipe is still open, as far as one can see."""
+        try:
+            data = os.read(stream.fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return True
         if data:
             self._sinks[stream.sink_fd].put(stream.lines_in(data))
-        else:
-            self._selector.unregister(stream.fd)
-            self._finish(stream)
+        return bool(data)
 
     def _finish(self, stream: _Stream) -> None:
+        stream.is_finished = True
         os.close(stream.fd)
         self._sinks[stream.sink_fd].put(stream.last_line())
 
     def _end(self) -> None:
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
-                self._finish(key.data)
+                with self._lock:
+                    self._finish(key.data)
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -5,19 +5,17 @@ worker gets a SIGKILL.  If a worker ends without leaving, its guard loses the co
 and kills itself, and MPI tells the survivors.  So every death becomes one that ULFM
 handles.
 
-Death by silence is not decided here: the failure detector looks at the heartbeat pages,
-and a worker that it finds dead is killed.
+Death by silence is not decided here: `fencing` looks at the heartbeat pages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from holdfast.recovery.detector import FailureDetector, SilenceLimits
-from holdfast.recovery.stall import StallDetector, Turn
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.agent.fencing import Fencing
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
@@ -25,17 +23,9 @@ from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.mpiexec.mpi_host import HostState
 from holdfast.runtime.system.channel import ChannelError, Message
-from holdfast.runtime.system.heartbeat import Phase, RequestFlag
+from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
-
-_STARTING_TIMEOUT_S = 60.0
-"""A script may import or write for long, and ``MPI_Init`` holds the interpreter's lock."""
-
-_PHASES_OF_THE_SCRIPT = (Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.LEAVING)
-
-_BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
-"""All may wait inside MPI for as many heartbeat timeouts; an exchange takes seconds at most."""
 
 
 class WorkerHost:
@@ -50,10 +40,7 @@ class WorkerHost:
         heartbeat_timeout_s: float,
         pool: PoolSettings,
     ) -> None:
-        starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)
-        users: dict[int, float] = dict.fromkeys(_PHASES_OF_THE_SCRIPT, starting_s)
-        self._detector = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
-        self._stalls = StallDetector(max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S))
+        self._fencing = Fencing(tell, heartbeat_timeout_s)
         self._reactor = reactor
         self._output = output
         self._tell = tell
@@ -99,6 +86,11 @@ class WorkerHost:
         """Whether the pool has imported everything."""
         return self.pool.is_warm
 
+    @property
+    def is_inquiring(self) -> bool:
+        """Whether workers are about to be killed, as soon as it is known what they do."""
+        return self._fencing.is_inquiring
+
     def begin(self, launch: HostedLaunch) -> None:
         """Make the workers of ``launch``, which wait for their guards.
 
@@ -106,6 +98,7 @@ class WorkerHost:
         """
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
+        self._fencing.begin(launch.config.options.stall_timeout_s)
         self._has_lost_pool = False
         self._has_guards = self._has_lost = self._is_urgent = False
         for worker in launch.workers:
@@ -144,24 +137,13 @@ class WorkerHost:
             hosted.kill(why)
 
     def look(self, now: float, mpiexec: int | None = None) -> None:
-        """Show the heartbeats to the detector and fence workers that it finds dead.
+        """Fence workers that stand still, and whatever else must be looked at now and then.
 
         Watching begins with the first guard of a launch.  A worker whose own guard never
         comes is silent too, and the others would wait for it in ``MPI_Init`` for ever.
         """
-        watched = {
-            hosted.worker: hosted
-            for hosted in self._workers.values()
-            if hosted.pid is not None and not hosted.is_condemned
-        }
-        if not self._has_guards:
-            watched = {}  # the launch has yet to begin
-        views = {worker: hosted.view for worker, hosted in watched.items()}
-        self._detector = self._detector.observe(views, now)
-        for worker, finding in self._detector.findings().items():
-            if finding.is_dead:
-                self._fence(watched[worker], finding.silent_s)
-        self._end_stall(watched.values(), now)
+        watched = [h for h in self.workers if h.pid is not None and not h.is_condemned]
+        self._fencing.look(watched if self._has_guards else [], now)
         self.writer.look(now)
         self.pool.look(now)
         self._write_off_unkillable(now)
@@ -170,6 +152,7 @@ class WorkerHost:
     def close(self) -> None:
         """Kill all workers, wait for them if they end, and end pool and writer."""
         self.kill_all("the agent ends")
+        self._fencing.close()
         self.pool.close()
         pids = [hosted.pid for hosted in self.workers if hosted.pid is not None]
         hanging = wait_all_ended(pids, UNKILLABLE_AFTER_S)
@@ -187,7 +170,7 @@ class WorkerHost:
         hosted = self._workers[(generation, WorkerId(worker))]
         end = hosted.join_process(pid)
         self._output.forward(hosted.stdout_fd, f"[w{worker}] ", 1)
-        self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2)
+        hosted.said = self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2)
         # a worker's last messages are handled before its death
         self._reactor.watch(end, lambda: self._on_end(hosted), order=2)
         self._reactor.watch_channel(
@@ -274,18 +257,6 @@ class WorkerHost:
             for hosted in living:
                 _post(hosted, {"kind": "leave"})
 
-    def _fence(self, hosted: HostedWorker, silent_s: float) -> None:
-        hosted.silent_s = silent_s
-        fenced = {
-            "kind": "worker_fenced",
-            "worker": hosted.worker,
-            "silent_s": round(silent_s, 3),
-            "step": hosted.page.step,
-            "phase": hosted.page.phase.label,
-        }
-        self._tell(fenced)
-        hosted.kill(f"fenced after {silent_s:.2f} s of silence")
-
     def _on_control_end(self, hosted: HostedWorker) -> None:
         """Kill a worker whose messages make no sense; the end of a dying one says nothing."""
         if hosted.control.is_broken:
@@ -331,17 +302,6 @@ class WorkerHost:
         if step is not None:
             self._tell_report(worker, {"kind": "checkpoint", "step": step})
         self._tell(event)
-
-    def _end_stall(self, watched: Iterable[HostedWorker], now: float) -> None:
-        """Kill a launch whose workers all wait for each other: MPI has lost a death."""
-        living = [hosted for hosted in watched if not hosted.is_condemned]
-        turns = {hosted.worker: Turn(*hosted.page.turn) for hosted in living}
-        self._stalls = self._stalls.observe(turns, now)
-        if self._stalls.is_stalled:
-            seconds = self._stalls.standing_s
-            stalled = {"kind": "stalled", "seconds": round(seconds, 1), "workers": sorted(turns)}
-            self._tell(stalled)
-            self.kill_all(f"all workers waited for each other for {seconds:.0f} s")
 
     def _write_off_unkillable(self, now: float) -> None:
         """Report the death of killed workers whose processes hang in the kernel."""

@@ -7,15 +7,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.runtime.commands.report import (
     Report,
     describe_checkpoints,
+    describe_evidence,
     describe_failure,
     describe_ledger,
     describe_metrics,
     describe_ms,
     describe_outcome,
+    describe_suspected,
     describe_troubles,
     to_json,
 )
@@ -24,6 +27,8 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
+
+_MOST_EVIDENCE = 10
 
 
 @click.command()
@@ -55,10 +60,13 @@ def _read(run_dir: Path) -> list[dict[str, object]]:
 
 def _print(summary: Report, console: Console) -> None:
     console.print(_facts(summary))
-    tables = (_deaths(summary), _recoveries(summary), _relaunches(summary), _troubles(summary))
-    for table in tables:
+    tables = (_deaths(summary), _repeats(summary), _recoveries(summary))
+    more = (_relaunches(summary), _troubles(summary))
+    for table in (*tables, *more):
         if table.row_count:
             console.print(table)
+    for line in _evidence(summary):
+        console.print(Text(line))  # no markup: [w0] is the user's
 
 
 def _facts(summary: Report) -> Table:
@@ -85,6 +93,28 @@ def _deaths(summary: Report) -> Table:
     table = Table("failures")
     for failure in summary.failures:
         table.add_row(describe_failure(failure))
+    return table
+
+
+def _evidence(summary: Report) -> list[str]:
+    """Return what was found out of the workers that died last, in lines."""
+    told = [(failure, describe_evidence(failure)) for failure in summary.failures]
+    told = [(failure, evidence) for failure, evidence in told if evidence]
+    lines = []
+    for failure, evidence in told[-_MOST_EVIDENCE:]:
+        lines += ["", f"worker {failure.worker}", *(f"  {line}" for line in evidence)]
+    if len(told) > _MOST_EVIDENCE:
+        left_out = len(told) - _MOST_EVIDENCE
+        lines += ["", f"the evidence of {left_out} older failures is in --json"]
+    return lines
+
+
+def _repeats(summary: Report) -> Table:
+    table = Table("again and again, or slow")
+    for suspected in summary.suspected:
+        table.add_row(Text(describe_suspected(suspected)))
+    for sentence in summary.repeated:
+        table.add_row(Text(sentence))
     return table
 
 

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.runtime.evidence.repeats import describe_work
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
@@ -108,6 +110,27 @@ class Failure:
     phase: str | None = None
     fenced: bool = False
     generation: int | None = None
+    limit: str | None = None
+    """The limit that it was killed for: heartbeat, stall, standstill or unkillable."""
+    launch_rank: int | None = None
+    core: int | None = None
+    stderr: tuple[str, ...] = ()
+    stacks: str = ""
+    samples: dict[str, Any] | None = None
+    collateral: bool = False
+    """Whether it was killed together with others, and not for anything of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A worker that did not come on for half of its limit; it may have done so afterwards."""
+
+    worker: int
+    seconds: float
+    step: int
+    where: str = ""
+    stacks: str = ""
+    samples: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +208,9 @@ class Report:
     metrics: dict[str, float]
     faults: tuple[Struck, ...]
     failures: tuple[Failure, ...]
+    suspected: tuple[Suspected, ...]
+    repeated: tuple[str, ...]
+    """A sentence on each step, rank or core that kills workers again and again."""
     recoveries: tuple[Recovery, ...]
     relaunches: tuple[Relaunch, ...]
     checkpoints: tuple[CheckpointReport, ...]
@@ -260,7 +286,29 @@ def describe_failure(failure: Failure) -> str:
     where = f" at step {failure.step}" if failure.step is not None else ""
     phase = f" while {failure.phase}" if failure.phase else ""
     fenced = ", fenced" if failure.fenced else ""
-    return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}"
+    limit = f" ({failure.limit} limit)" if failure.limit else ""
+    return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}{limit}"
+
+
+def describe_suspected(suspected: Suspected) -> str:
+    """Return the worker that did not come on, for how long and where."""
+    where = f" in {suspected.where}" if suspected.where else ""
+    return (
+        f"worker {suspected.worker}: no progress for {suspected.seconds:.0f} s "
+        f"at step {suspected.step}{where}"
+    )
+
+
+def describe_evidence(failure: Failure) -> list[str]:
+    """Return what is known of a death beside its cause, in lines; none if nothing is."""
+    lines: list[str] = []
+    if failure.samples:
+        lines += ["computing", f"  {describe_work(failure.samples)}"]
+    if failure.stacks:
+        lines += ["stacks", *failure.stacks.splitlines()]
+    if failure.stderr:
+        lines += ["last lines of stderr", *(f"  {line}" for line in failure.stderr)]
+    return lines
 
 
 def describe_ms(milliseconds: float | None) -> str:

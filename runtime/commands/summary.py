@@ -31,8 +31,10 @@ from holdfast.runtime.commands.report import (
     Report,
     Rotten,
     Struck,
+    Suspected,
     WrongMemory,
 )
+from holdfast.runtime.evidence.repeats import repeated_step
 from holdfast.runtime.run.journal import Record
 
 _Value = TypeVar("_Value")
@@ -56,6 +58,8 @@ def summarize(records: Sequence[Record]) -> Report:
         metrics=_final_metrics(completed, epochs),
         faults=_all(Struck, records, "fault"),
         failures=_all(Failure, records, "failure"),
+        suspected=_all(Suspected, records, "suspected"),
+        repeated=_repeated(jobs),
         recoveries=tuple(recovery for job in jobs for recovery in _recoveries(job)),
         relaunches=tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
         checkpoints=_all(CheckpointReport, records, "checkpoint"),
@@ -73,6 +77,14 @@ def summarize(records: Sequence[Record]) -> Report:
         final_sha256=completed.get("sha256"),
         pressures=_all(Pressure, records, "pressure"),
     )
+
+
+def _repeated(jobs: Sequence[Sequence[Record]]) -> tuple[str, ...]:
+    """Return what the deaths have in common, as far as no step was applied between them."""
+    failures = [record for job in jobs for record in job if record["event"] == "failure"]
+    step = repeated_step(failures)
+    told = [record["text"] for job in jobs for record in job if record["event"] == "suspicion"]
+    return tuple(told) if step is None else (*told, str(step))
 
 
 def _split_jobs(records: Sequence[Record]) -> list[list[Record]]:

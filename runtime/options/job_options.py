@@ -200,6 +200,15 @@ class JobOptions:
         metavar="SECONDS",
         check=_check_timeout,
     )
+    stall_timeout_s: float | None = option(
+        "--stall-timeout",
+        "Kill a worker that all others wait for, and that does not come on for so long.",
+        None,
+        read=read_seconds,
+        metavar="SECONDS|never",
+        default_text="50 times the longest piece of work so far, 600 at least",
+        check=_check_scrubs,
+    )
     grace_s: float | None = option(
         "--grace",
         "Time to save and stop after the first signal; then the job ends at once.",

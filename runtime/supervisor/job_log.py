@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.supervisor.death_log import DeathLog, fenced_line, suspected_line
 from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
@@ -31,6 +32,7 @@ class Narration:
         self._unsaid: list[str] = []
         self._notices: set[str] = set()
         self._has_completed = False
+        self._deaths = DeathLog()
 
     def began(self, setup: JobSetup) -> None:
         """Say that the job begins, with its script, workers and seed."""
@@ -64,6 +66,7 @@ class Narration:
             f"taking over the job in {options.run_dir}, which lost its supervisor: "
             f"{options.script.name} on {_count(len(takeover.launch.workers), 'worker')}"
         )
+        self._deaths.launching(takeover.launch.workers)
         self._journal.record(
             "taken_over",
             agent=takeover.agent.pid,
@@ -78,10 +81,13 @@ class Narration:
             if report.get("kind") == "error":
                 self._errors[message["worker"]] = f"{report['type']}: {report['message']}"
             self._has_completed |= report.get("kind") == "complete"
+        elif message.get("kind") == "worker_exited" and not message["clean"]:
+            self._deaths.died(message, str(message["cause"]))
 
     def launching(self, command: Launch) -> None:
         """Say that a launch begins."""
         self._say_unsaid()
+        self._deaths.launching(command.workers)
         if command.relaunch:
             self._say(f"relaunching {_count(len(command.workers), 'worker')} ({command.reason})")
             self._journal.record(
@@ -103,10 +109,11 @@ class Narration:
         if kind == "worker_report":
             self._heard_report(int(message["worker"]), message["report"])
         elif kind == "worker_fenced":
-            self._say(
-                f"worker {message['worker']} has been silent for {message['silent_s']:.1f} s "
-                f"at step {message['step']}: killing it"
-            )
+            self._say(fenced_line(message))
+        elif kind == "worker_suspected":
+            self._say(suspected_line(message))
+            fields = {name: message[name] for name in message.keys() - {"kind", "now"}}
+            self._journal.record("suspected", **fields)
         elif kind == "worker_exited" and not message["clean"]:
             self._died(message)
         elif kind == "stalled":
@@ -178,6 +185,8 @@ class Narration:
             self._write(end.traceback.encode(errors="replace"))
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         self._say(("error: " if is_bad else "") + end.reason)
+        if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE:
+            self._name_repeated_step()
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
 
     def failed(self, error: Exception) -> None:
@@ -203,23 +212,24 @@ class Narration:
             self._notices.add(report["text"])
             self._say(report["text"])
 
+    def _name_repeated_step(self) -> None:
+        """Say which step kills its workers, and on which samples, if one does."""
+        sentence = self._deaths.repeated_step()
+        if sentence is not None:
+            self.warned(sentence)
+
     def _died(self, message: Message) -> None:
         worker = message["worker"]
-        cause = self._errors.get(worker, message["cause"])
+        cause = self._errors.get(worker, str(message["cause"]))
         text = f"worker {worker} died at step {message['step']} ({cause})"
         if worker in self._errors:
             self._unsaid.append(text)
         else:
             self._say(text)
-        self._journal.record(
-            "failure",
-            worker=worker,
-            cause=cause,
-            step=message["step"],
-            phase=message["phase"],
-            fenced=message["fenced"],
-            generation=message["generation"],
-        )
+        self._journal.record("failure", **self._deaths.died(message, cause))
+        for suspicion in self._deaths.suspicions():
+            self._say(suspicion)
+            self._journal.record("suspicion", text=suspicion)
 
     def _say_unsaid(self) -> None:
         for text in self._unsaid:

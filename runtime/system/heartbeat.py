@@ -11,6 +11,9 @@ death of its worker, and then tells the victim's last step and phase.  Every fie
 aligned 64-bit word with exactly one writer, so no lock is needed.  A request is pending
 while ``asked`` and ``answered`` differ in its bit: the agent writes ``asked``, the worker
 ``answered``.
+
+Behind these words lies what the agent wants to know of a worker that fails: the samples of
+the microbatch in hand, and an area for the stacks of its threads (`evidence`).
 """
 
 from __future__ import annotations
@@ -18,12 +21,20 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 from holdfast.runtime.system.sealed_memory import sealed_memory
 
 _COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED, _TURN = range(9)
-_SIZE_BYTES = 4096
+_UPDATE, _MICROBATCH, _COUNT, _IS_VALIDATION = range(16, 20)
+_IDS_AT, _WORDS_END = 32 * 8, 16384
+MOST_IDS = (_WORDS_END - _IDS_AT) // 8
+"""As many samples of a microbatch are named."""
+
+STACKS_AT = _WORDS_END
+_SIZE_BYTES = STACKS_AT + (256 << 10)
+"""What nobody writes takes no memory."""
 
 
 class Phase(IntEnum):
@@ -55,6 +66,18 @@ class RequestFlag(IntFlag):
     STOP = 2
 
 
+@dataclass(frozen=True, slots=True)
+class WorkInHand:
+    """The microbatch that a worker is computing: of which update (from 1), and its samples."""
+
+    step: int
+    microbatch: int
+    count: int
+    ids: tuple[int, ...]
+    """The first ``MOST_IDS`` samples of the ``count``."""
+    is_validation: bool
+
+
 class HeartbeatPage:
     """One worker's page: the worker writes what it is doing, the agent reads it.
 
@@ -63,7 +86,7 @@ class HeartbeatPage:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._map = mmap.mmap(fd, _SIZE_BYTES)
+        self._map = mmap.mmap(fd, _WORDS_END)
         self._words = memoryview(self._map).cast("Q")
 
     @staticmethod
@@ -116,6 +139,34 @@ class HeartbeatPage:
     def begin_turn(self, *, waits_for_peers: bool) -> None:
         """Note that the worker begins another piece of work (worker only)."""
         self._words[_TURN] = ((self._words[_TURN] >> 1) + 1) << 1 | waits_for_peers
+
+    @property
+    def work(self) -> WorkInHand | None:
+        """The microbatch in hand, None between microbatches."""
+        count = self._words[_COUNT]
+        if not count:
+            return None
+        first = _IDS_AT // 8
+        ids = tuple(self._words[first : first + min(count, MOST_IDS)])
+        step, microbatch, _, is_validation = self._words[_UPDATE : _IS_VALIDATION + 1]
+        return WorkInHand(step, microbatch, count, ids, bool(is_validation))
+
+    def begin_work(self, step: int, microbatch: int, ids: bytes, *, is_validation: bool) -> None:
+        """Note the microbatch that the worker begins; ``ids`` are int64 (worker only).
+
+        The count is written last, so a reader sees all of it or nothing.
+        """
+        self._words[_COUNT] = 0
+        self._words[_UPDATE] = step
+        self._words[_MICROBATCH] = microbatch
+        self._words[_IS_VALIDATION] = is_validation
+        part = ids[: MOST_IDS * 8]
+        self._map[_IDS_AT : _IDS_AT + len(part)] = part
+        self._words[_COUNT] = len(ids) // 8
+
+    def end_work(self) -> None:
+        """Note that the worker has computed what it had in hand (worker only)."""
+        self._words[_COUNT] = 0
 
     @property
     def requests(self) -> RequestFlag:

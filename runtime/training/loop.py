@@ -71,7 +71,7 @@ class TrainingLoop:
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job.save_terms, self._records)
         self._clock = SaveClock(job.schedule, config.history, self._records.note)
-        self._transactions: dict[Work, Transaction] = job.transactions(replica)
+        self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
         self._transaction = self._transactions[Work.TRAIN]

@@ -26,6 +26,7 @@ from holdfast.runtime.training.transaction import (
     TrainingContributor,
     Transaction,
     ValidationContributor,
+    WorkNotes,
 )
 
 
@@ -79,14 +80,14 @@ class TrainingJob:
         """The part of the job that the saver needs."""
         return SaveTerms(self.work_plan, self.retention, self.identity, self.numerics.to_json())
 
-    def transactions(self, replica: Replica) -> dict[Work, Transaction]:
-        """Return an empty transaction for each kind of work."""
+    def transactions(self, replica: Replica, notes: WorkNotes) -> dict[Work, Transaction]:
+        """Return an empty transaction for each kind of work, which takes notes of its work."""
         contributors: dict[Work, Contributor] = {
-            Work.TRAIN: TrainingContributor(replica, self.data, self.order)
+            Work.TRAIN: TrainingContributor(replica, self.data, self.order, notes)
         }
         if self.validation is not None and self.validation_order is not None:
             contributors[Work.EVALUATE] = ValidationContributor(
-                replica, self.validation, self.validation_order
+                replica, self.validation, self.validation_order, notes
             )
         return {
             work: Transaction(work, contributor, self.microbatches)

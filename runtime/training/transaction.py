@@ -41,6 +41,16 @@ class Total:
     fingerprint: int
 
 
+class WorkNotes(Protocol):
+    """Takes note of the microbatch in hand: if this worker dies of it, its agent knows."""
+
+    def begin_work(self, step: int, microbatch: int, ids: bytes, *, is_validation: bool) -> None:
+        """Note the samples, int64, that are read and computed next; ``step`` counts from 1."""
+
+    def end_work(self) -> None:
+        """Note that they are computed."""
+
+
 class Contributor(Protocol):
     """Computes the leaves of one kind of transaction."""
 
@@ -55,10 +65,11 @@ class Contributor(Protocol):
 class TrainingContributor:
     """One microbatch of the step's batch is one leaf."""
 
-    def __init__(self, replica: Replica, data: Data, order: SampleOrder) -> None:
+    def __init__(self, replica: Replica, data: Data, order: SampleOrder, notes: WorkNotes) -> None:
         self._replica = replica
         self._data = data
         self._order = order
+        self._notes = notes
         self._fingerprints = FingerprintTable(order.samples)
         self.size = replica.shape.total
 
@@ -68,32 +79,39 @@ class TrainingContributor:
         if not len(ids):
             out.fill(0.0)
             return 0, 0
+        self._notes.begin_work(index + 1, m, ids.tobytes(), is_validation=False)
         x, y = self._data.read(ids)
         self._replica.contribute(Microbatch(x, y, self._order.microbatch_seed(index, m)), out)
+        self._notes.end_work()
         return len(ids), self._fingerprints.fingerprint(ids)
 
 
 class ValidationContributor:
     """Leaf m adds up the m-th microbatch of every batch of the validation data."""
 
-    def __init__(self, replica: Replica, data: Data, order: SequentialOrder) -> None:
+    def __init__(
+        self, replica: Replica, data: Data, order: SequentialOrder, notes: WorkNotes
+    ) -> None:
         self._replica = replica
         self._data = data
         self._order = order
+        self._notes = notes
         self._fingerprints = FingerprintTable(order.samples)
         self.size = replica.shape.metrics
         self._one = np.empty(self.size, np.float32)
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
-        """Evaluate the m-th microbatch of every batch; ``index`` makes no difference."""
+        """Evaluate the m-th microbatch of every batch after update ``index``."""
         out.fill(0.0)
         samples, proof = 0, 0
         for batch in range(self._order.steps_per_epoch):
             ids = self._order.microbatch(batch, m)
             if not len(ids):
                 continue
+            self._notes.begin_work(index, m, ids.tobytes(), is_validation=True)
             x, y = self._data.read(ids)
             self._replica.evaluate(Microbatch(x, y, 0), self._one)
+            self._notes.end_work()
             out += self._one
             samples += len(ids)
             proof += self._fingerprints.fingerprint(ids)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from holdfast.runtime.errors import ExitCode, JobError, StopRequested, UsageError
+from holdfast.runtime.evidence.stack_signal import listen
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
@@ -31,6 +32,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     """Run the worker that ``config`` describes, in a fresh process of the pool."""
     agent = Channel.adopt(control_fd)
     page = HeartbeatPage(heartbeat_fd)
+    listen(page, os.getppid())
     Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     context = _join(config, agent, page)
     install(context)

@@ -1,0 +1,206 @@
+"""Kills workers that stand still, but finds out first what they are doing.
+
+| limit | who is killed |
+|---|---|
+| ``heartbeat`` | a worker whose counter stands still |
+| ``stall`` | a worker for which all others wait; it is told of at half of the limit |
+| ``standstill`` | all workers, when they wait for each other: MPI has lost a death |
+
+Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
+is killed within a second, with or without its stacks (`evidence.inquiry`): a sign of life in
+between changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from holdfast.recovery.detector import FailureDetector, SilenceLimits
+from holdfast.recovery.stall import LaggardDetector, Pace, StallDetector, Standstill, Turn
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.agent.hosted_worker import HostedWorker
+from holdfast.runtime.evidence.inquiry import Inquiry
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.heartbeat import Phase
+
+_STARTING_TIMEOUT_S = 60.0
+"""A script may import or write for long, and ``MPI_Init`` holds the interpreter's lock."""
+
+_PHASES_OF_THE_SCRIPT = (Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.LEAVING)
+_PHASES_OF_THE_LOOP = (Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING)
+
+_BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
+"""All may wait inside MPI for as many heartbeat timeouts; an exchange takes seconds at most."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """Workers that are asked what they do, and what follows when that is known, or too late."""
+
+    inquiries: dict[WorkerId, tuple[HostedWorker, Inquiry]]
+    conclude: Callable[[Sequence[HostedWorker]], None]
+
+    def look(self, now: float) -> bool:
+        """Go on; return whether all is known that will be."""
+        for hosted, inquiry in self.inquiries.values():
+            if hosted.is_buried:
+                inquiry.close()
+                inquiry.is_over = True
+            inquiry.look(now)
+            hosted.stacks = inquiry.stacks
+        return all(inquiry.is_over for _, inquiry in self.inquiries.values())
+
+    def close(self) -> None:
+        """End what still runs for it."""
+        for _, inquiry in self.inquiries.values():
+            inquiry.close()
+
+
+class Fencing:
+    """Looks at the heartbeat pages of a launch, and kills whom the detectors have found."""
+
+    def __init__(self, tell: Callable[[Message], None], heartbeat_timeout_s: float) -> None:
+        starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)
+        users: dict[int, float] = dict.fromkeys(_PHASES_OF_THE_SCRIPT, starting_s)
+        self._tell = tell
+        self._silences = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
+        self._standing = StallDetector(
+            max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S)
+        )
+        self._laggards: LaggardDetector | None = None
+        self._known = LaggardDetector()
+        self._told: Collection[tuple[WorkerId, Turn]] = ()
+        self._cases: list[_Case] = []
+
+    @property
+    def is_inquiring(self) -> bool:
+        """Whether a case is open, which will not be for long."""
+        return bool(self._cases)
+
+    def begin(self, stall_timeout_s: float | None) -> None:
+        """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
+        self._close_cases()
+        self._standing = StallDetector(self._standing.limit_s)
+        known = (self._laggards or self._known).next_launch(stall_timeout_s)
+        self._known = known
+        self._laggards = None if stall_timeout_s == 0 else known
+
+    def look(self, watched: Sequence[HostedWorker], now: float) -> None:
+        """Look at the workers that live, and at the cases that are open."""
+        found = {hosted.worker: hosted for hosted in watched}
+        self._silences = self._silences.observe({w: h.view for w, h in found.items()}, now)
+        accused = {worker for case in self._cases for worker in case.inquiries}
+        for worker, finding in self._silences.findings().items():
+            if finding.is_dead and worker not in accused:
+                self._open([found[worker]], now, self._fence("heartbeat", finding.silent_s))
+        if not self._cases:  # a worker that is about to die explains why the others wait
+            self._look_for_standstill(found, now)
+        if not self._cases:
+            self._look_for_laggards(found, now)
+        over = [case for case in self._cases if case.look(now)]
+        self._cases = [case for case in self._cases if case not in over]
+        for case in over:
+            case.close()
+            left = [hosted for hosted, _ in case.inquiries.values()]
+            case.conclude([h for h in left if not (h.is_buried or h.is_condemned)])
+
+    def close(self) -> None:
+        """End what still runs."""
+        self._close_cases()
+
+    def _look_for_standstill(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+        """Find a launch whose workers all wait for each other."""
+        turns = {worker: Turn(*hosted.page.turn) for worker, hosted in found.items()}
+        self._standing = self._standing.observe(turns, now)
+        if self._standing.is_stalled:
+            seconds = self._standing.standing_s
+            self._standing = StallDetector(self._standing.limit_s)
+            self._open(list(found.values()), now, lambda all_: self._end_launch(all_, seconds))
+
+    def _look_for_laggards(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+        """Find the workers for which all others wait, tell of them, and fence them."""
+        if self._laggards is None:
+            return
+        paces = {worker: _pace_of(hosted) for worker, hosted in found.items()}
+        self._laggards = self._laggards.observe(paces, now)
+        standstill = self._laggards.standstill
+        if standstill is None or not standstill.is_over_half:
+            return
+        them = [found[worker] for worker in standstill.workers]
+        if standstill.is_over:
+            self._laggards = self._laggards.fenced(standstill)
+            self._open(them, now, self._fence("stall", standstill.seconds))
+            return
+        turns = {(hosted.worker, paces[hosted.worker].turn) for hosted in them}
+        if turns != self._told:
+            self._told = turns
+            self._open(them, now, lambda those: self._suspect(those, standstill))
+
+    def _open(
+        self,
+        them: Sequence[HostedWorker],
+        now: float,
+        conclude: Callable[[Sequence[HostedWorker]], None],
+    ) -> None:
+        inquiries = {
+            hosted.worker: (hosted, Inquiry(hosted.pid, hosted.page, now))
+            for hosted in them
+            if hosted.pid is not None
+        }
+        self._cases.append(_Case(inquiries, conclude))
+
+    def _fence(self, limit: str, seconds: float) -> Callable[[Sequence[HostedWorker]], None]:
+        """Return what kills workers that have stood still for so long."""
+
+        def fence(them: Sequence[HostedWorker]) -> None:
+            for hosted in them:
+                hosted.fence(limit, seconds)
+                self._tell(
+                    {
+                        "kind": "worker_fenced",
+                        "worker": hosted.worker,
+                        "limit": limit,
+                        "silent_s": round(seconds, 3),
+                        "step": hosted.page.step,
+                        "phase": hosted.page.phase.label,
+                        "where": hosted.stacks.where,
+                    }
+                )
+
+        return fence
+
+    def _suspect(self, them: Sequence[HostedWorker], standstill: Standstill) -> None:
+        for hosted in them:
+            self._tell(
+                {
+                    "kind": "worker_suspected",
+                    "worker": hosted.worker,
+                    "seconds": round(standstill.seconds, 3),
+                    "limit_s": round(standstill.limit_s, 3) if standstill.is_awaited else None,
+                    "step": hosted.page.step,
+                    "where": hosted.stacks.where,
+                    "stacks": str(hosted.stacks),
+                    "samples": hosted.samples,
+                }
+            )
+
+    def _end_launch(self, them: Sequence[HostedWorker], seconds: float) -> None:
+        workers = sorted(hosted.worker for hosted in them)
+        self._tell({"kind": "stalled", "seconds": round(seconds, 1), "workers": workers})
+        for hosted in them:
+            hosted.limit = "standstill"
+            hosted.kill(f"all workers waited for each other for {seconds:.0f} s")
+
+    def _close_cases(self) -> None:
+        for case in self._cases:
+            case.close()
+        self._cases = []
+
+
+def _pace_of(hosted: HostedWorker) -> Pace:
+    """Return how far a worker has come; its work in hand tells the step before the first commit."""
+    page = hosted.page
+    work = page.work
+    step = page.step if work is None else max(page.step, work.step - 1)
+    return Pace(Turn(*page.turn), step, page.phase in _PHASES_OF_THE_LOOP)

@@ -1,0 +1,136 @@
+"""What one worker is doing, found out before it is killed.
+
+Theory.  Two ways lead to the stacks of a Python process (decision 0018 has the measurements):
+
+* the process writes them itself, at a signal: 2 to 4 ms, also inside a C call that keeps the
+  interpreter's lock, and with nothing installed.  But it must be able to run;
+* ``py-spy`` reads its memory: 30 to 50 ms, also of a process that is stopped or hangs in
+  the kernel.  But it must be installed, and allowed to.
+
+So a process that runs is asked, and any other one is read, if py-spy is there.
+
+Invariant: an inquiry never waits, and is over after a second at most.  The agent looks at it
+from its loop; a fence waits no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.runtime.evidence.stack_signal import answer_in, ask, state_of
+from holdfast.runtime.evidence.stacks import Stacks
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+
+MOST_S = 1.0
+"""A fence is later by as much at most, because of its evidence."""
+_ASKED_FOR_S = 0.3
+"""A process that runs answers within milliseconds, on a machine that is overloaded too."""
+_SPY_WRITES_MOST = 1 << 18
+
+
+class Inquiry:
+    """The search for the stacks of one process, from its begin to its result."""
+
+    def __init__(self, pid: int, page: HeartbeatPage, now: float) -> None:
+        self._pid = pid
+        self._page = page
+        self._began = now
+        self._spy: _Spy | None = None
+        self.stacks = Stacks()
+        self.is_over = False
+        state = state_of(pid)
+        if state.runs_no_code:
+            self._start_spy()
+        elif state.is_caught and not state.is_gone:
+            ask(pid, page)
+        else:
+            self.is_over = True  # it does not listen yet: it has run no code of the user's
+
+    def look(self, now: float) -> None:
+        """Go on, as far as that takes no waiting."""
+        if self.is_over:
+            return
+        if self._spy is not None:
+            self._look_at_spy()
+        else:
+            self._look_for_answer(now)
+        if now - self._began >= MOST_S and not self.is_over:
+            self._end()
+
+    def close(self) -> None:
+        """End a py-spy that still runs."""
+        if self._spy is not None:
+            self._spy.close()
+            self._spy = None
+
+    def _look_for_answer(self, now: float) -> None:
+        state = state_of(self._pid)
+        if state.is_done or state.is_gone:
+            self.stacks = Stacks.of_faulthandler(answer_in(self._page))
+            self._end()
+        elif state.runs_no_code or now - self._began >= _ASKED_FOR_S:
+            self._start_spy()
+
+    def _look_at_spy(self) -> None:
+        assert self._spy is not None
+        if self._spy.has_ended:
+            self.stacks = Stacks.of_py_spy(self._spy.printed)
+            self._end()
+
+    def _start_spy(self) -> None:
+        program = _py_spy()
+        self._spy = None if program is None else _Spy.start(program, self._pid)
+        if self._spy is None:
+            self._end()
+
+    def _end(self) -> None:
+        self.close()
+        self.is_over = True
+
+
+class _Spy:
+    """A ``py-spy`` at work; it prints into memory, so that nothing reads a pipe for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], memory: int) -> None:
+        self._process = process
+        self._memory = memory
+
+    @staticmethod
+    def start(program: str, pid: int) -> _Spy | None:
+        """Let ``program`` read the process ``pid`` without stopping it."""
+        memory = os.memfd_create("holdfast-py-spy", os.MFD_CLOEXEC)
+        argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=memory, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            os.close(memory)
+            return None
+        return _Spy(process, memory)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has printed all that it will."""
+        return self._process.poll() is not None
+
+    @property
+    def printed(self) -> str:
+        """What it has printed."""
+        return os.pread(self._memory, _SPY_WRITES_MOST, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Kill it, if it still runs; the agent reaps all that it has not started itself."""
+        self._process.kill()
+        self._process.poll()
+        os.close(self._memory)
+
+
+def _py_spy() -> str | None:
+    """Return the path of py-spy, which stands beside our Python or in ``PATH``; None without."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")

@@ -1,0 +1,89 @@
+"""What the supervisor says and writes of workers that stand still or die, with the evidence.
+
+A line on stderr is short: the last lines of a worker have been there already.  The journal
+has all of it: limit, last lines, stacks, samples in hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.runtime.evidence.repeats import repeated_places, repeated_step
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.processes import usable_cores
+
+_KEPT = 1000
+"""So many newest deaths are compared with each other."""
+
+_COPIED = (
+    "step",
+    "phase",
+    "fenced",
+    "generation",
+    "limit",
+    "collateral",
+    "core",
+    "stderr",
+    "stacks",
+    "samples",
+)
+
+
+def fenced_line(message: Message) -> str:
+    """Return the line of a worker that is killed because it stands still."""
+    worker, seconds, step = message["worker"], message["silent_s"], message["step"]
+    if message.get("limit") == "stall":
+        how = f"has kept the others waiting for {seconds:.1f} s"
+    else:
+        how = f"has been silent for {seconds:.1f} s"
+    return f"worker {worker} {how} at step {step}{_in(message)}: killing it"
+
+
+def suspected_line(message: Message) -> str:
+    """Return the line of a worker that will be killed, unless it comes on."""
+    worker, seconds, step = message["worker"], message["seconds"], message["step"]
+    begin = f"worker {worker} has not come on for {seconds:.0f} s at step {step}{_in(message)}"
+    limit_s = message["limit_s"]
+    if limit_s is None:
+        return f"{begin}, and no other worker waits for it"
+    return f"{begin}, and all others wait for it: it is killed after {limit_s:.0f} s"
+
+
+def _in(message: Message) -> str:
+    where = message.get("where")
+    return f", in {where}" if where else ""
+
+
+class DeathLog:
+    """The deaths of a job, and what they have in common."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._ranks = 1
+        self._failures: list[Message] = []
+        self._named: set[tuple[str, int]] = set()
+
+    def launching(self, workers: Sequence[int]) -> None:
+        """Take note of the ranks of a launch's workers."""
+        self._ranks = max(self._ranks, len(workers))
+        self._places.update({worker: rank for rank, worker in enumerate(workers)})
+
+    def died(self, message: Message, cause: str) -> Message:
+        """Return the journal's fields of a death, and remember it."""
+        worker = message["worker"]
+        fields = {name: message[name] for name in _COPIED if name in message}
+        fields |= {"worker": worker, "cause": cause, "launch_rank": self._places.get(worker)}
+        self._failures = [*self._failures[1 - _KEPT :], fields]
+        return fields
+
+    def suspicions(self) -> list[str]:
+        """Return a sentence for each place that has become suspicious; each only once."""
+        places = repeated_places(self._failures, ranks=self._ranks, cores=usable_cores())
+        fresh = [place for place in places if (place.kind, place.number) not in self._named]
+        self._named |= {(place.kind, place.number) for place in fresh}
+        return [f"{place}, far more than the others: is the machine sound?" for place in fresh]
+
+    def repeated_step(self) -> str | None:
+        """Return the sentence about the step that the newest deaths have in common."""
+        found = repeated_step(self._failures)
+        return None if found is None else str(found)

@@ -1,0 +1,103 @@
+"""Workers that never come to the end of a sample: found, shown, fenced, and the bytes are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from workload import EVEN, Undisturbed, assert_whole, request_of
+
+from holdfast.testing import JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(170)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "looping.py"
+POISON = 100
+STALLS = ("--stall-timeout", "2")
+SILENCES = ("--heartbeat-timeout", "3", "--stall-timeout", "never")
+
+
+def _train(
+    tmp_path: Path, mistake: str, *, options: Sequence[str], times: int = 1, workers: int = 3
+) -> JobRun:
+    plain = request_of(EVEN, tmp_path / "run", workers=workers, options=options)
+    (tmp_path / "happened").mkdir()
+    argv = ["--mistake", mistake, "--poison", str(POISON), "--times", str(times)]
+    argv += ["--happened", str(tmp_path / "happened"), *plain.argv]
+    with start_job(replace(plain, script=SCRIPT, argv=argv)) as running:
+        return running.wait()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "options", "limit", "function"),
+    [
+        ("loop", STALLS, "stall", "loop_for_ever"),
+        ("match", SILENCES, "heartbeat", "match_for_ever"),
+        ("stop", SILENCES, "heartbeat", "stop_for_ever"),
+    ],
+)
+def test_worker_that_does_not_come_on_is_fenced_and_its_stack_is_kept(
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    mistake: str,
+    options: Sequence[str],
+    limit: str,
+    function: str,
+) -> None:
+    job = _train(tmp_path, mistake, options=options)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    (failure,) = job.report.failures
+    assert (failure.limit, failure.fenced) == (limit, True)
+    assert f"{function} ({SCRIPT}:" in failure.stacks
+    assert failure.samples is not None
+    assert POISON in failure.samples["ids"]
+    assert f", in {function} (looping.py:" in job.stderr
+    assert job.report.relaunches == ()
+
+
+def test_stall_is_told_before_it_is_fenced(tmp_path: Path) -> None:
+    job = _train(tmp_path, "loop", options=STALLS)
+
+    (suspected,) = job.report.suspected
+    (failure,) = job.report.failures
+    assert suspected.worker == failure.worker
+    assert "loop_for_ever" in suspected.stacks
+    assert "and all others wait for it: it is killed after 2 s" in job.stderr
+
+
+def test_last_lines_of_a_worker_that_crashes_are_kept(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    job = _train(tmp_path, "crash", options=[])
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    (failure,) = job.report.failures
+    assert failure.cause == "signal SIGSEGV"
+    assert failure.limit is None
+    assert failure.stderr[-1] == "about to read memory that is not there"
+    assert failure.samples is not None
+    assert POISON in failure.samples["ids"]
+
+
+def test_sample_that_kills_each_owner_is_named_when_the_budget_is_spent(tmp_path: Path) -> None:
+    job = _train(tmp_path, "crash", options=["--max-restarts", "1"], times=99)
+
+    assert job.exit_code == 70, job.stderr
+    (named,) = job.report.repeated
+    assert f"{POISON}" in named
+    assert "has killed workers 0, 1, 2" in named or "has killed workers" in named
+    assert named in job.stderr
+    assert job.leftovers == ()
+
+
+def test_last_owner_of_a_sample_that_never_ends_is_fenced_though_nobody_waits(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    job = _train(tmp_path, "loop", options=STALLS, times=3)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert [failure.limit for failure in job.report.failures] == ["stall"] * 3
+    assert len(job.report.relaunches) == 1
