@@ -57,7 +57,7 @@ _STEPS_OF_A_LIMIT = 50
 """A worker may need so many times as long as the longest piece of work of any worker so far."""
 _FIRST_STEPS_OF_A_LIMIT = 10
 """The same for the longest of all pieces, of which the first ones compile the model."""
-_MEASURED_STEPS = 2
+_MEASURED_COMMITS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class Pace:
 
     turn: Turn
     step: int = 0
-    """The updates that it has committed, as far as its page tells; 0 before the first."""
+    """The updates that it has committed, or resumed from."""
+    commits: int = 0
+    """How many transactions it has committed in this launch."""
     is_training: bool = True
     """Whether it is in the loop, and neither in the script nor reading a checkpoint."""
 
@@ -126,7 +128,6 @@ class LaggardDetector:
     longest_of_all_s: float = 0.0
     has_measured: bool = False
     """Whether two steps were measured, in any launch of the job."""
-    _first_step: int = 0
     _is_measured: bool = False
     _fenced_at: int | None = None
     _courses: Mapping[WorkerId, _Course] = field(default_factory=dict, repr=False)
@@ -203,15 +204,13 @@ class LaggardDetector:
             and paces[worker].turn != before.turn
             and not before.turn.waits_for_peers
         ]
-        step = min((pace.step for pace in paces.values()), default=0)
-        first = self._first_step or step
-        is_measured = self._is_measured or (first > 0 and step >= first + _MEASURED_STEPS)
+        fewest = min((pace.commits for pace in paces.values()), default=0)
+        is_measured = self._is_measured or fewest >= _MEASURED_COMMITS
         longest_s = max([0.0, *ended_s])
         return replace(
             self,
             longest_s=max(self.longest_s, longest_s) if self._is_measured else self.longest_s,
             longest_of_all_s=max(self.longest_of_all_s, longest_s),
             has_measured=self.has_measured or is_measured,
-            _first_step=first,
             _is_measured=is_measured,
         )

@@ -199,8 +199,6 @@ class Fencing:
 
 
 def _pace_of(hosted: HostedWorker) -> Pace:
-    """Return how far a worker has come; its work in hand tells the step before the first commit."""
+    """Return how far a worker has come."""
     page = hosted.page
-    work = page.work
-    step = page.step if work is None else max(page.step, work.step - 1)
-    return Pace(Turn(*page.turn), step, page.phase in _PHASES_OF_THE_LOOP)
+    return Pace(Turn(*page.turn), page.step, page.commits, page.phase in _PHASES_OF_THE_LOOP)

@@ -34,7 +34,7 @@ from holdfast.runtime.commands.report import (
     Suspected,
     WrongMemory,
 )
-from holdfast.runtime.evidence.repeats import repeated_step
+from holdfast.runtime.evidence.repeats import repeated_samples, repeated_step
 from holdfast.runtime.run.journal import Record
 
 _Value = TypeVar("_Value")
@@ -59,7 +59,7 @@ def summarize(records: Sequence[Record]) -> Report:
         faults=_all(Struck, records, "fault"),
         failures=_all(Failure, records, "failure"),
         suspected=_all(Suspected, records, "suspected"),
-        repeated=_repeated(jobs),
+        repeated=_repeated(jobs, steps),
         recoveries=tuple(recovery for job in jobs for recovery in _recoveries(job)),
         relaunches=tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
         checkpoints=_all(CheckpointReport, records, "checkpoint"),
@@ -79,12 +79,18 @@ def summarize(records: Sequence[Record]) -> Report:
     )
 
 
-def _repeated(jobs: Sequence[Sequence[Record]]) -> tuple[str, ...]:
-    """Return what the deaths have in common, as far as no step was applied between them."""
-    failures = [record for job in jobs for record in job if record["event"] == "failure"]
-    step = repeated_step(failures)
-    told = [record["text"] for job in jobs for record in job if record["event"] == "suspicion"]
-    return tuple(told) if step is None else (*told, str(step))
+def _repeated(jobs: Sequence[Sequence[Record]], steps: Sequence[Record]) -> tuple[str, ...]:
+    """Return what the deaths have in common; a step that was applied at last is forgiven."""
+    records = [record for job in jobs for record in job]
+    failures = [record for record in records if record["event"] == "failure"]
+    told = [record["text"] for record in records if record["event"] == "suspicion"]
+    step, samples = repeated_step(failures), repeated_samples(failures)
+    applied = max((record["step"] for record in steps), default=0)
+    if step is not None and step.step > applied:
+        told.append(str(step))
+    if samples is not None:
+        told.append(str(samples))
+    return tuple(told)
 
 
 def _split_jobs(records: Sequence[Record]) -> list[list[Record]]:

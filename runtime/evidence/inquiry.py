@@ -103,7 +103,7 @@ class _Spy:
     def start(program: str, pid: int) -> _Spy | None:
         """Let ``program`` read the process ``pid`` without stopping it."""
         memory = os.memfd_create("holdfast-py-spy", os.MFD_CLOEXEC)
-        argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
+        argv = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=memory, stderr=subprocess.DEVNULL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-MOST_LINES = 20
+MOST_LINES = 40
 _LONGEST_LINE = 300
 
 

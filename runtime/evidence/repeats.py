@@ -5,6 +5,8 @@ them.  Only deaths of a worker's own count, not those of workers that were kille
 
 * A *step* fails again and again if the newest deaths, two at least, happened at it.  What the
   victims were computing is named with its samples.
+* *Samples* are named if the newest deaths, three at least, of different microbatches had them
+  in hand: a sample comes back in each epoch, in other company.
 * A *place* (a worker id, a rank at launch or a core) is named if it has three deaths, and
   three times as many as each place has on average.  On a job of two cores no core is named:
   chance alone would do that.
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LEAST_DEATHS_OF_A_STEP = 2
+LEAST_DEATHS_OF_SAMPLES = 3
 LEAST_DEATHS_OF_A_PLACE = 3
 _TIMES_THE_AVERAGE = 3
 _MOST_IDS_SHOWN = 20
@@ -33,11 +36,8 @@ class FailingWork:
     is_validation: bool = False
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.ids[:_MOST_IDS_SHOWN]))
-        left = self.count - min(len(self.ids), _MOST_IDS_SHOWN)
-        more = f" and {left} more" if left else ""
         of = "validation samples" if self.is_validation else "samples"
-        return f"microbatch {self.microbatch}, {of} {shown}{more}"
+        return f"microbatch {self.microbatch}, {of} {_listed(self.ids, self.count)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,30 @@ class RepeatedStep:
     """A step at which workers die, one after the other."""
 
     step: int
+    """The update that is not applied, counted from 1."""
     workers: tuple[int, ...]
     work: tuple[FailingWork, ...]
-    """What all victims were computing, else what each of them was; none if nobody knows."""
+    """What the victims were computing, each only once; none if that is not known."""
 
     def __str__(self) -> str:
         workers = ", ".join(map(str, self.workers))
-        text = f"the step after {self.step} has killed workers {workers}"
+        text = f"step {self.step} has killed workers {workers}"
         if not self.work:
             return text
         return f"{text} while they computed {'; '.join(map(str, self.work))}"
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedSamples:
+    """Samples that each of the newest victims was computing, in different microbatches."""
+
+    ids: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        workers = ", ".join(map(str, self.workers))
+        samples = _listed(self.ids, len(self.ids))
+        return f"each of workers {workers} died while it computed samples {samples}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +86,32 @@ class RepeatedPlace:
 def repeated_step(failures: Sequence[Mapping[str, Any]]) -> RepeatedStep | None:
     """Return the step at which the newest deaths happened, None if they have none in common."""
     own = [failure for failure in failures if _is_own(failure)]
-    if not own:
-        return None
-    step = own[-1].get("step")
     newest: list[Mapping[str, Any]] = []
     for failure in reversed(own):
-        if failure.get("step") != step:
+        if _step_of(failure) != _step_of(own[-1]):
             break
-        newest.append(failure)
-    if step is None or len(newest) < LEAST_DEATHS_OF_A_STEP:
+        newest.insert(0, failure)
+    if len(newest) < LEAST_DEATHS_OF_A_STEP:
         return None
-    newest.reverse()
     workers = tuple(failure["worker"] for failure in newest)
-    return RepeatedStep(step, workers, _work_of(newest))
+    return RepeatedStep(_step_of(own[-1]), workers, _work_of(newest))
+
+
+def repeated_samples(failures: Sequence[Mapping[str, Any]]) -> RepeatedSamples | None:
+    """Return the samples that all of the newest victims had in hand, None if there are none."""
+    own = [failure for failure in failures if _is_own(failure)]
+    common: set[int] = set()
+    newest: list[Mapping[str, Any]] = []
+    for failure in reversed(own):
+        work = _training_of(failure)
+        if work is None or (newest and common.isdisjoint(work.ids)):
+            break
+        common = common & set(work.ids) if newest else set(work.ids)
+        newest.insert(0, failure)
+    different = {_training_of(failure) for failure in newest}
+    if len(newest) < LEAST_DEATHS_OF_SAMPLES or len(different) < 2:
+        return None
+    return RepeatedSamples(tuple(sorted(common)), tuple(f["worker"] for f in newest))
 
 
 def repeated_places(
@@ -107,15 +134,29 @@ def describe_work(samples: Mapping[str, Any]) -> str:
     return str(_read(samples))
 
 
+def _listed(ids: Sequence[int], count: int) -> str:
+    shown = ", ".join(map(str, ids[:_MOST_IDS_SHOWN]))
+    left = count - min(len(ids), _MOST_IDS_SHOWN)
+    return f"{shown} and {left} more" if left else shown
+
+
 def _is_own(failure: Mapping[str, Any]) -> bool:
     return not failure.get("collateral", False)
 
 
+def _step_of(failure: Mapping[str, Any]) -> int:
+    """Return the update that the victim was working on, or working towards."""
+    return int(failure.get("step") or 0) + 1
+
+
+def _training_of(failure: Mapping[str, Any]) -> FailingWork | None:
+    work = _read(failure["samples"]) if failure.get("samples") else None
+    return None if work is None or work.is_validation else work
+
+
 def _work_of(failures: Sequence[Mapping[str, Any]]) -> tuple[FailingWork, ...]:
-    """Return the work that all victims had in hand; without such, the work of each."""
-    of_each = [_read(failure["samples"]) for failure in failures if failure.get("samples")]
-    if len(of_each) < LEAST_DEATHS_OF_A_STEP:
-        return ()
+    """Return the work of each victim that had some in hand, equal ones once."""
+    of_each = (_read(failure["samples"]) for failure in failures if failure.get("samples"))
     return tuple(dict.fromkeys(of_each))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.runtime.evidence.repeats import repeated_places, repeated_step
+from holdfast.runtime.evidence.repeats import repeated_places, repeated_samples, repeated_step
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import usable_cores
 
@@ -83,7 +83,7 @@ class DeathLog:
         self._named |= {(place.kind, place.number) for place in fresh}
         return [f"{place}, far more than the others: is the machine sound?" for place in fresh]
 
-    def repeated_step(self) -> str | None:
-        """Return the sentence about the step that the newest deaths have in common."""
-        found = repeated_step(self._failures)
-        return None if found is None else str(found)
+    def in_common(self) -> list[str]:
+        """Return sentences about the step and the samples that the newest deaths have in common."""
+        found = (repeated_step(self._failures), repeated_samples(self._failures))
+        return [str(sight) for sight in found if sight is not None]

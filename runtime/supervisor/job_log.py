@@ -186,7 +186,8 @@ class Narration:
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         self._say(("error: " if is_bad else "") + end.reason)
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE:
-            self._name_repeated_step()
+            for sentence in self._deaths.in_common():
+                self.warned(sentence)
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
 
     def failed(self, error: Exception) -> None:
@@ -211,12 +212,6 @@ class Narration:
         elif report.get("kind") == "notice" and report["text"] not in self._notices:
             self._notices.add(report["text"])
             self._say(report["text"])
-
-    def _name_repeated_step(self) -> None:
-        """Say which step kills its workers, and on which samples, if one does."""
-        sentence = self._deaths.repeated_step()
-        if sentence is not None:
-            self.warned(sentence)
 
     def _died(self, message: Message) -> None:
         worker = message["worker"]

@@ -26,7 +26,8 @@ from enum import IntEnum, IntFlag
 
 from holdfast.runtime.system.sealed_memory import sealed_memory
 
-_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED, _TURN = range(9)
+_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED = range(8)
+_TURN, _COMMITS = range(8, 10)
 _UPDATE, _MICROBATCH, _COUNT, _IS_VALIDATION = range(16, 20)
 _IDS_AT, _WORDS_END = 32 * 8, 16384
 MOST_IDS = (_WORDS_END - _IDS_AT) // 8
@@ -117,9 +118,19 @@ class HeartbeatPage:
         """Number of updates that the worker has committed."""
         return self._words[_STEP]
 
-    @step.setter
-    def step(self, step: int) -> None:
+    @property
+    def commits(self) -> int:
+        """Number of transactions that the worker has committed since it began."""
+        return self._words[_COMMITS]
+
+    def resume(self, step: int) -> None:
+        """Note that the worker goes on from ``step``, which it has not committed itself."""
         self._words[_STEP] = step
+
+    def commit(self, step: int) -> None:
+        """Note a commit, after which ``step`` updates are committed (worker only)."""
+        self._words[_STEP] = step
+        self._words[_COMMITS] += 1
 
     @property
     def generation(self) -> int:

@@ -155,6 +155,7 @@ class TrainingLoop:
         self._is_loaded = True
         self._records.joined(self._progress.cursor)
         self._records.adopted()
+        self._context.page.resume(self._progress.cursor.step)
         self._context.page.phase = Phase.COMPILING
         return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.CAUGHT_UP
 
@@ -270,7 +271,7 @@ class TrainingLoop:
         self._repairs = 0
         cursor, page = self._progress.cursor, self._context.page
         page.phase = Phase.TRAINING
-        page.step = cursor.step
+        page.commit(cursor.step)
         page.generation = self._membership.world.generation
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
         self._saver.prepare(cursor, lambda: whole_state(self._replica, cursor))

@@ -1,9 +1,9 @@
-"""Workers that never come to the end of a sample: found, shown, fenced, and the bytes are the same."""
+"""A sample that a worker cannot take: the worker is found, shown and fenced, the bytes stay."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,31 +30,36 @@ def _train(
         return running.wait()
 
 
-@pytest.mark.parametrize(
-    ("mistake", "options", "limit", "function"),
-    [
-        ("loop", STALLS, "stall", "loop_for_ever"),
-        ("match", SILENCES, "heartbeat", "match_for_ever"),
-        ("stop", SILENCES, "heartbeat", "stop_for_ever"),
-    ],
+@dataclass(frozen=True)
+class Case:
+    """A mistake, the limit that finds it, and the function that must be shown."""
+
+    mistake: str
+    options: Sequence[str]
+    limit: str
+    function: str
+
+
+CASES = (
+    Case("loop", STALLS, "stall", "loop_for_ever"),
+    Case("match", SILENCES, "heartbeat", "match_for_ever"),
+    Case("stop", SILENCES, "heartbeat", "stop_for_ever"),
 )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mistake)
 def test_worker_that_does_not_come_on_is_fenced_and_its_stack_is_kept(
-    tmp_path: Path,
-    undisturbed: Undisturbed,
-    mistake: str,
-    options: Sequence[str],
-    limit: str,
-    function: str,
+    tmp_path: Path, undisturbed: Undisturbed, case: Case
 ) -> None:
-    job = _train(tmp_path, mistake, options=options)
+    job = _train(tmp_path, case.mistake, options=case.options)
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     (failure,) = job.report.failures
-    assert (failure.limit, failure.fenced) == (limit, True)
-    assert f"{function} ({SCRIPT}:" in failure.stacks
+    assert (failure.limit, failure.fenced) == (case.limit, True)
+    assert f"{case.function} ({SCRIPT}:" in failure.stacks
     assert failure.samples is not None
     assert POISON in failure.samples["ids"]
-    assert f", in {function} (looping.py:" in job.stderr
+    assert f", in {case.function} (looping.py:" in job.stderr
     assert job.report.relaunches == ()
 
 
@@ -77,7 +82,7 @@ def test_last_lines_of_a_worker_that_crashes_are_kept(
     (failure,) = job.report.failures
     assert failure.cause == "signal SIGSEGV"
     assert failure.limit is None
-    assert failure.stderr[-1] == "about to read memory that is not there"
+    assert "about to read memory that is not there" in failure.stderr
     assert failure.samples is not None
     assert POISON in failure.samples["ids"]
 
@@ -87,8 +92,8 @@ def test_sample_that_kills_each_owner_is_named_when_the_budget_is_spent(tmp_path
 
     assert job.exit_code == 70, job.stderr
     (named,) = job.report.repeated
-    assert f"{POISON}" in named
-    assert "has killed workers 0, 1, 2" in named or "has killed workers" in named
+    assert named.startswith("step 8 has killed workers ")
+    assert f" {POISON}, " in named
     assert named in job.stderr
     assert job.leftovers == ()
 

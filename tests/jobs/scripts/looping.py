@@ -63,7 +63,8 @@ class Mistaken(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
         self._applied += 1
 
     def contribute(self, batch: Microbatch, out: np.ndarray) -> None:
-        is_old_enough = self._applied >= options.after
+        has_happened = (options.happened / "0").exists()
+        is_old_enough = self._applied >= options.after or has_happened
         if is_old_enough and self._poison in batch.x[:, 0] and may_happen():
             MISTAKES[options.mistake]()
         super().contribute(batch, out)

@@ -39,7 +39,7 @@ def test_agent_sees_what_the_worker_writes(sides: tuple[HeartbeatPage, Heartbeat
     worker.beat()
     worker.beat()
     worker.phase = Phase.REPAIRING
-    worker.step = 2**63 + 1
+    worker.commit(2**63 + 1)
     worker.generation = 3
 
     assert (agent.counter, agent.phase, agent.step) == (2, Phase.REPAIRING, 2**63 + 1)
@@ -49,7 +49,7 @@ def test_agent_sees_what_the_worker_writes(sides: tuple[HeartbeatPage, Heartbeat
 
 def test_page_outlives_its_worker(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
     agent, worker = sides
-    worker.step = 7
+    worker.commit(7)
 
     worker.close()
     worker.close()

@@ -35,7 +35,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     page.phase = Phase.TRAINING
     survivors, noticed_at = world, 0.0
     for step in range(1, 1 + (3 if len(config.options.argv) == 0 else 1_000_000)):
-        page.step = step
+        page.commit(step)
         if site == "training" and step == FATAL_STEP:
             control.send({"kind": "dying", "at": time.monotonic()})
             DEATHS[fatal](world)

@@ -42,7 +42,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> None:
     tiny.report("hello", pid=os.getpid())
     Pulse(tiny.page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
     tiny.page.phase = Phase.TRAINING
-    tiny.page.step = 40 + config.worker
+    tiny.page.commit(40 + config.worker)
     tiny.report("joined", pid=os.getpid())
     BEHAVIOURS[tiny.behaviour()](tiny)
 
