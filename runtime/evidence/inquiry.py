@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ class Inquiry:
         self.stacks = Stacks()
         self.is_over = False
         state = state_of(pid)
+        self._blocked_before = state.blocked_in
         if state.runs_no_code:
             self._start_spy()
         elif state.is_caught and not state.is_gone:
@@ -69,7 +71,8 @@ class Inquiry:
 
     def _look_for_answer(self, now: float) -> None:
         state = state_of(self._pid)
-        if state.is_done or state.is_gone:
+        is_answered = not state.is_pending and state.blocked_in <= self._blocked_before
+        if is_answered or state.is_gone:
             self.stacks = Stacks.of_faulthandler(answer_in(self._page))
             self._end()
         elif state.runs_no_code or now - self._began >= _ASKED_FOR_S:
@@ -103,7 +106,7 @@ class _Spy:
     def start(program: str, pid: int) -> _Spy | None:
         """Let ``program`` read the process ``pid`` without stopping it."""
         memory = os.memfd_create("holdfast-py-spy", os.MFD_CLOEXEC)
-        argv = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+        argv = _spy_argv(program, pid)
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=memory, stderr=subprocess.DEVNULL
@@ -124,10 +127,15 @@ class _Spy:
         return os.pread(self._memory, _SPY_WRITES_MOST, 0).decode(errors="replace")
 
     def close(self) -> None:
-        """Kill it, if it still runs; the agent reaps all that it has not started itself."""
-        self._process.kill()
-        self._process.poll()
+        """Kill it, if it still runs, and wait for nothing: the agent reaps all its children."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.returncode = -signal.SIGKILL
         os.close(self._memory)
+
+
+def _spy_argv(program: str, pid: int) -> list[str]:
+    return [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
 
 
 def _py_spy() -> str | None:

@@ -2,9 +2,9 @@
 
 The handler is C code (``faulthandler``): it needs no interpreter's lock, and runs in the middle
 of a C call that never gives the lock back.  It interrupts no system call that can be restarted
-(``SA_RESTART``).  The kernel tells whether a process has the handler, and whether it is done:
-no message and no reply is needed, and a process without the handler is never sent a signal
-that would end it.
+(``SA_RESTART``).  The kernel tells whether a process has the handler, and whether it is done: a
+thread in the handler has the signal blocked.  So no message and no reply is needed, and a
+process without the handler is never sent a signal that would end it.
 """
 
 from __future__ import annotations

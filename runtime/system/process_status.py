@@ -14,8 +14,10 @@ class SignalState:
     """The letter of proc_pid_stat(5); "" if the process is gone."""
     is_caught: bool = False
     """Whether the process has a handler for the signal."""
-    is_done: bool = True
-    """Whether none waits to be handled, and no thread is in the handler."""
+    is_pending: bool = False
+    """Whether it was sent to the process, and no thread has taken it yet."""
+    blocked_in: frozenset[str] = frozenset()
+    """The threads that have it blocked: for ever, or because they are in its handler."""
 
     @property
     def is_gone(self) -> bool:
@@ -29,21 +31,24 @@ class SignalState:
 
 
 def signal_state(pid: int, number: int) -> SignalState:
-    """Return the state of process ``pid`` and of signal ``number`` in it (proc_pid_status(5)).
-
-    A thread that is in the signal's handler has the signal blocked.
-    """
+    """Return the state of process ``pid`` and of signal ``number`` in it (proc_pid_status(5))."""
     bit = 1 << (number - 1)
     try:
         whole = _fields(f"/proc/{pid}/status")
-        is_done = not int(whole["ShdPnd"], 16) & bit
-        if is_done:
-            threads = os.listdir(f"/proc/{pid}/task")
-            blocked = (_fields(f"/proc/{pid}/task/{thread}/status") for thread in threads)
-            is_done = not any(int(fields["SigBlk"], 16) & bit for fields in blocked)
-        return SignalState(whole["State"][:1], bool(int(whole["SigCgt"], 16) & bit), is_done)
+        # In this order: a signal that is not pending any more is in its handler, or handled.
+        blocked_in = frozenset(
+            thread
+            for thread in os.listdir(f"/proc/{pid}/task")
+            if int(_fields(f"/proc/{pid}/task/{thread}/status")["SigBlk"], 16) & bit
+        )
     except (OSError, KeyError):
         return SignalState()
+    return SignalState(
+        whole["State"][:1],
+        is_caught=bool(int(whole["SigCgt"], 16) & bit),
+        is_pending=bool(int(whole["ShdPnd"], 16) & bit),
+        blocked_in=blocked_in,
+    )
 
 
 def last_core(pid: int) -> int | None:

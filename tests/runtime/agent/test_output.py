@@ -193,3 +193,32 @@ def _until(fd: int, end: bytes) -> bytes:
         assert select.select([fd], [], [], BOUND_S)[0]
         data += os.read(fd, 4096)
     return data
+
+
+def test_last_lines_are_those_that_the_pipe_holds_by_now(terminal: Terminal) -> None:
+    """A worker that has died has written all that it will; nobody waits for the thread."""
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    forwarded = output.forward(read_end, "[w3] ", terminal.write_fd)
+
+    for number in range(50):
+        os.write(write_end, b"line %d\n" % number)
+        assert forwarded.last_lines()[-1] == f"line {number}"
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert forwarded.last_lines()[-1] == "line 49"
+    assert terminal.rest() == b"".join(b"[w3] line %d\n" % number for number in range(50))
+
+
+def test_noise_is_none_of_the_last_lines(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    forwarded = output.forward(read_end, "", terminal.write_fd)
+
+    os.write(write_end, b"sorrow\n" + NOISE)
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert forwarded.last_lines() == ("sorrow",)
+    terminal.rest()

@@ -193,6 +193,34 @@ def test_fence_is_told_with_its_silence(told: Told) -> None:
     assert told.lines() == ["holdfast: worker 4 has been silent for 10.0 s at step 7: killing it"]
 
 
+def test_fence_of_a_stall_tells_where_the_worker_is(told: Told) -> None:
+    place = {"where": "contribute (train.py:42)", "limit": "stall"}
+    told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 600.04, "step": 7} | place)
+
+    assert told.lines() == [
+        "holdfast: worker 4 has kept the others waiting for 600.0 s at step 7, "
+        "in contribute (train.py:42): killing it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "rest"),
+    [
+        (600.0, ", and all others wait for it: it is killed after 600 s"),
+        (None, ", and no other worker waits for it"),
+    ],
+)
+def test_suspicion_is_told_and_kept(told: Told, limit_s: float | None, rest: str) -> None:
+    seen = {"seconds": 300.2, "limit_s": limit_s, "step": 7, "where": "f (a.py:1)", "stacks": "f"}
+    told.voice.heard({"kind": "worker_suspected", "now": 1.0, "worker": 4, **seen})
+
+    assert told.lines() == [
+        f"holdfast: worker 4 has not come on for 300 s at step 7, in f (a.py:1){rest}"
+    ]
+    (kept,) = told.records("suspected")
+    assert (kept["worker"], kept["stacks"]) == (4, "f")
+
+
 @pytest.mark.parametrize("is_verbose", [False, True])
 def test_module_that_is_not_warm_concerns_only_who_asks(
     tmp_path: Path, *, is_verbose: bool

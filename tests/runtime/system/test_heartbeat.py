@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator
 
 import pytest
 
 from holdfast.runtime.system.heartbeat import (
+    MOST_IDS,
     HeartbeatPage,
     Phase,
     Pulse,
     RequestFlag,
+    WorkInHand,
     pulse_interval_s,
 )
 
@@ -112,3 +115,29 @@ def test_pulse_counts_until_it_is_stopped(sides: tuple[HeartbeatPage, HeartbeatP
 )
 def test_pulse_beats_ten_times_within_the_timeout(timeout_s: float, interval_s: float) -> None:
     assert pulse_interval_s(timeout_s) == pytest.approx(interval_s)
+
+
+def test_work_in_hand_is_seen_by_the_agent_until_it_is_done() -> None:
+    agent = HeartbeatPage.create()
+    worker = HeartbeatPage(os.dup(agent.fd))
+    ids = list(range(100, 100 + MOST_IDS + 5))
+
+    worker.begin_work(8, 3, array("q", ids).tobytes(), is_validation=False)
+    work = agent.work
+    worker.end_work()
+
+    assert work == WorkInHand(8, 3, MOST_IDS + 5, tuple(ids[:MOST_IDS]), is_validation=False)
+    assert agent.work is None
+    worker.close()
+    agent.close()
+
+
+def test_commits_are_counted_and_a_resumed_step_is_none() -> None:
+    page = HeartbeatPage.create()
+
+    page.resume(40)
+    page.commit(41)
+    page.commit(41)
+
+    assert (page.step, page.commits) == (41, 2)
+    page.close()

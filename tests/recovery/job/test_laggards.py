@@ -1,0 +1,184 @@
+"""When a worker that does not come on is told of, when it is fenced, and when it is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.recovery.stall import LEAST_LIMIT_S, LaggardDetector, Pace, Turn
+from holdfast.recovery.world import WorkerId
+
+NEVER_MEASURED, MEASURED = 1, 2
+
+
+def paces(
+    *turns: tuple[int, bool], step: int = 7, commits: int = MEASURED, is_training: bool = True
+) -> dict[WorkerId, Pace]:
+    """Return the paces of workers 0, 1 and so on, of which each is at one of ``turns``."""
+    return {
+        WorkerId(n): Pace(Turn(*turn), step, commits, is_training) for n, turn in enumerate(turns)
+    }
+
+
+ONE_COMPUTES = paces((8, False), (9, True), (9, True))
+ALL_COMPUTE = paces((8, False), (8, False))
+ALL_WAIT = paces((9, True), (9, True))
+
+
+def after(
+    detector: LaggardDetector, seconds: float, views: Mapping[WorkerId, Pace]
+) -> LaggardDetector:
+    """Return the detector after looks at the same paces, twice a second."""
+    now = detector.looked_at or 0.0
+    for _ in range(round(seconds * 2) + 1):
+        detector = detector.observe(views, now)
+        now += 0.5
+    return detector
+
+
+def pieces(detector: LaggardDetector, seconds: Sequence[float], **terms: int) -> LaggardDetector:
+    """Return the detector after pieces of work that have taken so long."""
+    for number, duration in enumerate(seconds):
+        detector = after(
+            detector, duration, paces((2 * number, False), (2 * number, True), **terms)
+        )
+        detector = after(detector, 0.5, paces((2 * number + 1, True), (2 * number, True), **terms))
+    return detector
+
+
+def test_worker_that_all_others_wait_for_is_told_at_half_and_fenced_at_the_whole() -> None:
+    detector = LaggardDetector(timeout_s=8.0)
+
+    half = after(detector, 4.5, ONE_COMPUTES).standstill
+    whole = after(detector, 8.5, ONE_COMPUTES).standstill
+
+    assert half is not None
+    assert (half.is_over_half, half.is_over) == (True, False)
+    assert whole is not None
+    assert (whole.workers, whole.is_over, whole.step) == ((0,), True, 7)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        paces((8, False), (9, True), is_training=False),
+        ALL_WAIT,
+        {},
+    ],
+    ids=["in the script", "all wait", "no worker"],
+)
+def test_nobody_is_accused(views: Mapping[WorkerId, Pace]) -> None:
+    assert after(LaggardDetector(timeout_s=8.0), 10_000.0, views).standstill is None
+
+
+def test_workers_that_all_compute_are_told_of_and_never_fenced() -> None:
+    standstill = after(LaggardDetector(timeout_s=8.0), 10_000.0, ALL_COMPUTE).standstill
+
+    assert standstill is not None
+    assert standstill.is_over_half
+    assert not standstill.is_over
+
+
+def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
+    detector = after(LaggardDetector(timeout_s=8.0), 9.0, ONE_COMPUTES)
+    assert detector.standstill is not None
+    detector = detector.fenced(detector.standstill)
+
+    alone = after(detector, 9.0, paces((20, False)))
+    elsewhere = after(detector, 9.0, paces((20, False), step=8))
+    relaunched = after(detector.next_launch(8.0), 9.0, paces((3, False)))
+
+    assert [d.standstill is not None and d.standstill.is_over for d in (alone, elsewhere)] == [
+        True,
+        False,
+    ]
+    assert relaunched.standstill is not None
+    assert relaunched.standstill.is_over
+
+
+def test_without_a_limit_of_the_users_nobody_is_accused_before_two_steps() -> None:
+    detector = after(LaggardDetector(), 1e5, paces((1, False), (2, True), commits=NEVER_MEASURED))
+
+    assert detector.limit_s is None
+    assert detector.standstill is None
+
+
+def test_users_limit_does_not_hold_while_models_are_compiled() -> None:
+    compiling = paces((1, False), (2, True), commits=NEVER_MEASURED)
+
+    assert after(LaggardDetector(timeout_s=8.0), 1.0, compiling).limit_s == LEAST_LIMIT_S
+    assert after(LaggardDetector(timeout_s=900.0), 1.0, compiling).limit_s == 900.0
+
+
+def test_limit_is_generous_and_grows_with_the_longest_piece_of_work() -> None:
+    short = pieces(LaggardDetector(), [1.0, 2.0])
+    long = pieces(short, [30.0])
+
+    assert short.limit_s == LEAST_LIMIT_S
+    assert long.limit_s is not None
+    assert 50 * 29.0 <= long.limit_s <= 50 * 32.0
+
+
+def test_compiling_counts_for_less_than_training() -> None:
+    detector = pieces(LaggardDetector(), [100.0], commits=NEVER_MEASURED)
+    detector = pieces(detector, [1.0], commits=MEASURED)
+
+    assert detector.limit_s is not None
+    assert 10 * 99.0 <= detector.limit_s <= 10 * 102.0
+
+
+def test_next_launch_knows_what_the_one_before_has_measured() -> None:
+    detector = pieces(LaggardDetector(), [1.0, 30.0]).next_launch(None)
+
+    assert detector.limit_s is not None
+    assert detector.limit_s > LEAST_LIMIT_S
+    assert detector.standing_s == 0.0
+
+
+def test_one_that_comes_on_is_forgiven() -> None:
+    detector = after(LaggardDetector(timeout_s=8.0), 7.0, ONE_COMPUTES)
+
+    detector = after(detector, 0.0, paces((9, True), (9, True), (9, True)))
+
+    assert detector.standing_s == 0.0
+
+
+def test_observer_that_was_away_accuses_nobody() -> None:
+    detector = after(LaggardDetector(timeout_s=8.0), 1.0, ONE_COMPUTES)
+
+    detector = detector.observe(ONE_COMPUTES, 1e6)
+
+    assert detector.standstill is not None
+    assert not detector.standstill.is_over
+
+
+LOOKS = st.lists(
+    st.tuples(
+        st.floats(0.0, 50.0),
+        st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=3),
+        st.integers(0, 3),
+    ),
+    max_size=40,
+)
+
+
+@given(LOOKS, st.none() | st.floats(1.0, 20.0))
+def test_only_workers_that_compute_while_another_waits_for_longer_than_the_limit_are_fenced(
+    looks: list[tuple[float, list[tuple[int, bool]], int]], timeout_s: float | None
+) -> None:
+    detector, now, changed_at = LaggardDetector(timeout_s), 0.0, 0.0
+    last: Mapping[WorkerId, Pace] = {}
+    for pause_s, turns, commits in looks:
+        now += pause_s
+        views = paces(*turns, commits=commits)
+        changed_at, last = (changed_at if views == last else now), views
+        detector = detector.observe(views, now)
+        standstill = detector.standstill
+
+        if standstill is not None and standstill.is_over:
+            assert all(not views[worker].turn.waits_for_peers for worker in standstill.workers)
+            assert any(pace.turn.waits_for_peers for pace in views.values())
+            assert now - changed_at > (timeout_s or LEAST_LIMIT_S)

@@ -1,0 +1,214 @@
+"""Workers that stand still are asked first and killed then, with a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.recovery.detector import HeartbeatView
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.agent import fencing as module
+from holdfast.runtime.agent.fencing import Fencing
+from holdfast.runtime.evidence.stacks import Frame, Stacks, Thread
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+
+SEEN = Stacks((Thread("main thread", (Frame("/home/ann/train.py", "42", "contribute"),)),))
+
+
+class FakeWorker:
+    """A worker that lives as long as nobody kills it."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = WorkerId(worker)
+        self.pid = 100 + worker
+        self.page = HeartbeatPage.create()
+        self.page.phase = Phase.TRAINING
+        self.page.commit(6)
+        self.page.commit(7)
+        self.stacks = Stacks()
+        self.limit: str | None = None
+        self.is_buried = self.is_condemned = False
+        self.samples = {"microbatch": worker}
+        self.causes: list[str] = []
+
+    @property
+    def view(self) -> HeartbeatView:
+        return HeartbeatView(self.page.counter, self.page.phase)
+
+    def fence(self, limit: str, seconds: float) -> None:
+        self.limit = limit
+        self.kill(f"{limit} {seconds:.1f}")
+
+    def kill(self, why: str) -> None:
+        self.is_condemned = True
+        self.causes.append(why)
+
+
+class FakeInquiry:
+    """An inquiry whose answer comes when the test wants it."""
+
+    all: list[FakeInquiry] = []  # noqa: RUF012  (cleared by the fixture)
+
+    def __init__(self, pid: int, page: HeartbeatPage, now: float) -> None:
+        self.pid = pid
+        self.began = now
+        self.stacks = Stacks()
+        self.is_over = self.is_closed = False
+        self.all.append(self)
+
+    def answer(self) -> None:
+        self.stacks, self.is_over = SEEN, True
+
+    def look(self, now: float) -> None:
+        self.is_over = self.is_over or now - self.began >= 1.0
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class World:
+    """Three workers that are looked at ten times a second."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.workers = [FakeWorker(n) for n in range(3)]
+        self.fencing = Fencing(self.told.append, heartbeat_timeout_s=2.0)
+        self.now = 50.0
+
+    def pass_time(self, seconds: float, *beating: int) -> None:
+        for _ in range(round(10 * seconds)):
+            self.now += 0.1
+            for worker in beating:
+                self.workers[worker].page.beat()
+            living = [w for w in self.workers if not w.is_condemned]
+            self.fencing.look(living, self.now)  # type: ignore[arg-type]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.told if message["kind"] == kind]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(module, "Inquiry", FakeInquiry)
+    world = World()
+    yield world
+    FakeInquiry.all.clear()
+    for worker in world.workers:
+        worker.page.close()
+
+
+def test_silent_worker_is_killed_when_its_stacks_are_known(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+    assert world.fencing.is_inquiring
+    assert world.told == []
+
+    FakeInquiry.all[0].answer()
+    world.pass_time(0.1, 1, 2)
+
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["limit"]) == (0, "heartbeat")
+    assert fenced["where"] == "contribute (train.py:42)"
+    assert world.workers[0].stacks is SEEN
+    assert [cause.split()[0] for cause in world.workers[0].causes] == ["heartbeat"]
+    assert not world.fencing.is_inquiring
+
+
+def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World) -> None:
+    world.fencing.begin(0.0)
+
+    world.pass_time(3.3, 1, 2)
+
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["where"]) == (0, "")
+    assert [inquiry.is_closed for inquiry in FakeInquiry.all] == [True]
+
+
+def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+
+    world.pass_time(1.1, 0, 1, 2)
+
+    assert world.workers[0].is_condemned
+
+
+def test_worker_that_dies_while_it_is_asked_is_not_fenced(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+
+    world.workers[0].is_buried = world.workers[0].is_condemned = True
+    world.pass_time(1.1, 1, 2)
+
+    assert world.told == []
+    assert not world.fencing.is_inquiring
+
+
+def all_wait_for_worker_0(world: World) -> None:
+    for worker in world.workers:
+        worker.page.begin_turn(waits_for_peers=worker.worker != 0)
+
+
+def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
+    world.fencing.begin(20.0)
+    all_wait_for_worker_0(world)
+
+    world.pass_time(19.0, 0, 1, 2)
+    (suspected,) = world.of_kind("worker_suspected")
+    assert (suspected["worker"], suspected["limit_s"]) == (0, 20.0)
+    assert suspected["samples"] == {"microbatch": 0}
+    assert world.of_kind("worker_fenced") == []
+
+    world.pass_time(4.0, 0, 1, 2)
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["limit"]) == (0, "stall")
+    assert len(world.of_kind("worker_suspected")) == 1
+
+
+def test_never_means_never(world: World) -> None:
+    world.fencing.begin(0.0)
+    all_wait_for_worker_0(world)
+
+    world.pass_time(2000.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+@pytest.mark.parametrize("phase", [Phase.RESTORING, Phase.CONCLUDING, Phase.LEAVING])
+def test_worker_outside_the_loop_may_take_its_time(world: World, phase: Phase) -> None:
+    world.fencing.begin(2.0)
+    all_wait_for_worker_0(world)
+    world.workers[0].page.phase = phase
+
+    world.pass_time(100.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+def test_launch_whose_workers_wait_for_each_other_ends_with_all_their_stacks(world: World) -> None:
+    world.fencing.begin(2.0)
+    for worker in world.workers:
+        worker.page.begin_turn(waits_for_peers=True)
+
+    world.pass_time(10.3, 0, 1, 2)
+    assert len(FakeInquiry.all) == 3
+    for inquiry in FakeInquiry.all:
+        inquiry.answer()
+    world.pass_time(0.1, 0, 1, 2)
+
+    (stalled,) = world.of_kind("stalled")
+    assert stalled["workers"] == [0, 1, 2]
+    assert [worker.limit for worker in world.workers] == ["standstill"] * 3
+    assert all(worker.stacks is SEEN for worker in world.workers)
+
+
+def test_another_launch_closes_what_was_asked_of_the_one_before(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+
+    world.fencing.begin(0.0)
+
+    assert FakeInquiry.all[0].is_closed
+    assert not world.fencing.is_inquiring

@@ -1,0 +1,147 @@
+"""What real processes are doing is found out, or given up in time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.evidence import inquiry as module
+from holdfast.runtime.evidence.inquiry import MOST_S, Inquiry
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.process_status import signal_state
+
+pytestmark = pytest.mark.process
+
+PROGRAM = """
+import ctypes, os, re, signal, sys, threading
+from holdfast.runtime.evidence.stack_signal import STACK_SIGNAL, listen
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+
+def loop_for_ever():
+    print("ready", flush=True)
+    while True:
+        pass
+
+def match_for_ever():
+    print("ready", flush=True)
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+def stop_for_ever():
+    print("ready", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def block_for_ever():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
+    print("ready", flush=True)
+    threading.Event().wait()
+
+if sys.argv[2] != "deaf":
+    listen(HeartbeatPage(int(sys.argv[1])), os.getppid())
+{"deaf": loop_for_ever, "loop": loop_for_ever, "match": match_for_ever,
+ "stop": stop_for_ever, "block": block_for_ever}[sys.argv[2]]()
+"""
+
+NEEDS_PY_SPY = pytest.mark.skipif(
+    shutil.which("py-spy") is None and not (Path(sys.executable).parent / "py-spy").exists(),
+    reason="py-spy is not installed",
+)
+
+
+@contextmanager
+def process(kind: str) -> Iterator[tuple[int, HeartbeatPage]]:
+    page = HeartbeatPage.create()
+    argv = [sys.executable, "-c", PROGRAM, str(page.fd), kind]
+    with subprocess.Popen(argv, pass_fds=[page.fd], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            if kind == "stop":
+                os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+            yield child.pid, page
+        finally:
+            child.kill()
+            page.close()
+
+
+def result_of(pid: int, page: HeartbeatPage) -> Inquiry:
+    """Look until the inquiry is over, by the real clock."""
+    inquiry = Inquiry(pid, page, time.monotonic())
+    while not inquiry.is_over:
+        time.sleep(0.002)
+        inquiry.look(time.monotonic())
+    return inquiry
+
+
+@pytest.mark.parametrize("kind", ["loop", "match"])
+def test_process_that_runs_writes_its_stacks_itself(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_py_spy", lambda: None)
+
+    with process(kind) as (pid, page):
+        first, second = result_of(pid, page), result_of(pid, page)
+
+    for found in (first, second):
+        main = found.stacks.threads[0]
+        assert f"{kind}_for_ever" in [frame.name for frame in main.frames]
+
+
+@NEEDS_PY_SPY
+@pytest.mark.parametrize("kind", ["stop", "block"])
+def test_process_that_cannot_answer_is_read_by_py_spy(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It takes 50 ms, and seconds on a machine that does much else.
+    monkeypatch.setattr(module, "MOST_S", 60.0)
+
+    with process(kind) as (pid, page):
+        found = result_of(pid, page)
+
+        assert f"{kind}_for_ever" in [frame.name for frame in found.stacks.threads[0].frames]
+        assert kind == "block" or signal_state(pid, signal.SIGKILL).state == "T"
+
+
+def test_process_that_has_no_handler_is_not_sent_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_py_spy", lambda: None)
+
+    with process("deaf") as (pid, page):
+        found = Inquiry(pid, page, 0.0)
+
+        assert found.is_over
+        assert found.stacks.threads == ()
+        assert signal_state(pid, signal.SIGKILL).state in ("R", "S")
+
+
+@pytest.mark.parametrize("kind", ["stop", "block"])
+def test_inquiry_without_an_answer_ends_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is the test's: no process is waited for."""
+    endless = "/bin/sleep"
+    monkeypatch.setattr(module, "_py_spy", lambda: endless)
+    monkeypatch.setattr(module, "_spy_argv", lambda program, pid: [program, "600"])
+
+    with process(kind) as (pid, page):
+        inquiry = Inquiry(pid, page, 100.0)
+        inquiry.look(100.0 + MOST_S / 2)
+        assert not inquiry.is_over
+        inquiry.look(100.0 + MOST_S)
+
+    os.wait()  # as the agent does, which reaps all of its children
+    assert inquiry.is_over
+    assert inquiry.stacks.threads == ()
+
+
+def test_process_that_is_gone_leaves_nothing_to_ask() -> None:
+    with process("loop") as (pid, page):
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+        assert Inquiry(pid, page, 0.0).is_over
