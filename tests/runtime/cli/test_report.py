@@ -66,6 +66,56 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
         assert fact in text
 
 
+def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal.record("job_started", workers=2)
+    seen = {"stacks": "  main thread:\n    contribute (/home/ann/train.py:42)", "limit": "stall"}
+    samples = {"step": 8, "microbatch": 1, "count": 2, "ids": [5, 17], "is_validation": False}
+    for worker in (0, 1):
+        journal.record(
+            "failure",
+            worker=worker,
+            cause="fenced",
+            step=7,
+            stderr=["[red]not markup[/red]"],
+            samples=samples,
+            **seen,
+        )
+    place = {"where": "contribute (train.py:42)"}
+    journal.record("suspected", worker=1, seconds=300.1, step=7, **place, **seen)
+    journal.record("suspicion", text="core 5 has lost 3 workers")
+    journal.close()
+
+    assert _report(str(tmp_path)) == ExitCode.DONE
+
+    text = capsys.readouterr().out
+    for fact in (
+        "(stall limit)",
+        "    contribute (/home/ann/train.py:42)",
+        "[red]not markup[/red]",
+        "microbatch 1, samples 5, 17",
+        "worker 1: no progress for 300 s at step 7 in contribute (train.py:42)",
+        "core 5 has lost 3 workers",
+        "step 8 has killed workers 0, 1",
+    ):
+        assert fact in text, text
+
+
+def test_step_that_was_applied_at_last_is_not_blamed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal.record("job_started", workers=2)
+    for worker in (0, 1):
+        journal.record("failure", worker=worker, cause="signal SIGKILL", step=7)
+    journal.record("step", step=8, epoch=0, seconds=0.5, samples=8, generation=1)
+    journal.close()
+
+    assert _report(str(tmp_path)) == ExitCode.DONE
+
+    assert "again and again" not in capsys.readouterr().out
+
+
 def test_tables_tell_each_failure_and_what_came_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
