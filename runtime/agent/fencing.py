@@ -7,7 +7,7 @@
 | ``standstill`` | all workers, when they wait for each other: MPI has lost a death |
 
 Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
-is killed within a second, with or without its stacks (`evidence.inquiry`): a sign of life in
+is killed within two seconds, with or without its stacks (`evidence.inquiry`): a sign of life in
 between changes nothing.
 """
 

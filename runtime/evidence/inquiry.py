@@ -7,9 +7,10 @@ Theory.  Two ways lead to the stacks of a Python process (decision 0018 has the 
 * ``py-spy`` reads its memory: 30 to 50 ms, also of a process that is stopped or hangs in
   the kernel.  But it must be installed, and allowed to.
 
-So a process that runs is asked, and any other one is read, if py-spy is there.
+So a process that runs is asked.  Any other one, and one that does not answer soon, is read, if
+py-spy is there.
 
-Invariant: an inquiry never waits, and is over after a second at most.  The agent looks at it
+Invariant: an inquiry never waits, and is over after two seconds at most.  The agent looks at it
 from its loop; a fence waits no longer.
 """
 
@@ -26,10 +27,11 @@ from holdfast.runtime.evidence.stack_signal import answer_in, ask, state_of
 from holdfast.runtime.evidence.stacks import Stacks
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 
-MOST_S = 1.0
-"""A fence is later by as much at most, because of its evidence."""
-_ASKED_FOR_S = 0.3
-"""A process that runs answers within milliseconds, on a machine that is overloaded too."""
+MOST_S = 2.0
+"""A fence is later by as much at most, because of its evidence.  On an overloaded machine 50 ms
+of py-spy take a second."""
+_ASKED_FOR_S = 0.5
+"""A process that runs and has cores answers within milliseconds."""
 _SPY_WRITES_MOST = 1 << 18
 
 
@@ -41,6 +43,7 @@ class Inquiry:
         self._page = page
         self._began = now
         self._spy: _Spy | None = None
+        self._is_asked = False
         self.stacks = Stacks()
         self.is_over = False
         state = state_of(pid)
@@ -48,20 +51,19 @@ class Inquiry:
         if state.runs_no_code:
             self._start_spy()
         elif state.is_caught and not state.is_gone:
+            self._is_asked = True
             ask(pid, page)
         else:
             self.is_over = True  # it does not listen yet: it has run no code of the user's
 
     def look(self, now: float) -> None:
         """Go on, as far as that takes no waiting."""
-        if self.is_over:
-            return
-        if self._spy is not None:
-            self._look_at_spy()
-        else:
+        if not self.is_over and self._is_asked:
             self._look_for_answer(now)
-        if now - self._began >= MOST_S and not self.is_over:
-            self._end()
+        if not self.is_over and self._spy is not None and self._spy.has_ended:
+            self._end(Stacks.of_py_spy(self._spy.printed))
+        if not self.is_over and now - self._began >= MOST_S:
+            self._end(Stacks())
 
     def close(self) -> None:
         """End a py-spy that still runs."""
@@ -73,25 +75,19 @@ class Inquiry:
         state = state_of(self._pid)
         is_answered = not state.is_pending and state.blocked_in <= self._blocked_before
         if is_answered or state.is_gone:
-            self.stacks = Stacks.of_faulthandler(answer_in(self._page))
-            self._end()
-        elif state.runs_no_code or now - self._began >= _ASKED_FOR_S:
+            self._end(Stacks.of_faulthandler(answer_in(self._page)))
+        elif self._spy is None and (state.runs_no_code or now - self._began >= _ASKED_FOR_S):
             self._start_spy()
-
-    def _look_at_spy(self) -> None:
-        assert self._spy is not None
-        if self._spy.has_ended:
-            self.stacks = Stacks.of_py_spy(self._spy.printed)
-            self._end()
 
     def _start_spy(self) -> None:
         program = _py_spy()
         self._spy = None if program is None else _Spy.start(program, self._pid)
-        if self._spy is None:
-            self._end()
+        if self._spy is None and not self._is_asked:
+            self._end(Stacks())
 
-    def _end(self) -> None:
+    def _end(self, stacks: Stacks) -> None:
         self.close()
+        self.stacks = stacks
         self.is_over = True
 
 

@@ -11,6 +11,7 @@ from holdfast.recovery.detector import HeartbeatView
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent import fencing as module
 from holdfast.runtime.agent.fencing import Fencing
+from holdfast.runtime.evidence.inquiry import MOST_S
 from holdfast.runtime.evidence.stacks import Frame, Stacks, Thread
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 
@@ -62,7 +63,7 @@ class FakeInquiry:
         self.stacks, self.is_over = SEEN, True
 
     def look(self, now: float) -> None:
-        self.is_over = self.is_over or now - self.began >= 1.0
+        self.is_over = self.is_over or now - self.began >= MOST_S
 
     def close(self) -> None:
         self.is_closed = True
@@ -119,7 +120,7 @@ def test_silent_worker_is_killed_when_its_stacks_are_known(world: World) -> None
 def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World) -> None:
     world.fencing.begin(0.0)
 
-    world.pass_time(3.3, 1, 2)
+    world.pass_time(2.3 + MOST_S, 1, 2)
 
     (fenced,) = world.of_kind("worker_fenced")
     assert (fenced["worker"], fenced["where"]) == (0, "")
@@ -130,7 +131,7 @@ def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world
     world.fencing.begin(0.0)
     world.pass_time(2.2, 1, 2)
 
-    world.pass_time(1.1, 0, 1, 2)
+    world.pass_time(MOST_S + 0.1, 0, 1, 2)
 
     assert world.workers[0].is_condemned
 
@@ -140,7 +141,7 @@ def test_worker_that_dies_while_it_is_asked_is_not_fenced(world: World) -> None:
     world.pass_time(2.2, 1, 2)
 
     world.workers[0].is_buried = world.workers[0].is_condemned = True
-    world.pass_time(1.1, 1, 2)
+    world.pass_time(MOST_S + 0.1, 1, 2)
 
     assert world.told == []
     assert not world.fencing.is_inquiring
@@ -161,7 +162,7 @@ def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
     assert suspected["samples"] == {"microbatch": 0}
     assert world.of_kind("worker_fenced") == []
 
-    world.pass_time(4.0, 0, 1, 2)
+    world.pass_time(1.0 + 3 * MOST_S, 0, 1, 2)
     (fenced,) = world.of_kind("worker_fenced")
     assert (fenced["worker"], fenced["limit"]) == (0, "stall")
     assert len(world.of_kind("worker_suspected")) == 1
