@@ -135,8 +135,8 @@ class HostedWorker:
 
     def join_process(self, pid: int) -> int:
         """Take note of the process; return a descriptor that is readable when it has ended."""
-        self.pid = pid
         self.end_fd = os.pidfd_open(pid)
+        self.pid = pid
         self._close_their_ends()
         if self._why_killed is not None:
             self.kill(self._why_killed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable
 
 from holdfast.recovery.world import WorkerId
@@ -168,7 +169,13 @@ class WorkerHost:
     def on_forked(self, generation: int, worker: int, pid: int) -> None:
         """Take over a process that the pool has made."""
         hosted = self._workers[(generation, WorkerId(worker))]
-        end = hosted.join_process(pid)
+        try:
+            end = hosted.join_process(pid)
+        except OSError as error:  # no descriptor is left
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self.on_fork_failed(generation, worker, f"it cannot be watched: {error}")
+            return
         self._output.forward(hosted.stdout_fd, f"[w{worker}] ", 1)
         hosted.said = self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2)
         # a worker's last messages are handled before its death

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -279,3 +282,25 @@ def test_killed_worker_that_does_not_end_is_written_off(
     assert cause.startswith("killed by the supervisor; process ")
     assert cause.endswith(" does not end")
     assert host.real.is_idle
+
+
+def test_worker_that_no_descriptor_is_left_for_is_given_up(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.end(1)
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    host.real.begin(replace(LAUNCH, config=replace(LAUNCH.config, generation=2)))
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    host.real.on_forked(2, 1, process.pid)
+    monkeypatch.undo()
+
+    exited = host.events[-1]
+    assert (exited["kind"], exited["worker"], exited["generation"]) == ("worker_exited", 1, 2)
+    assert exited["cause"] == "not started: it cannot be watched: [Errno 24] Too many open files"
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    process.returncode = -signal.SIGKILL  # the host has waited for it

@@ -56,7 +56,7 @@ class Watched:
             self.use(min(GIB, start + more * look))
             for watched in self.workers:
                 watched.page.phase = Phase.TRAINING
-                watched.page.step += 1
+                watched.page.commit(watched.page.step + 1)
             self.look()
 
     def look(self) -> None:
@@ -127,7 +127,7 @@ def test_growth_before_the_first_steps_is_none(watched: Watched) -> None:
         watched.use(700 * MIB + look * 5 * MIB)
         for restoring in watched.workers:
             restoring.page.phase = Phase.RESTORING
-            restoring.page.step = 10 * look
+            restoring.page.resume(10 * look)
         watched.look()
 
     assert watched.told == []

@@ -87,7 +87,7 @@ def test_mistake_of_the_first_rank_ends_the_others(
     def fail(*_: object) -> None:
         raise OSError("a disk")
 
-    monkeypatch.setattr(standalone, "last_generation", fail)
+    monkeypatch.setattr(standalone, "next_generation", fail)
     first = Rank(0)
 
     with pytest.raises(OSError, match="a disk"):
