@@ -24,19 +24,19 @@ from holdfast.runtime.options.option import IMPORT, RUN
 from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_file, refuse_unknown
 
 # They load NumPy, which takes longer than all else that starts a job.
-_OVER_CHECKPOINTS = ("export", "inspect", "repair", "verify")
+_WITH_NUMPY = ("chaos", "export", "inspect", "repair", "verify")
 
 
 class _Commands(click.Group):
-    """The subcommands; those over checkpoints are imported when they are asked for."""
+    """The subcommands; those with NumPy are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, for the help."""
-        return sorted([*self.commands, *_OVER_CHECKPOINTS])
+        return sorted([*self.commands, *_WITH_NUMPY])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand by its name, None if there is none."""
-        if cmd_name not in _OVER_CHECKPOINTS:
+        if cmd_name not in _WITH_NUMPY:
             return super().get_command(ctx, cmd_name)
         module = importlib.import_module(f"holdfast.runtime.cli.{cmd_name}")
         command = getattr(module, cmd_name)

@@ -103,12 +103,21 @@ def is_alive(pid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Return whether ``pid`` is stopped by a signal or a tracer, and so runs no code."""
-    return _state(pid) in ("T", "t")
+    return state_of(pid) in ("T", "t")
 
 
 def hangs_in_kernel(pid: int) -> bool:
     """Return whether ``pid`` is in a call that no signal interrupts."""
-    return _state(pid) == "D"
+    return state_of(pid) == "D"
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of the process's state in proc_pid_stat(5), "" if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return ""
 
 
 def resident_bytes(pid: int) -> int | None:
@@ -227,15 +236,6 @@ def describe_status(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:
         return f"signal {-status}"
-
-
-def _state(pid: int) -> str:
-    """Return the letter of the process's state in proc_pid_stat(5), "" if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b") ")[2][:1].decode()
-    except OSError:
-        return ""
 
 
 def _granted_cores() -> float | None:

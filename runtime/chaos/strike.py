@@ -1,0 +1,203 @@
+"""A strike: what is done to which part of a job, and when; as a value and as a line of a plan.
+
+Examples of lines::
+
+    kill worker #2 at 12.5s
+    stop+cont agent at step 40 for 3s
+    full stderr on checkpoint 2 for 3s
+
+``#2`` chooses among several processes of the kind: it is taken modulo their number.  A
+moment is a time since the run began, a step, or the n-th record of an event in the journal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from holdfast.runtime.errors import UsageError
+
+DEFAULT_FOR_S = 3.0
+"""How long a stopped process or a full place stays so: less than any limit of a watcher."""
+_EXAMPLE = "kill worker #2 at 12.5s; stop+cont agent at step 40 for 3s; full stderr on checkpoint"
+
+
+class Kind(Enum):
+    """What is done."""
+
+    KILL = "kill"
+    STOP = "stop"
+    STOP_CONT = "stop+cont"
+    TERM = "term"
+    FULL = "full"
+
+
+class Target(Enum):
+    """What it is done to: a process of the job, or a place that takes its bytes."""
+
+    WORKER = "worker"
+    GUARD = "guard"
+    AGENT = "agent"
+    POOL = "pool"
+    WRITER = "writer"
+    MPIEXEC = "mpiexec"
+    SUPERVISOR = "supervisor"
+    STDERR = "stderr"
+    DISK = "disk"
+    SHM = "shm"
+
+
+PLACES = (Target.STDERR, Target.DISK, Target.SHM)
+PROCESSES = tuple(target for target in Target if target not in PLACES)
+LASTING = (Kind.STOP_CONT, Kind.FULL)
+"""The kinds that end after a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """A time in seconds since the run began."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"at {self.seconds:g}s"
+
+
+@dataclass(frozen=True, slots=True)
+class AtStep:
+    """The moment when the journal holds the step; 0 is the beginning of the run."""
+
+    step: int
+
+    def __str__(self) -> str:
+        return f"at step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class OnEvent:
+    """The moment when the journal holds the event for the n-th time, from 1."""
+
+    event: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"on {self.event}" + (f" {self.count}" if self.count > 1 else "")
+
+
+Moment: TypeAlias = AtTime | AtStep | OnEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """A kind of strike on a target."""
+
+    kind: Kind
+    target: Target
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense: places are filled, and processes get signals."""
+        if (self.kind is Kind.FULL) != (self.target in PLACES):
+            raise ValueError(f"{self.target.value} cannot be struck by {self.kind.value!r}")
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.target.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One strike; ``for_s`` is None for the kinds that do not end."""
+
+    blow: Blow
+    moment: Moment
+    index: int = 0
+    for_s: float | None = None
+
+    def __str__(self) -> str:
+        index = f" #{self.index}" if self.index else ""
+        lasting = "" if self.for_s is None else f" for {self.for_s:g}s"
+        return f"{self.blow}{index} {self.moment}{lasting}"
+
+
+PROCESS_BLOWS = tuple(
+    Blow(kind, target) for kind in Kind if kind is not Kind.FULL for target in PROCESSES
+)
+BLOWS = (*PROCESS_BLOWS, *(Blow(Kind.FULL, place) for place in PLACES))
+DEFAULT_BLOWS = (*PROCESS_BLOWS, Blow(Kind.FULL, Target.STDERR))
+"""What needs no rights: disk and /dev/shm are filled only where chaos mounts its own."""
+
+
+def parse_blows(text: str) -> tuple[Blow, ...]:
+    """Return the blows that a list such as ``kill, stop agent, full stderr`` names.
+
+    A kind alone stands for all its targets, a target alone for all kinds.
+
+    Raises:
+        UsageError: a word is unknown, or the pair makes no sense.
+    """
+    found: list[Blow] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        words = set(item.split())
+        blows = [b for b in BLOWS if words <= {b.kind.value, b.target.value}]
+        if not blows:
+            raise UsageError(
+                f"cannot read the kind of strike {item!r}: give a kind, a target or both "
+                f"(kinds: {_values(Kind)}; targets: {_values(Target)})"
+            )
+        found += [blow for blow in blows if blow not in found]
+    return tuple(found)
+
+
+_LINE = re.compile(
+    r"(?P<kind>\S+)\s+(?P<target>[a-z]+)(\s+#(?P<index>\d+))?\s+"
+    r"(at\s+(?P<seconds>\d+(\.\d+)?)\s*s|at\s+step\s+(?P<step>\d+)"
+    r"|on\s+(?P<event>[a-z_]+)(\s+(?P<count>[1-9]\d*))?)"
+    r"(\s+for\s+(?P<lasting>\d+(\.\d+)?)\s*s)?"
+)
+
+
+def parse_strike(line: str) -> Strike:
+    """Return the strike that a line of a plan describes.
+
+    Raises:
+        UsageError: it describes none; the message has an example.
+    """
+    match = _LINE.fullmatch(line.strip())
+    if match is None:
+        raise UsageError(f"cannot read the strike {line.strip()!r} (examples: {_EXAMPLE})")
+    try:
+        blow = Blow(Kind(match["kind"]), Target(match["target"]))
+    except ValueError as error:
+        raise UsageError(f"cannot read the strike {line.strip()!r}: {error}") from error
+    if match["lasting"] is not None and blow.kind not in LASTING:
+        raise UsageError(f"cannot read the strike {line.strip()!r}: only full and stop+cont last")
+    return Strike(blow, _moment(match), int(match["index"] or 0), _lasting(blow, match["lasting"]))
+
+
+def parse_plan(text: str) -> tuple[Strike, ...]:
+    """Return the strikes of a plan, one a line; empty lines and ``#`` lines do not count.
+
+    Raises:
+        UsageError: a line describes no strike.
+    """
+    lines = (line.strip() for line in text.splitlines())
+    return tuple(parse_strike(line) for line in lines if line and not line.startswith("#"))
+
+
+def _moment(match: re.Match[str]) -> Moment:
+    if match["seconds"] is not None:
+        return AtTime(float(match["seconds"]))
+    if match["step"] is not None:
+        return AtStep(int(match["step"]))
+    return OnEvent(match["event"], int(match["count"] or 1))
+
+
+def _lasting(blow: Blow, text: str | None) -> float | None:
+    if blow.kind not in LASTING:
+        return None
+    return DEFAULT_FOR_S if text is None else float(text)
+
+
+def _values(kinds: type[Enum]) -> str:
+    return ", ".join(str(kind.value) for kind in kinds)

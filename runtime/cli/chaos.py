@@ -1,0 +1,192 @@
+"""``holdfast chaos``: strike a job from outside, and hold it against its undisturbed twin."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.runtime.chaos.chaos_job import REPORT_NAME, ChaosTerms, run_chaos
+from holdfast.runtime.chaos.full_place import enter, is_private, refusal
+from holdfast.runtime.chaos.strike import DEFAULT_BLOWS, parse_blows, parse_plan
+from holdfast.runtime.chaos.verdict import Verdict, shares
+from holdfast.runtime.cli.option_flags import PATH, given_flags
+from holdfast.runtime.cli.run import run
+from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.system.helper_process import program_command
+
+_MAIN = "from holdfast.runtime.cli.main import main; main()"
+_OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "show_default": True},
+    epilog="Example: holdfast chaos --seed 7 --mtbf 30 -- run -n 4 train.py",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="The seed of the plan.  [default: random]")
+@click.option("--count", type=click.IntRange(min=0), default=3, help="So many strikes in all.")
+@click.option(
+    "--mtbf",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Strikes until the end, so far apart on average, instead of a count.",
+)
+@click.option("--plan", type=PATH, help="Strikes from a file, one a line, instead of a seed.")
+@click.option(
+    "--kinds",
+    metavar="LIST",
+    help='What may strike, as in "kill, stop agent, full stderr".  [default: all but full disk '
+    "and full shm]",
+)
+@click.option("--out", type=PATH, help="A new directory.  [default: holdfast-chaos-SEED]")
+@click.option(
+    "--hang-after",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    metavar="SECONDS",
+    help="Without a new record in the journal for so long the run hangs.",
+)
+@click.option("--disk-mb", type=click.IntRange(min=1), default=64, help="Room for a full disk.")
+@click.option("--shm-mb", type=click.IntRange(min=1), default=256, help="Room for full shm.")
+@click.argument("command", metavar="-- run [OPTIONS] SCRIPT [ARGS]...", nargs=-1, required=True)
+def chaos(command: tuple[str, ...], **options: Any) -> None:
+    """Strike a job as the world does, and compare it with an undisturbed one.
+
+    Kills, stops and terminates any process of the job at moments that follow from a seed.
+    Starts the job again as a batch system would.  Exits with 0 only if the run came to its end
+    with the bytes of the undisturbed run, and left nothing behind.
+    """
+    arguments = _arguments(command)
+    if options["seed"] is None:
+        options["seed"] = secrets.randbelow(1 << 32)
+    terms = _with_places(_terms(arguments, options), _line(options, command))
+    # A signal to end must not leave a job behind that nobody follows.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    verdict = run_chaos(terms, lambda text: click.echo(f"holdfast chaos: {text}", err=True))
+    _print(verdict, Console(soft_wrap=True, highlight=False))
+    click.echo(f"report  {terms.out / REPORT_NAME}")
+    if not verdict.is_good:
+        again = _line({**options, "out": None}, command)
+        click.echo(f"replay  {shlex.join(['holdfast', *again])}")
+        sys.exit(ExitCode.PROGRAM_FAILED)
+
+
+def _arguments(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what follows ``run``; refuse what chaos itself decides."""
+    if command[0] != "run":
+        raise UsageError(f"after -- comes `run` with its options and script, not {command[0]!r}")
+    given = given_flags(run.make_context("run", list(command[1:])))
+    for name, flag in _OURS.items():
+        if name in given:
+            raise UsageError(
+                f"leave out {flag}: chaos makes two run directories of its own in --out"
+            )
+    return command[1:]
+
+
+def _terms(arguments: tuple[str, ...], options: dict[str, Any]) -> ChaosTerms:
+    seed = options["seed"]
+    out = options["out"] or Path(f"holdfast-chaos-{seed}")
+    return ChaosTerms(
+        arguments=arguments,
+        out=out.absolute(),
+        seed=seed,
+        blows=parse_blows(options["kinds"]) if options["kinds"] else DEFAULT_BLOWS,
+        count=options["count"],
+        mtbf_s=options["mtbf"],
+        strikes=None if options["plan"] is None else parse_plan(_read(options["plan"])),
+        hang_after_s=options["hang_after"],
+        disk_mb=options["disk_mb"],
+        shm_mb=options["shm_mb"],
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the plan {path} cannot be read: {error}") from error
+
+
+def _with_places(terms: ChaosTerms, line: list[str]) -> ChaosTerms:
+    """Go on in a mount namespace if a place is to be full; leave these strikes out if none is."""
+    if not terms.mounted or is_private():
+        return terms
+    reason = refusal()
+    if reason is None:
+        enter(program_command(_MAIN, *line))
+    names = " and ".join(f"full {place.value}" for place in terms.mounted)
+    click.echo(f"holdfast chaos: {names} skipped: {reason}", err=True)
+    return terms.without_places()
+
+
+def _print(verdict: Verdict, console: Console) -> None:
+    console.print(_facts(verdict))
+    for table in (_strikes(verdict), _recoveries(verdict), _buckets(verdict)):
+        if table.row_count:
+            console.print(table)
+    if verdict.evidence:
+        console.print(verdict.evidence, markup=False)
+
+
+def _facts(verdict: Verdict) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("verdict", "good" if verdict.is_good else "BAD")
+    for complaint in verdict.complaints:
+        table.add_row("", Text(complaint))
+    codes = " ".join(map(str, verdict.exit_codes)) or "-"
+    table.add_row("exit codes", codes)
+    table.add_row("final sha256", verdict.sha256 or "-")
+    table.add_row("speed", f"{verdict.speed:.1%} of the undisturbed twin")
+    return table
+
+
+def _strikes(verdict: Verdict) -> Table:
+    table = Table("strike", "at", "step", "victim", "training again after")
+    for told in verdict.strikes:
+        victim = told.victim or "missed"
+        table.add_row(
+            Text(told.strike), f"{told.at_s:.2f} s", str(told.step), victim, _time(told.recovered_s)
+        )
+    return table
+
+
+def _recoveries(verdict: Verdict) -> Table:
+    table = Table("time to recover", "strikes", "recovered", "median", "99 %")
+    for found in verdict.recoveries:
+        counts = (str(found.strikes), str(found.recovered))
+        table.add_row(found.blow, *counts, _time(found.median_s), _time(found.p99_s))
+    return table
+
+
+def _buckets(verdict: Verdict) -> Table:
+    table = Table("wall time", "struck", "", "twin", "")
+    twin = shares(verdict.twin_buckets)
+    for name, (length, part) in shares(verdict.buckets).items():
+        ours = (f"{length:.3f} s", f"{part:.1%}")
+        table.add_row(name, *ours, f"{twin[name][0]:.3f} s", f"{twin[name][1]:.1%}")
+    table.add_row("all", f"{verdict.wall_s:.3f} s", "", f"{verdict.twin_wall_s:.3f} s", "")
+    return table
+
+
+def _time(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _line(options: dict[str, Any], command: tuple[str, ...]) -> list[str]:
+    """Return the words of the command line that asks for the same again."""
+    words = ["chaos"]
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return [*words, "--", *command]

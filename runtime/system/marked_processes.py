@@ -1,0 +1,61 @@
+"""Processes that bear a mark in their environment, wherever they are in the tree.
+
+A child inherits the environment of its parent.  So a mark that is given to one process
+finds all its descendants, those that were adopted by others included.  No process of
+anybody else bears it.  Needs Linux's ``/proc``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Return the name of every living process with ``mark`` (``NAME=value``), by process id.
+
+    A zombie has no mark.
+    """
+    found = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and bears_mark(int(directory.name), mark):
+            with contextlib.suppress(OSError):
+                found[int(directory.name)] = (directory / "comm").read_text().strip()
+    return found
+
+
+def bears_mark(pid: int, mark: str) -> bool:
+    """Return whether a process was started with ``mark``."""
+    return mark.encode() in variables_of(pid)
+
+
+def variables_of(pid: int) -> list[bytes]:
+    """Return the variables of a process, none if it has ended or is another user's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def command_line(pid: int) -> str:
+    """Return the arguments of a process, each ended by a NUL; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def signal_marked(pid: int, mark: str, *numbers: signal.Signals) -> bool:
+    """Send signals to ``pid`` if it still is the process that bears ``mark``; return whether."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if bears_mark(pid, mark):
+                for number in numbers:
+                    signal.pidfd_send_signal(descriptor, number)
+                return True
+        finally:
+            os.close(descriptor)
+    return False
