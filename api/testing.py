@@ -38,18 +38,14 @@ is left behind is found, and no process of another job is touched.  Needs Linux'
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import shutil
-import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.runtime.chaos.job_traces import ENDS_WITHIN_S, JobTraces
 from holdfast.runtime.commands.report import Report
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.journal import Record, read_journal
@@ -62,8 +58,6 @@ DEFAULT_TIMEOUT_S = 180.0
 _MARK = "HOLDFAST_TEST_JOB"
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
 _LOOK_S = 0.01
-_ENDS_WITHIN_S = 30.0
-"""How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +156,8 @@ class RunningJob:
         self._directory = RunDirectory(Path(request.run_dir))
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._token = secrets.token_hex(8)
-        self._scratch = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
-        self._temporary = self._scratch / "tmp"
-        self._temporary.mkdir()
-        environment = {**os.environ, **request.environment}
-        environment |= {_MARK: self._token, "TMPDIR": str(self._temporary)}
+        self._traces = JobTraces(_MARK)
+        environment = self._traces.environment({**os.environ, **request.environment})
         # Files, not pipes: a process that is left behind would keep a pipe open.
         with self._path("stdout").open("wb") as out, self._path("stderr").open("wb") as err:
             self._process = subprocess.Popen(
@@ -203,7 +193,7 @@ class RunningJob:
         The names of holdfast's own are ``holdfast-agent``, ``holdfast-pool`` and
         ``holdfast-w3`` for worker 3.
         """
-        return _processes_with(f"{_MARK}={self._token}")
+        return self._traces.processes()
 
     def signal(self, number: int, name: str | None = None) -> None:
         """Send a signal to the supervisor, or to every process of the job called ``name``.
@@ -248,7 +238,7 @@ class RunningJob:
             self.close()
             raise TimeoutError(f"the job did not end in {self._timeout_s} s; {story}") from None
         # A job whose supervisor was killed trains on to its end.
-        grace_s = _ENDS_WITHIN_S if exit_code >= 0 else self._deadline - time.monotonic()
+        grace_s = ENDS_WITHIN_S if exit_code >= 0 else self._deadline - time.monotonic()
         wait_all_ended(self.processes(), max(0.0, grace_s))
         journal = self.journal
         return JobRun(
@@ -262,18 +252,13 @@ class RunningJob:
 
     def leftovers(self) -> tuple[str, ...]:
         """Name each process and file of the job that exists now outside its run directory."""
-        processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
-        return (*processes, *map(str, (*self._shared_memory(), *self._temporary.iterdir())))
+        return self._traces.leftovers([self.pid])
 
     def close(self) -> None:
         """Kill the job's remaining processes and remove its files; a second call is harmless."""
-        while alive := self.processes():
-            for pid in alive:
-                _kill_marked(pid, f"{_MARK}={self._token}")
-            wait_all_ended(alive, _ENDS_WITHIN_S)
+        self._traces.kill_all()
         self._process.wait()
-        for directory in (*self._shared_memory(), self._scratch):
-            shutil.rmtree(directory, ignore_errors=True)
+        self._traces.remove_files([self.pid])
 
     def __enter__(self) -> RunningJob:
         """Return the job."""
@@ -283,11 +268,8 @@ class RunningJob:
         """Leave nothing behind."""
         self.close()
 
-    def _shared_memory(self) -> list[Path]:
-        return sorted(Path("/dev/shm").glob(f"holdfast-{self.pid}-*"))
-
     def _path(self, name: str) -> Path:
-        return self._scratch / name
+        return self._traces.scratch / name
 
     def _story(self) -> str:
         records = "\n".join(str(record) for record in self.journal[-5:])
@@ -295,32 +277,3 @@ class RunningJob:
             f"alive: {self.processes() or 'nothing'}; the end of its stderr:\n"
             f"{self.stderr[-2000:]}\nthe end of its journal:\n{records}"
         )
-
-
-def _processes_with(mark: str) -> dict[int, str]:
-    found = {}
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdigit() and _has_mark(int(directory.name), mark):
-            with contextlib.suppress(OSError):
-                found[int(directory.name)] = (directory / "comm").read_text().strip()
-    return found
-
-
-def _has_mark(pid: int, mark: str) -> bool:
-    """Return whether a process was started with ``mark``; a zombie has no mark."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # ended meanwhile, or another user's
-        return False
-    return mark.encode() in variables
-
-
-def _kill_marked(pid: int, mark: str) -> None:
-    """SIGKILL ``pid`` if it still is the process that bears ``mark``."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            if _has_mark(pid, mark):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)

@@ -21,6 +21,7 @@ from holdfast.runtime.chaos.job_traces import ENDS_WITHIN_S, JobTraces
 from holdfast.runtime.chaos.resubmission import Resubmission
 from holdfast.runtime.chaos.strike import Kind, Target
 from holdfast.runtime.chaos.striker import Place, Striker, Struck
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import JournalReader, Record
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.processes import state_of, wait_all_ended
@@ -28,6 +29,8 @@ from holdfast.runtime.system.processes import state_of, wait_all_ended
 _VARIABLE = "HOLDFAST_CHAOS_JOB"
 _LOOK_S = 0.02
 _TAIL_RECORDS = 12
+_OWNED_PAUSE_S = 3.0
+"""A user who reads "run again in a minute" waits a little, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class _Follower:
         self._incarnations: list[Incarnation] = []
         self._exit_codes: list[int] = []
         self._began = self._moved = time.monotonic()
+        self._starts_at: float | None = None
 
     def follow(self) -> FollowedRun:
         """Return the outcome."""
@@ -128,7 +132,10 @@ class _Follower:
         current = self._incarnations[-1]
         for struck in self._striker.look(now, self._progress.step, current.pid):
             self._note_standing(struck, current)
-        if current.is_standing:
+        if self._starts_at is not None:
+            if now >= self._starts_at:
+                self._start()
+        elif current.is_standing:
             self._start()
         elif current.exit_code is not None:
             return self._after(current.exit_code, now)
@@ -149,11 +156,12 @@ class _Follower:
         if exit_code == 0:
             return None
         refusal = self._rule.refusal(exit_code, self._progress.step, now)
-        if refusal is None:
-            self._start()
+        is_owned = exit_code == ExitCode.RUN_DIRECTORY_BUSY
+        self._starts_at = now + (_OWNED_PAUSE_S if is_owned else 0.0)
         return refusal
 
     def _start(self) -> None:
+        self._starts_at = None
         command = run_command(self._terms.run_dir, self._terms.arguments)
         incarnation = Incarnation(command, self._traces, self._terms.folder)
         self._incarnations.append(incarnation)

@@ -28,7 +28,7 @@ class JobTraces:
     def __init__(self, variable: str) -> None:
         """Make a mark, the value of ``variable``, and a scratch directory."""
         self.mark = f"{variable}={secrets.token_hex(8)}"
-        self.scratch = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+        self.scratch = Path(tempfile.mkdtemp(prefix="holdfast-job-"))
         self.temporary = self.scratch / "tmp"
         self.temporary.mkdir()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import shlex
 import signal
@@ -144,8 +145,9 @@ def _facts(verdict: Verdict) -> Table:
     table.add_row("verdict", "good" if verdict.is_good else "BAD")
     for complaint in verdict.complaints:
         table.add_row("", Text(complaint))
-    codes = " ".join(map(str, verdict.exit_codes)) or "-"
-    table.add_row("exit codes", codes)
+    runs = [(code, len(list(same))) for code, same in itertools.groupby(verdict.exit_codes)]
+    codes = ", ".join(f"{code} ({times} times)" if times > 1 else f"{code}" for code, times in runs)
+    table.add_row("exit codes", codes or "-")
     table.add_row("final sha256", verdict.sha256 or "-")
     table.add_row("speed", f"{verdict.speed:.1%} of the undisturbed twin")
     return table

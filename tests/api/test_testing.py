@@ -104,7 +104,7 @@ def test_processes_of_a_job_have_names_and_can_be_signalled(tmp_path: Path) -> N
 def test_a_process_that_a_job_leaves_behind_is_found_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.testing._ENDS_WITHIN_S", 2.0)  # it does not end
+    monkeypatch.setattr("holdfast.testing.ENDS_WITHIN_S", 2.0)  # it does not end
     script = tmp_path / "train.py"
     script.write_text(
         "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
@@ -24,7 +23,9 @@ from pathlib import Path
 
 from workload import Undisturbed, Workload, request_of
 
-from holdfast.runtime.mpiexec import guard
+from holdfast.runtime.chaos.strike import PROCESSES, Kind, Target
+from holdfast.runtime.chaos.striker import SIGNALS
+from holdfast.runtime.chaos.victims import find_victims
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 WORKERS = 3
@@ -35,29 +36,9 @@ LIMIT_S = 2
 TRAINED = Workload(
     microbatches=6, samples=160, global_batch=40, epochs=30, save_every=4, pause_ms=20
 )
+_NUMBERS = {Target.WORKER: VICTIM, Target.GUARD: VICTIM}
 _BOUND_S = 90.0
 _LOOK_S = 0.01
-
-
-class Victim(Enum):
-    """A process of the job."""
-
-    WORKER = "worker"
-    GUARD = "guard"
-    AGENT = "agent"
-    POOL = "pool"
-    WRITER = "writer"
-    MPIEXEC = "mpiexec"
-    SUPERVISOR = "supervisor"
-
-
-class Strike(Enum):
-    """What is done to it."""
-
-    KILL = "kill"
-    STOP = "stop"
-    STOP_CONT = "stop+cont"
-    TERM = "term"
 
 
 class Moment(Enum):
@@ -74,8 +55,8 @@ class Moment(Enum):
 class Cell:
     """One case of the matrix."""
 
-    victim: Victim
-    strike: Strike
+    victim: Target
+    strike: Kind
     moment: Moment
 
     def __str__(self) -> str:
@@ -83,7 +64,8 @@ class Cell:
         return f"{self.strike.value} {self.victim.value} {self.moment.value}"
 
 
-CELLS = tuple(Cell(*cell) for cell in product(Victim, Strike, Moment))
+_KINDS = (Kind.KILL, Kind.STOP, Kind.STOP_CONT, Kind.TERM)
+CELLS = tuple(Cell(*cell) for cell in product(PROCESSES, _KINDS, Moment))
 
 
 def run_cell(cell: Cell, folder: Path, undisturbed: Undisturbed) -> float:
@@ -117,7 +99,7 @@ def _request(folder: Path) -> JobRequest:
 def _wait_for(moment: Moment, job: RunningJob) -> None:
     if moment is Moment.STARTING:
         job.wait_for("launch")
-        _find(job, _is_named("holdfast-writer"))  # the youngest of the helpers
+        _find(job, Target.WRITER, 0)  # the youngest of the helpers
     elif moment is Moment.SAVE:
         job.wait_for("checkpoint")
     elif moment is Moment.ENDING:
@@ -125,27 +107,22 @@ def _wait_for(moment: Moment, job: RunningJob) -> None:
     else:
         job.wait_for("step", step=6)
     if moment is Moment.REPAIR:
-        os.kill(_find(job, _is_named("holdfast-w2")), signal.SIGKILL)
+        os.kill(_find(job, Target.WORKER, 2), signal.SIGKILL)
 
 
 def _strike(cell: Cell, job: RunningJob) -> None:
-    pid = _find(job, _FINDERS[cell.victim])
-    numbers = {
-        Strike.KILL: [signal.SIGKILL],
-        Strike.STOP: [signal.SIGSTOP],
-        Strike.STOP_CONT: [signal.SIGSTOP, signal.SIGCONT],
-        Strike.TERM: [signal.SIGTERM],
-    }
-    for number in numbers[cell.strike]:
+    pid = _find(job, cell.victim, _NUMBERS.get(cell.victim, 0))
+    waking = [signal.SIGCONT] if cell.strike is Kind.STOP_CONT else []
+    for number in (SIGNALS[cell.strike], *waking):
         os.kill(pid, number)
 
 
 def _end(cell: Cell, job: RunningJob, request: JobRequest) -> JobRun:
     """Return the end of the run, for which another ``holdfast run`` may be needed."""
-    if cell.victim is Victim.SUPERVISOR and cell.strike in (Strike.KILL, Strike.STOP):
+    if cell.victim is Target.SUPERVISOR and cell.strike in (Kind.KILL, Kind.STOP):
         return _succeeded(cell, job, request)
     ended = job.wait()
-    if cell.strike is Strike.TERM and cell.victim in (Victim.SUPERVISOR, Victim.AGENT):
+    if cell.strike is Kind.TERM and cell.victim in (Target.SUPERVISOR, Target.AGENT):
         expected = (0,) if cell.moment is Moment.ENDING else (75, 0)
         assert ended.exit_code in expected, f"{cell}: exit {ended.exit_code}\n{ended.stderr}"
         if ended.exit_code == 75:
@@ -162,7 +139,7 @@ def _succeeded(cell: Cell, job: RunningJob, request: JobRequest) -> JobRun:
             break
         # The agent has yet to notice that its supervisor stands still.
         assert time.monotonic() < deadline, f"{cell}: still owned\n{ended.stderr}"
-    if cell.strike is Strike.STOP and job.processes():
+    if cell.strike is Kind.STOP and job.processes():
         job.signal(signal.SIGCONT)
     first = job.wait()
     assert first.exit_code in (-signal.SIGKILL, 0), f"{cell}: {first.exit_code}\n{first.stderr}"
@@ -175,50 +152,12 @@ def _run(request: JobRequest) -> JobRun:
         return job.wait()
 
 
-def _is_named(name: str) -> Callable[[int, str], bool]:
-    return lambda pid, found: found == name
-
-
-def _runs(words: str) -> Callable[[int, str], bool]:
-    return lambda pid, found: words in _command_line(pid)
-
-
-def _is_guard_of_victim(pid: int, _name: str) -> bool:
-    if not _command_line(pid).endswith(f"\0-S\0{guard.__file__}\0"):  # mpiexec's goes on
-        return False
-    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return f"OMPI_COMM_WORLD_RANK={VICTIM}".encode() in environment
-
-
-_FINDERS: dict[Victim, Callable[[int, str], bool]] = {
-    Victim.WORKER: _is_named(f"holdfast-w{VICTIM}"),
-    Victim.GUARD: _is_guard_of_victim,
-    Victim.AGENT: _is_named("holdfast-agent"),
-    Victim.POOL: _is_named("holdfast-pool"),
-    Victim.WRITER: _is_named("holdfast-writer"),
-    Victim.MPIEXEC: _runs("--with-ft\0ulfm"),
-    Victim.SUPERVISOR: _runs("run\0-n\0"),
-}
-
-
-def _find(job: RunningJob, is_it: Callable[[int, str], bool]) -> int:
-    """Return the process of the job that ``is_it``, waiting until there is one."""
+def _find(job: RunningJob, victim: Target, number: int) -> int:
+    """Return the process of the job with this worker id or rank, waiting until there is one."""
     deadline = time.monotonic() + _BOUND_S
     while time.monotonic() < deadline:
-        for pid in _matching(job, is_it):
-            return pid
+        found = find_victims(victim, job.processes(), job.pid)
+        if number in found:
+            return found[number]
         time.sleep(_LOOK_S)
-    raise TimeoutError(f"no such process among {job.processes()}")
-
-
-def _matching(job: RunningJob, is_it: Callable[[int, str], bool]) -> Iterator[int]:
-    for pid, name in job.processes().items():
-        try:
-            if is_it(pid, name):
-                yield pid
-        except OSError:  # it has ended
-            continue
-
-
-def _command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    raise TimeoutError(f"no {victim.value} {number} among {job.processes()}")
