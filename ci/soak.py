@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,11 +122,11 @@ def _strike_many(seeds: range, blows: tuple[Blow, ...], root: Path) -> int:
             run = _follow(case, root / f"run-{seed}")
             verdict = judge(run, twins.of(case))
             verdicts.append(verdict)
-            if not verdict.is_good:
-                bad.append(seed)
             print(_line(seed, case, verdict), flush=True)
             if not verdict.is_good:
+                bad.append(seed)
                 print((root / f"run-{seed}" / "stderr.txt").read_text(errors="replace")[-4000:])
+            shutil.rmtree(root / f"run-{seed}")
     _print_table(verdicts)
     for seed in bad:
         print(f"bad: replay with ci/soak --seed {seed} --runs 1 --overload-minutes 0")

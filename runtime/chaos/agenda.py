@@ -28,6 +28,7 @@ class Agenda:
     """The strikes that are still to come; a plan without end must be ordered by time."""
 
     def __init__(self, strikes: Iterable[Strike], *, is_endless: bool = False) -> None:
+        self._is_endless = is_endless
         self._coming: Iterator[Strike] = iter(strikes) if is_endless else iter(())
         self.pending: list[Strike] = [] if is_endless else list(strikes)
 
@@ -38,6 +39,10 @@ class Agenda:
         due = [strike for strike in self.pending if _is_due(strike, elapsed_s, progress)]
         self.pending = [strike for strike in self.pending if strike not in due]
         return due
+
+    def unstruck(self) -> list[Strike]:
+        """Return the strikes of a finite plan whose moment has not come."""
+        return [] if self._is_endless else list(self.pending)
 
 
 def _is_due(strike: Strike, elapsed_s: float, progress: Progress) -> bool:

@@ -104,14 +104,15 @@ class _Follower:
             failure = self._look(time.monotonic())
         ended = time.monotonic()
         evidence = self._evidence() if failure else ""
-        leftovers = self._end()
+        self._striker.end(time.monotonic(), self._progress.step, self._agenda.unstruck())
+        leftovers = () if failure else self._leave()
         return FollowedRun(
             exit_codes=tuple(self._exit_codes),
             began=self._began,
             ended=ended,
             records=tuple(self._records),
             struck=tuple(self._striker.struck),
-            leftovers=() if failure else leftovers,
+            leftovers=leftovers,
             failure=failure,
             evidence=evidence,
         )
@@ -176,9 +177,8 @@ class _Follower:
                 self._progress.saw(record)
                 self._moved = now
 
-    def _end(self) -> tuple[str, ...]:
-        """Undo what lasts, give the processes their time to end, and name what stays."""
-        self._striker.end(time.monotonic(), self._progress.step)
+    def _leave(self) -> tuple[str, ...]:
+        """Give the processes their time to end, and name what stays."""
         for incarnation in self._incarnations:
             if incarnation.is_standing and incarnation.exit_code is None:
                 incarnation.go_on()

@@ -25,11 +25,13 @@ from holdfast.runtime.chaos.strike import (
     Moment,
     OnEvent,
     Strike,
+    Target,
 )
 
 _BLOW, _MOMENT, _INDEX, _WHEN, _COUNT = range(5)
 _INDICES = 64
 """Among so many processes of one kind each has the same chance, within 1 in 64."""
+_SEVERAL = (Target.WORKER, Target.GUARD)
 _EVENTS = ("launch", "world", "checkpoint", "failure", "completed")
 """Starting, training again, in a save, in a repair, ending."""
 _AT_EVENT = 0.4
@@ -63,7 +65,7 @@ def _strike(seed: int, number: int, blows: Sequence[Blow], moment: Moment) -> St
     return Strike(
         blow,
         moment,
-        index=int(_draw(seed, number, _INDEX) * _INDICES),
+        index=int(_draw(seed, number, _INDEX) * _INDICES) if blow.target in _SEVERAL else 0,
         for_s=DEFAULT_FOR_S if blow.kind in LASTING else None,
     )
 

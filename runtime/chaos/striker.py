@@ -7,7 +7,7 @@ What lasts for a time is undone by ``look``.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,12 +94,13 @@ class Striker:
         self.struck += done
         return done
 
-    def end(self, now: float, step: int) -> None:
-        """Undo everything that lasts, and note the strikes that came too late."""
+    def end(self, now: float, step: int, unstruck: Iterable[Strike] = ()) -> None:
+        """Undo everything that lasts, and note the strikes that came too late, or never."""
         for _, undo in self._undone:
             undo()
         self._undone.clear()
-        self.struck += [Struck(waiting.strike, now, step, None) for waiting in self._waiting]
+        missed = [*(waiting.strike for waiting in self._waiting), *unstruck]
+        self.struck += [Struck(strike, now, step, None) for strike in missed]
         self._waiting.clear()
 
     def _carry_out(self, strike: Strike, now: float, supervisor: int | None) -> str | None:

@@ -1,0 +1,141 @@
+"""``holdfast chaos`` on real jobs: it starts them again, and tells a good run from a bad one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workload import SCRIPT, Workload
+
+from holdfast.runtime.system.helper_process import program_command
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+
+_MAIN = "from holdfast.runtime.cli.main import main; main()"
+_SCRIPTS = Path(__file__).parent / "scripts"
+_TRAINED = Workload(
+    microbatches=6, samples=160, global_batch=40, epochs=15, save_every=4, pause_ms=20
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    exit_code: int
+    stdout: str
+    stderr: str
+    report: dict[str, Any]
+
+
+def _chaos(folder: Path, options: list[str], job: list[str]) -> Outcome:
+    out = folder / "out"
+    line = ["chaos", "--seed", "3", "--out", str(out), *options, "--", "run", *job]
+    ended = subprocess.run(
+        program_command(_MAIN, *line), capture_output=True, text=True, cwd=folder, check=False
+    )
+    path = out / "report.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    return Outcome(ended.returncode, ended.stdout, ended.stderr, report)
+
+
+def _plan(folder: Path, *strikes: str) -> list[str]:
+    path = folder / "plan.txt"
+    path.write_text("\n".join(strikes))
+    return ["--plan", str(path)]
+
+
+def _job(*options: str, workers: int = 3) -> list[str]:
+    return [
+        *("-n", str(workers), "--microbatches", str(_TRAINED.microbatches), "--threads", "1"),
+        *("--heartbeat-timeout", "5", *options),
+        *(str(_SCRIPTS / "paced.py"), *_TRAINED.argv),
+    ]
+
+
+def test_seeded_strikes_are_survived_and_told(tmp_path: Path) -> None:
+    kinds = "kill worker, kill pool, term mpiexec, full stderr"
+
+    done = _chaos(tmp_path, ["--count", "3", "--kinds", kinds], _job())
+
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert done.report["good"]
+    assert done.report["exit_codes"] == [0]
+    assert done.report["sha256"] == done.report["twin_sha256"]
+    assert done.report["steps"] == _TRAINED.steps
+    assert len(done.report["strikes"]) == 3
+    assert "verdict       good" in done.stdout
+    assert sum(done.report["buckets"].values()) == pytest.approx(done.report["wall_s"] * 1e9, abs=2)
+
+
+def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_supervisor(
+    tmp_path: Path,
+) -> None:
+    plan = _plan(tmp_path, "term agent at step 12", "kill supervisor at step 32")
+
+    done = _chaos(tmp_path, plan, _job())
+
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert [code for code in done.report["exit_codes"] if code != 76] == [75, -9, 0]
+    assert done.report["buckets"]["relaunch"] > 0
+    strikes = [told["strike"] for told in done.report["strikes"]]
+    assert strikes == ["term agent at step 12", "kill supervisor at step 32"]
+
+
+def test_run_that_spends_its_budget_is_bad_and_its_seed_is_told(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, "kill agent at step 8")
+
+    done = _chaos(tmp_path, plan, _job("--max-restarts", "0"))
+
+    assert done.exit_code == 1
+    assert done.report["complaints"] == ["not survived: the job ended with exit code 70"]
+    assert "the end of the journal" in done.stdout
+    assert "replay  holdfast chaos --seed 3" in done.stdout
+
+
+def test_script_without_the_same_bytes_twice_is_bad(tmp_path: Path) -> None:
+    done = _chaos(tmp_path, ["--count", "0"], [str(_SCRIPTS / "clock_seeded.py")])
+
+    assert done.exit_code == 1, done.stdout + done.stderr
+    assert [complaint.split(":")[0] for complaint in done.report["complaints"]] == ["wrong bytes"]
+
+
+def test_run_that_stands_still_is_ended(tmp_path: Path) -> None:
+    never = ["--linger", str(tmp_path / "never")]
+
+    done = _chaos(tmp_path, ["--hang-after", "4"], [*_job(workers=1), *never])
+
+    assert done.exit_code == 1
+    assert "the undisturbed twin failed (nothing has moved for" in done.stderr
+
+
+def test_directory_that_is_there_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+
+    done = _chaos(tmp_path, [], [str(SCRIPT)])
+
+    assert done.exit_code == 2
+    assert "is there already" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "job", "words"),
+    [
+        ([], ["--run-dir", "x", "train.py"], "leave out --run-dir"),
+        ([], ["--fresh", "train.py"], "leave out --fresh"),
+        (["--kinds", "maim"], ["train.py"], "cannot read the kind of strike 'maim'"),
+        (["--plan", "missing"], ["train.py"], "the plan missing cannot be read"),
+    ],
+    ids=["run-dir", "fresh", "kinds", "plan"],
+)
+def test_request_without_sense_is_refused_in_one_line(
+    tmp_path: Path, options: list[str], job: list[str], words: str
+) -> None:
+    done = _chaos(tmp_path, options, job)
+
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1

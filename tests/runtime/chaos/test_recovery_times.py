@@ -1,0 +1,64 @@
+"""What a strike costs is counted for the strike that can have caused it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.runtime.chaos.goodput import Bucket, Span
+from holdfast.runtime.chaos.recovery_times import Hit, can_interrupt, recovery_times
+from holdfast.runtime.chaos.strike import PROCESS_BLOWS, Blow, Kind, Target
+
+S = 1_000_000_000
+KILL_WORKER = Blow(Kind.KILL, Target.WORKER)
+STOP_AGENT = Blow(Kind.STOP, Target.AGENT)
+TERM_POOL = Blow(Kind.TERM, Target.POOL)
+KILL_AGENT = Blow(Kind.KILL, Target.AGENT)
+
+
+def _spans(*parts: tuple[Bucket, float, float]) -> list[Span]:
+    return [Span(bucket, round(begin * S), round(end * S)) for bucket, begin, end in parts]
+
+
+TRAINING, REPAIR, RELAUNCH = Bucket.TRAINING, Bucket.REPAIR, Bucket.RELAUNCH
+
+
+def test_death_costs_the_time_to_the_end_of_the_repair() -> None:
+    spans = _spans((TRAINING, 0, 5), (REPAIR, 5, 6), (TRAINING, 6, 9))
+
+    assert list(recovery_times([Hit(4.5, KILL_WORKER)], spans)) == [1.5]
+
+
+def test_stopped_agent_is_charged_with_the_relaunch_not_the_harmless_strike_after_it() -> None:
+    spans = _spans((TRAINING, 0, 4), (RELAUNCH, 4, 9), (TRAINING, 9, 10))
+
+    times = list(recovery_times([Hit(1, STOP_AGENT), Hit(3, TERM_POOL)], spans))
+
+    assert times == [8, 6]  # the other one waits for the next step that begins
+
+
+def test_second_death_takes_the_gap_over() -> None:
+    spans = _spans((TRAINING, 0, 5), (RELAUNCH, 5, 9), (TRAINING, 9, 10))
+
+    times = list(recovery_times([Hit(4, KILL_WORKER), Hit(6, KILL_AGENT)], spans))
+
+    assert times == [5, 3]
+
+
+def test_gap_without_a_strike_that_explains_it_belongs_to_the_last_one() -> None:
+    spans = _spans((TRAINING, 0, 5), (RELAUNCH, 5, 9), (TRAINING, 9, 10))
+
+    assert list(recovery_times([Hit(4, TERM_POOL)], spans)) == [5]
+
+
+def test_strike_after_the_last_step_has_no_time() -> None:
+    spans = _spans((TRAINING, 0, 5), (Bucket.ENDING, 5, 9))
+
+    assert list(recovery_times([Hit(6, KILL_WORKER)], spans)) == [None]
+
+
+@pytest.mark.parametrize("blow", PROCESS_BLOWS, ids=str)
+def test_strikes_on_helpers_do_not_interrupt(blow: Blow) -> None:
+    if blow.target in (Target.POOL, Target.WRITER) or blow.kind is Kind.STOP_CONT:
+        assert not can_interrupt(blow)
+    elif blow.target is Target.AGENT:
+        assert can_interrupt(blow)

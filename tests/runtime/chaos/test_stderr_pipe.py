@@ -1,0 +1,58 @@
+"""A full pipe takes nothing, and loses nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.chaos.stderr_pipe import StderrPipe
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[tuple[StderrPipe, int]]:
+    pipe = StderrPipe(tmp_path / "stderr.txt")
+    descriptor = os.dup(pipe.write_fd)
+    pipe.started()
+    yield pipe, descriptor
+    os.close(descriptor)
+    pipe.close()
+
+
+def test_text_goes_to_the_file(writer: tuple[StderrPipe, int], tmp_path: Path) -> None:
+    pipe, descriptor = writer
+    os.write(descriptor, b"one\n")
+    pipe.drain()
+    os.write(descriptor, b"two\n")
+    pipe.drain()
+
+    assert (tmp_path / "stderr.txt").read_bytes() == b"one\ntwo\n"
+
+
+def test_full_pipe_takes_nothing_until_it_is_released(
+    writer: tuple[StderrPipe, int], tmp_path: Path
+) -> None:
+    pipe, descriptor = writer
+    os.write(descriptor, b"before\n")
+    pipe.fill()
+    pipe.drain()
+    os.set_blocking(descriptor, False)
+    with pytest.raises(BlockingIOError):
+        os.write(descriptor, b"x")
+    assert not (tmp_path / "stderr.txt").exists()
+
+    pipe.release()
+    pipe.drain()
+    os.write(descriptor, b"after\n")
+    pipe.drain()
+
+    assert (tmp_path / "stderr.txt").read_bytes() == b"before\nafter\n"
+
+
+def test_descriptor_of_the_job_still_blocks_after_a_fill(writer: tuple[StderrPipe, int]) -> None:
+    pipe, descriptor = writer
+    pipe.fill()
+
+    assert os.get_blocking(descriptor)

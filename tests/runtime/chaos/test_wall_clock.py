@@ -1,0 +1,49 @@
+"""A step of the wall clock cannot reach a job: its time is monotonic.
+
+``holdfast chaos`` steps no clock, because all programs of a machine share it.  This test stands
+in its place: the wall clock is only read for stamps that people read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+STAMPS = {
+    "runtime/options/run_terms.py": "created=time.time(),",
+    "runtime/run/journal.py": '"time": time.time()',
+    "runtime/worker/records.py": "_Commit(event, now, time.time(),",
+}
+_WALL_CLOCK = re.compile(
+    r"\btime\.time(_ns)?\(|from time import|\bdatetime\b|CLOCK_REALTIME|\blocaltime\(|\bgmtime\("
+)
+_READ = re.compile(r"""(\[|get\()["'](time|created)["']|\.created\b""")
+
+
+def _files() -> Iterator[Path]:
+    """Yield the code that decides; the command line shows stamps to people."""
+    for layer in ("api", "checkpoint", "recovery", "runtime"):
+        files = sorted((ROOT / layer).rglob("*.py"))
+        yield from (path for path in files if path.parent != ROOT / "runtime" / "cli")
+
+
+def _lines(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    return [
+        (str(path.relative_to(ROOT)), line.strip())
+        for path in _files()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if pattern.search(line)
+    ]
+
+
+def test_wall_clock_is_read_for_stamps_only() -> None:
+    found = _lines(_WALL_CLOCK)
+
+    assert [path for path, _ in found] == sorted(STAMPS)
+    assert all(STAMPS[path] in line for path, line in found)
+
+
+def test_no_decision_reads_a_stamp() -> None:
+    assert _lines(_READ) == []
