@@ -88,3 +88,5 @@ class FullPlace:
     def __exit__(self, *_error: object) -> None:
         """Unmount it, at the latest when the namespace ends."""
         subprocess.run(["umount", "--lazy", str(self.path)], check=False)
+        if self.path != SHARED_MEMORY:
+            self.path.rmdir()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from workload import SCRIPT, Workload
 
+from holdfast.runtime.chaos.full_place import refusal
 from holdfast.runtime.system.helper_process import program_command
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -82,6 +83,19 @@ def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_supervisor(
     assert done.report["buckets"]["relaunch"] > 0
     strikes = [told["strike"] for told in done.report["strikes"]]
     assert strikes == ["term agent at step 12", "kill supervisor at step 32"]
+
+
+@pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
+def test_full_disk_and_full_shared_memory_are_survived(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, "full disk at step 10 for 1s", "full shm at step 20 for 1s")
+    shared = set(Path("/dev/shm").glob(".holdfast-chaos*"))
+
+    done = _chaos(tmp_path, [*plan, "--disk-mb", "16"], _job())
+
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert [told["victim"] for told in done.report["strikes"]] == ["disk", "shm"]
+    assert (tmp_path / "out" / "struck" / "run" / "journal.jsonl").exists()
+    assert set(Path("/dev/shm").glob(".holdfast-chaos*")) == shared  # that of all others
 
 
 def test_run_that_spends_its_budget_is_bad_and_its_seed_is_told(tmp_path: Path) -> None:
