@@ -25,6 +25,7 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.helper_watch import HelperWatch
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
+from holdfast.runtime.agent.standing_still import kill_standing_parent
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
@@ -357,6 +358,7 @@ class Agent:
             self._end(ExitCode.RECOVERY_IMPOSSIBLE)  # mpiexec starts none, and nobody else looks
         may_still_come = now < self._expects_supervisor_until and os.getppid() == self._parent
         if self._supervisor.channel is None and not may_still_come and self._host.is_idle:
+            kill_standing_parent(self._parent)
             self._end(ExitCode.DONE)
 
     def _end(self, exit_code: ExitCode) -> None:

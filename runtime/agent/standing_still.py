@@ -9,6 +9,8 @@ agent that was away itself accuses nobody.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterable
 
 from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
@@ -34,3 +36,12 @@ class StandingStill:
         self._detector = self._detector.observe(views, now)
         found = self._detector.findings()
         return {int(pid): finding.silent_s for pid, finding in found.items() if finding.is_dead}
+
+
+def kill_standing_parent(parent: int) -> None:
+    """SIGKILL the supervisor that has started this process, if it was stopped ever since.
+
+    It owns the run directory, and nobody could have that before it is woken.
+    """
+    if os.getppid() == parent and is_stopped(parent):
+        os.kill(parent, signal.SIGKILL)

@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
-from workload import LONG, Undisturbed, assert_whole, request_of
+from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.runtime.system.helper_process import program_command
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
 LONGER = replace(LONG, pause_ms=60)
 """It must live until its next supervisor is up, on a busy machine too; its bytes are LONG's."""
+_MOST_TRIES = 100
+"""Each takes half a second at least: the agent gives its supervisor a minute to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,35 @@ def test_job_whose_directory_was_made_again_is_still_one_job(
         assert attached.exit_code == 0, attached.stderr
         assert attached.sha256 == undisturbed(LONG)
         assert orphan.wait().leftovers == ()
+
+
+_STOP_BEFORE_THE_AGENT_IS_UP = """
+import os, signal
+from holdfast.runtime.supervisor import agent_process
+connected = agent_process._connected
+def stop(*arguments):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return connected(*arguments)
+agent_process._connected = stop
+"""
+
+
+def test_directory_of_a_supervisor_that_was_stopped_before_its_first_launch_is_free_soon(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It owns the directory, and its agent has nothing to be taken over."""
+    request = request_of(EVEN, tmp_path / "run", workers=2)
+    first = PreparedJob(**asdict(request), preparation=_STOP_BEFORE_THE_AGENT_IS_UP)
+    with start_job(first) as standing:
+        standing.wait_for("launch")
+        codes = []
+        while not codes or (codes[-1] == 76 and len(codes) < _MOST_TRIES):
+            with start_job(request) as next_one:
+                job = next_one.wait()
+            codes.append(job.exit_code)
+
+        assert_whole(job, EVEN, undisturbed(EVEN))
+        assert standing.wait().exit_code == -signal.SIGKILL
 
 
 def _agent(job: RunningJob) -> int:
