@@ -141,7 +141,7 @@ class _Follower:
         elif current.exit_code is not None:
             return self._after(current.exit_code, now)
         if now - self._moved > self._terms.hang_after_s:
-            return f"nothing has moved for {now - self._moved:.0f} s"
+            return f"nothing has moved in the journal for {now - self._moved:.0f} s"
         return None
 
     def _note_standing(self, struck: Struck, current: Incarnation) -> None:

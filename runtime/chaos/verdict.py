@@ -44,11 +44,13 @@ class Told:
 class Verdict:
     """A struck run and its twin; times in seconds, buckets in nanoseconds.
 
-    The run is good if there is no complaint.  ``speed`` is the twin's wall time divided by
+    The run is good if there is no complaint, and has survived if a job of it ended with 0.
+    ``speed`` is the twin's wall time divided by
     that of the struck run.
     """
 
     complaints: tuple[str, ...]
+    has_survived: bool
     exit_codes: tuple[int, ...]
     sha256: str | None
     twin_sha256: str | None
@@ -77,6 +79,7 @@ def judge(run: FollowedRun, twin: FollowedRun) -> Verdict:
     told = tuple(_tell(run, spans))
     return Verdict(
         complaints=tuple(_complaints(run, report, expected)),
+        has_survived=run.failure is None,
         exit_codes=run.exit_codes,
         sha256=report.final_sha256,
         twin_sha256=expected.final_sha256,

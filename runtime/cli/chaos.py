@@ -94,6 +94,8 @@ def _arguments(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _terms(arguments: tuple[str, ...], options: dict[str, Any]) -> ChaosTerms:
+    if options["plan"] is not None and options["mtbf"] is not None:
+        raise UsageError("--plan and --mtbf both say when to strike; give one of them")
     seed = options["seed"]
     out = options["out"] or Path(f"holdfast-chaos-{seed}")
     return ChaosTerms(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +92,13 @@ def test_plan_has_comments_and_empty_lines() -> None:
     plan = parse_plan("# first\n\nkill agent at 1s\n  term pool at step 2\n")
 
     assert [str(strike) for strike in plan] == ["kill agent at 1s", "term pool at step 2"]
+
+
+def test_plan_of_the_documentation_is_one() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "chaos.md").read_text(encoding="utf-8")
+    (plan,) = re.findall(r"^```\n(kill .*?)^```", page, re.MULTILINE | re.DOTALL)
+
+    assert len(parse_plan(plan)) == 3
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_run_like_its_twin_is_good() -> None:
     verdict = judge(TWIN, TWIN)
 
     assert verdict.is_good
+    assert verdict.has_survived
     assert verdict.speed == 1.0
     assert sum(verdict.buckets.values()) == 3_000_000_000
 
@@ -53,6 +54,7 @@ def test_run_that_differs_is_bad(changes: dict[str, object], complaint: str) -> 
     verdict = judge(dataclasses.replace(TWIN, **changes), TWIN)  # type: ignore[arg-type]
 
     assert not verdict.is_good
+    assert verdict.has_survived == ("failure" not in changes)
     assert verdict.complaints[0].startswith(complaint)
 
 
