@@ -21,6 +21,7 @@ from holdfast.runtime.errors import ProgramError, UsageError
 
 REPORT_NAME = "report.json"
 PLAN_NAME = "plan.txt"
+_EVIDENCE_NAME = "evidence.txt"
 _MOUNTED = (Target.DISK, Target.SHM)
 
 
@@ -131,9 +132,10 @@ def _mount(terms: ChaosTerms, place: Target) -> FullPlace:
 
 def _refuse_bad(twin: FollowedRun, folder: Path) -> None:
     if twin.failure is not None:
+        (folder / _EVIDENCE_NAME).write_text(twin.evidence + "\n", encoding="utf-8")
         raise ProgramError(
             f"the undisturbed twin failed ({twin.failure}), so there is nothing to compare with; "
-            f"see {folder / 'stderr.txt'}"
+            f"see stderr.txt and {_EVIDENCE_NAME} in {folder}"
         )
 
 

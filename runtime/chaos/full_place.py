@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast.runtime.errors import UsageError
 
 NAMESPACE_VARIABLE = "HOLDFAST_CHAOS_NAMESPACE"
-"""Is set for the process that is in a namespace of its own."""
+"""Names the mount namespace that a process with one of its own has come from."""
 SHARED_MEMORY = Path("/dev/shm")
 _UNSHARE = ("unshare", "--mount", "--propagation", "private")
 _FILLER = ".holdfast-chaos-filler"
@@ -27,7 +27,7 @@ _PIECE = bytes(1 << 16)
 
 def is_private() -> bool:
     """Return whether this process is in a mount namespace that chaos has made."""
-    return NAMESPACE_VARIABLE in os.environ
+    return os.environ.get(NAMESPACE_VARIABLE, _namespace()) != _namespace()
 
 
 def refusal() -> str | None:
@@ -47,7 +47,7 @@ def enter(command: Sequence[str]) -> None:
         OSError: it cannot be started.
     """
     sys.stdout.flush()
-    environment = {**os.environ, NAMESPACE_VARIABLE: "1"}
+    environment = {**os.environ, NAMESPACE_VARIABLE: _namespace()}
     os.execvpe(_UNSHARE[0], [*_UNSHARE, *command], environment)
 
 
@@ -90,3 +90,7 @@ class FullPlace:
         subprocess.run(["umount", "--lazy", str(self.path)], check=False)
         if self.path != SHARED_MEMORY:
             self.path.rmdir()
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/mnt")

@@ -45,8 +45,7 @@ class Verdict:
     """A struck run and its twin; times in seconds, buckets in nanoseconds.
 
     The run is good if there is no complaint, and has survived if a job of it ended with 0.
-    ``speed`` is the twin's wall time divided by
-    that of the struck run.
+    ``speed`` is the twin's wall time divided by that of the struck run.
     """
 
     complaints: tuple[str, ...]

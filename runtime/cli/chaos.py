@@ -51,7 +51,7 @@ _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}
 @click.option(
     "--hang-after",
     type=click.FloatRange(min=0, min_open=True),
-    default=300.0,
+    default=1200.0,
     metavar="SECONDS",
     help="Without a new record in the journal for so long the run hangs.",
 )
@@ -70,7 +70,8 @@ def chaos(command: tuple[str, ...], **options: Any) -> None:
         options["seed"] = secrets.randbelow(1 << 32)
     terms = _with_places(_terms(arguments, options), _line(options, command))
     # A signal to end must not leave a job behind that nobody follows.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(ExitCode.TERMINATED))
     verdict = run_chaos(terms, lambda text: click.echo(f"holdfast chaos: {text}", err=True))
     _print(verdict, Console(soft_wrap=True, highlight=False))
     click.echo(f"report  {terms.out / REPORT_NAME}")

@@ -125,6 +125,8 @@ def test_run_that_stands_still_is_ended(tmp_path: Path) -> None:
 
     assert done.exit_code == 1
     assert "the undisturbed twin failed (nothing has moved in the journal for" in done.stderr
+    evidence = (tmp_path / "out" / "twin" / "evidence.txt").read_text()
+    assert evidence.startswith("processes:\n  ")
 
 
 def test_chaos_that_is_told_to_end_takes_the_job_with_it(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.chaos.full_place import _UNSHARE, is_private, refusal
+from holdfast.runtime.chaos.full_place import _UNSHARE, NAMESPACE_VARIABLE, is_private, refusal
 
 pytestmark = [
     pytest.mark.process,
@@ -29,6 +30,13 @@ with FullPlace(pathlib.Path(sys.argv[1]), 2) as place:
     place.release()
     print((place.path / "file").write_bytes(bytes(1 << 20)))
 """
+
+
+def test_variable_alone_makes_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /dev/shm that is everybody's must never be filled."""
+    monkeypatch.setenv(NAMESPACE_VARIABLE, os.readlink("/proc/self/ns/mnt"))
+
+    assert not is_private()
 
 
 def test_full_place_takes_nothing_until_it_is_released(tmp_path: Path) -> None:
