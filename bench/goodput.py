@@ -103,6 +103,8 @@ def _print(verdict: Verdict) -> None:
         if found.median_s is not None:
             times = f"median {found.median_s:.2f} s, 99 % {found.p99_s:.2f} s"
         print(f"{found.blow:<24}{found.strikes:>3} strikes, to recover: {times}")
+    for interruption in verdict.unexplained:
+        print(f"no strike explains a {interruption}")
     holds = harness.verdict(holds=verdict.is_good and verdict.speed >= BOUND)
     print(f"speed {verdict.speed:.1%} of the undisturbed twin; bound {BOUND:.0%}: {holds}")
 

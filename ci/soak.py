@@ -174,8 +174,9 @@ def _line(seed: int, case: Case, verdict: Verdict) -> str:
     word = "ok " if verdict.is_good else "BAD"
     codes = "+".join(map(str, verdict.exit_codes))
     missed = sum(told.victim is None for told in verdict.strikes)
+    strange = [f"no strike explains a {told}" for told in verdict.unexplained]
     head = f"{word} {verdict.wall_s:5.1f} s exit {codes} missed {missed}  seed {seed}: {case}"
-    return "\n    ".join([head, *verdict.complaints, *verdict.evidence.splitlines()])
+    return "\n    ".join([head, *strange, *verdict.complaints, *verdict.evidence.splitlines()])
 
 
 def _print_table(verdicts: list[Verdict]) -> None:

@@ -2,8 +2,9 @@
 
 A repair or a relaunch belongs to the last strike before its end that can have caused it, and
 to the last strike at all if none can.  A strike with such gaps has cost the time up to the end
-of the last one: a stopped agent is found and replaced only after a while.  A strike without
-one has cost the time to the first step that began after it.
+of the first one: a stopped agent is found and replaced only after a while.  A strike without
+one has cost the time to the first step that began after it.  Each further gap of a strike, and
+a gap before all strikes, has no explanation: a healthy worker may have been fenced.
 """
 
 from __future__ import annotations
@@ -39,7 +40,19 @@ def recovery_times(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[float
         moment = _ns(hit)
         ends = [span.end for span, owner in owners.items() if owner is hit]
         ends = ends or [s.begin for s in spans if s.bucket in _WORK and s.begin >= moment][:1]
-        yield seconds(ends[-1] - moment) if ends else None
+        yield seconds(ends[0] - moment) if ends else None
+
+
+def unexplained(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[Span]:
+    """Yield the repairs and relaunches that no strike explains."""
+    explained: list[Hit] = []
+    for span in spans:
+        if span.bucket in _LOST:
+            owner = _owner(span, hits)
+            if owner is None or any(owner is other for other in explained):
+                yield span
+            else:
+                explained.append(owner)
 
 
 def can_interrupt(blow: Blow) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.runtime.chaos.followed_run import FollowedRun
 from holdfast.runtime.chaos.goodput import Span, buckets_of, seconds, spans_of
-from holdfast.runtime.chaos.recovery_times import Hit, recovery_times
+from holdfast.runtime.chaos.recovery_times import Hit, recovery_times, unexplained
 from holdfast.runtime.chaos.strike import Target
 from holdfast.runtime.commands.report import Report
 from holdfast.runtime.commands.summary import summarize
@@ -45,7 +45,8 @@ class Verdict:
     """A struck run and its twin; times in seconds, buckets in nanoseconds.
 
     The run is good if there is no complaint, and has survived if a job of it ended with 0.
-    ``speed`` is the twin's wall time divided by that of the struck run.
+    ``unexplained`` names interruptions that no strike has caused.  ``speed`` is the twin's wall
+    time divided by that of the struck run.
     """
 
     complaints: tuple[str, ...]
@@ -61,6 +62,7 @@ class Verdict:
     twin_buckets: dict[str, int]
     strikes: tuple[Told, ...]
     recoveries: tuple[Recovery, ...]
+    unexplained: tuple[str, ...]
     leftovers: tuple[str, ...]
     evidence: str
 
@@ -90,6 +92,7 @@ def judge(run: FollowedRun, twin: FollowedRun) -> Verdict:
         twin_buckets=_named(twin_spans),
         strikes=told,
         recoveries=tuple(_recoveries(run, told)),
+        unexplained=tuple(_unexplained(run, spans)),
         leftovers=run.leftovers,
         evidence=run.evidence,
     )
@@ -135,9 +138,19 @@ def _named(spans: Sequence[Span]) -> dict[str, int]:
     return {bucket.value: length for bucket, length in buckets_of(spans).items()}
 
 
+def _hits(run: FollowedRun) -> list[Hit]:
+    return [Hit(struck.now, struck.strike.blow) for struck in run.struck if struck.has_hit]
+
+
+def _unexplained(run: FollowedRun, spans: Sequence[Span]) -> Iterator[str]:
+    began = spans[0].begin if spans else 0
+    for span in unexplained(_hits(run), spans):
+        length = seconds(span.end - span.begin)
+        yield f"{span.bucket.value} of {length:.2f} s at {seconds(span.begin - began):.2f} s"
+
+
 def _tell(run: FollowedRun, spans: Sequence[Span]) -> Iterator[Told]:
-    hits = [Hit(struck.now, struck.strike.blow) for struck in run.struck if struck.has_hit]
-    times = iter(recovery_times(hits, spans))
+    times = iter(recovery_times(_hits(run), spans))
     for struck in run.struck:
         yield Told(
             strike=str(struck.strike),

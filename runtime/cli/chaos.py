@@ -152,6 +152,8 @@ def _facts(verdict: Verdict) -> Table:
     codes = ", ".join(f"{code} ({times} times)" if times > 1 else f"{code}" for code, times in runs)
     table.add_row("exit codes", codes or "-")
     table.add_row("final sha256", verdict.sha256 or "-")
+    for interruption in verdict.unexplained:
+        table.add_row("unexplained", Text(interruption))
     table.add_row("speed", f"{verdict.speed:.1%} of the undisturbed twin")
     return table
 

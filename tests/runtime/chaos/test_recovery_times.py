@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.chaos.goodput import Bucket, Span
-from holdfast.runtime.chaos.recovery_times import Hit, can_interrupt, recovery_times
+from holdfast.runtime.chaos.recovery_times import Hit, can_interrupt, recovery_times, unexplained
 from holdfast.runtime.chaos.strike import PROCESS_BLOWS, Blow, Kind, Target
 
 S = 1_000_000_000
@@ -48,6 +48,15 @@ def test_gap_without_a_strike_that_explains_it_belongs_to_the_last_one() -> None
     spans = _spans((TRAINING, 0, 5), (RELAUNCH, 5, 9), (TRAINING, 9, 10))
 
     assert list(recovery_times([Hit(4, TERM_POOL)], spans)) == [5]
+
+
+def test_second_gap_of_a_strike_has_no_explanation() -> None:
+    later = (RELAUNCH, 20, 25)
+    spans = _spans((REPAIR, 0, 1), (TRAINING, 1, 5), (REPAIR, 5, 6), (TRAINING, 6, 20), later)
+    hits = [Hit(4.5, KILL_WORKER)]
+
+    assert list(recovery_times(hits, spans)) == [1.5]
+    assert list(unexplained(hits, spans)) == _spans((REPAIR, 0, 1), later)
 
 
 def test_strike_after_the_last_step_has_no_time() -> None:
