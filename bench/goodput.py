@@ -87,7 +87,7 @@ def _tell(text: str) -> None:
 
 def _print(verdict: Verdict) -> None:
     print(f"load at the end {os.getloadavg()[0]:.1f}; exit codes {verdict.exit_codes}")
-    print(f"{'good' if verdict.is_good else 'BAD'}: {verdict.steps} steps, same bytes")
+    print(f"{'good' if verdict.is_good else 'BAD'}: {verdict.steps} steps")
     for complaint in verdict.complaints:
         print(f"    {complaint}")
     if verdict.evidence:
