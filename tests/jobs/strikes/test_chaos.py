@@ -18,7 +18,7 @@ from holdfast.runtime.system.helper_process import program_command
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
-_SCRIPTS = Path(__file__).parent / "scripts"
+_SCRIPTS = Path(__file__).parents[1] / "scripts"
 _TRAINED = Workload(
     microbatches=6, samples=160, global_batch=40, epochs=15, save_every=4, pause_ms=50
 )
