@@ -214,6 +214,7 @@ class Agent:
         process = HeldProcess.of_peer(channel)
         if process is None:
             channel.close()
+            hello.close()
         else:
             self._host.take_guard(GuardLink(channel, process), hello)
 

@@ -13,7 +13,7 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.output import Forwarded
 from holdfast.runtime.evidence.stacks import Stacks
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.channel import FDS, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.process_status import last_core
 from holdfast.runtime.system.processes import describe_status, hangs_in_kernel, kill_group
@@ -27,6 +27,8 @@ class GuardHello:
     generation: int
     directory: str
     environment: dict[str, str]
+    connections: tuple[int, ...] = ()
+    """The rank's descriptor to its launcher, under launchers that hand one over."""
 
     @staticmethod
     def of(message: Message) -> GuardHello:
@@ -36,7 +38,13 @@ class GuardHello:
             generation=int(message["generation"]),
             directory=str(message["cwd"]),
             environment=dict(message["env"]),
+            connections=tuple(message.get(FDS, ())),
         )
+
+    def close(self) -> None:
+        """Close the descriptors of a guard that is turned away."""
+        for descriptor in self.connections:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ class HostedWorker:
         self.stderr_fd, self._their_stderr = os.pipe()
         self.pid: int | None = None
         self.end_fd: int | None = None
+        self._connections: tuple[int, ...] = ()
         self.is_at_end = False
         self.has_left = False
         self.limit: str | None = None
@@ -128,10 +137,12 @@ class HostedWorker:
         will_never_run = self.is_condemned and self.pid is None
         return self.guard is not None and not will_never_run
 
-    def join_guard(self, guard: GuardLink, begin: Message) -> None:
+    def join_guard(self, guard: GuardLink, hello: GuardHello, environment: dict[str, str]) -> None:
         """Tie the worker to its guard and let it begin, as soon as it has a process."""
         self.guard = guard
-        self.control.post(begin)
+        self._connections = hello.connections  # open until the message has left
+        begin = {"kind": "begin", "env": environment | hello.environment, "cwd": hello.directory}
+        self.control.post(begin, hello.connections)
 
     def join_process(self, pid: int) -> int:
         """Take note of the process; return a descriptor that is readable when it has ended."""
@@ -225,6 +236,9 @@ class HostedWorker:
         self.page.close()
         if self.guard is not None:
             self.guard.close()
+        for descriptor in self._connections:
+            os.close(descriptor)
+        self._connections = ()
         if self.end_fd is not None:
             os.close(self.end_fd)
             self.end_fd = None

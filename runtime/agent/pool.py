@@ -255,6 +255,8 @@ def _enter(birth: Birth) -> None:
     if (begin := control.receive()) is None:
         return  # the agent has closed the channel: this worker is not needed
     os.environ.update(begin["env"])
+    for descriptor in begin.get(FDS, ()):
+        os.environ["PMI_FD"] = str(descriptor)  # here it has another number than in the guard
     os.chdir(begin["cwd"])
     entry(config, control.detach(), birth.heartbeat_fd)
 

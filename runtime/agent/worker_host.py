@@ -117,9 +117,9 @@ class WorkerHost:
         hosted = self._expecting(hello)
         if hosted is None or self._launch is None:
             guard.close()
+            hello.close()
             return
-        environment = {**self._launch.environment, **hello.environment}
-        hosted.join_guard(guard, {"kind": "begin", "env": environment, "cwd": hello.directory})
+        hosted.join_guard(guard, hello, self._launch.environment)
         self._reactor.watch_channel(
             guard.channel, lambda _: None, lambda: hosted.kill("guard lost")
         )

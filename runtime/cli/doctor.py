@@ -12,9 +12,17 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.errors import ExitCode, JobError
+from holdfast.runtime.mpi_trial.campaign import Finding, run_trial
+from holdfast.runtime.mpi_trial.fitness import examine
+from holdfast.runtime.mpi_trial.mpi_library import (
+    INSTALL_HINT,
+    MpiLibrary,
+    find_mpiexec,
+    identify,
+)
+from holdfast.runtime.mpi_trial.trial_table import FIRST_DEATH, PLAIN_START
+from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.mpi_library import MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.supervisor.ulfm_trial import require_ulfm, try_out
 from holdfast.runtime.system.helper_process import program_command
 from holdfast.runtime.system.processes import usable_cores
 
@@ -34,10 +42,13 @@ class Diagnosis:
 @click.command(context_settings={"auto_envvar_prefix": "HOLDFAST"})
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("."), show_default=True)
 @click.option("--mpiexec", type=click.Path(path_type=Path), help="The mpiexec to examine.")
-def doctor(run_dir: Path, mpiexec: Path | None) -> None:
+@click.option(
+    "--mpi", "is_campaign", is_flag=True, help="Try MPI by real deaths for a minute, and only it."
+)
+def doctor(run_dir: Path, mpiexec: Path | None, is_campaign: bool) -> None:  # noqa: FBT001
     """Examine MPI, TensorFlow and the run directory; exit 2 if a job could not run."""
     is_healthy = True
-    for finding in _examine(run_dir, mpiexec):
+    for finding in _examine_mpi(mpiexec) if is_campaign else _examine(run_dir, mpiexec):
         mark = "ok  " if finding.is_good else "FAIL"
         click.echo(f"{mark}  {finding.subject:<13} {finding.sentence}")
         is_healthy = is_healthy and finding.is_good
@@ -55,7 +66,7 @@ def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
         yield Diagnosis("MPI", str(error), is_good=False)
     if library is not None:
         yield Diagnosis("MPI", str(library))
-        yield _attempt("ULFM", lambda: _try_out(library))
+        yield from _try_out(library)
         if library.warning:
             yield Diagnosis("MPI version", library.warning, is_good=False)
     yield _find_tensorflow()
@@ -69,9 +80,49 @@ def _attempt(subject: str, check: Callable[[], str]) -> Diagnosis:
         return Diagnosis(subject, str(error), is_good=False)
 
 
-def _try_out(library: MpiLibrary) -> str:
-    require_ulfm(try_out(library, os.environ))
-    return "one of two ranks was killed and the other went on"
+def _try_out(library: MpiLibrary) -> Iterator[Diagnosis]:
+    """Start two ranks; where survivors can go on, kill one of two."""
+    started = run_trial(library, os.environ, PLAIN_START).outcome
+    yield Diagnosis("MPI start", started.failure or "two ranks started", is_good=started.has_passed)
+    if not library.launcher.can_shrink:
+        sentence = f"{library.name} has none; run jobs with --no-shrink"
+        yield Diagnosis("ULFM", sentence, is_good=False)
+        return
+    survived = run_trial(library, os.environ, FIRST_DEATH).outcome
+    sentence = "one of two ranks was killed and the other went on"
+    if not survived.has_passed:
+        fault = survived.wrong or survived.failure
+        sentence = f"survivors cannot go on: {fault}; {INSTALL_HINT}, or use --no-shrink"
+    yield Diagnosis("ULFM", sentence, is_good=survived.has_passed)
+
+
+def _examine_mpi(mpiexec: Path | None) -> Iterator[Diagnosis]:
+    """Run the campaign, one line for each trial that ends; the last one is the verdict."""
+    try:
+        library = identify(find_mpiexec(mpiexec))
+    except JobError as error:
+        yield Diagnosis("MPI", str(error), is_good=False)
+        return
+    yield Diagnosis("MPI", str(library))
+    verdict = examine(library, os.environ, _print_finding)
+    yield Diagnosis("verdict", _TRUSTS[verdict.trust], is_good=verdict.trust is Trust.ALL)
+
+
+def _print_finding(finding: Finding) -> None:
+    outcome = finding.outcome
+    mark = "ok  " if outcome.has_passed else "FAIL"
+    fault = outcome.wrong or outcome.failure
+    name = f"{outcome.trial.name} ({outcome.seconds:.1f} s)"
+    click.echo(f"{mark}  {outcome.trial.level.value:<13} {name}{': ' if fault else ''}{fault}")
+
+
+_TRUSTS = {
+    Trust.NOTHING: f"no job can run with this MPI; {INSTALL_HINT}, or name another with --mpiexec",
+    Trust.RELAUNCH: "jobs can run with --no-shrink, which relaunches them at every death",
+    Trust.ONE: "survivors go on after one death at a time; deaths that follow each other closely "
+    f"cost a relaunch; better: {INSTALL_HINT}, or --no-shrink",
+    Trust.ALL: "survivors go on after deaths of all kinds, at any moment, several at once",
+}
 
 
 def _find_tensorflow() -> Diagnosis:

@@ -27,6 +27,7 @@ the TCP transport of several hosts can deadlock in revoke.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -198,10 +199,12 @@ class MpiCommunicator:
         """Return when every survivor has called this.
 
         Without it the first worker to exit would look like a failure to the
-        others; ``MPI_Finalize`` is not used because it may hang after failures.
+        others.  ``MPI_Finalize`` may hang after failures.  Without shrinking there were none,
+        and launchers without ULFM want it: they kill a launch whose first rank is gone.
         """
         if not self._shrinkable:
             self._collective(self._comm.Barrier)
+            MPI.Finalize()
             return
         for _ in range(self._size + 1):  # each death can spoil one agreement
             try:
@@ -210,6 +213,16 @@ class MpiCommunicator:
                 self._comm.Ack_failed()
             else:
                 return
+
+    def hide_segments(self) -> None:
+        """Remove the names of MPICH's shared memory, which all ranks have mapped by now.
+
+        MPICH itself removes them at its end.  After a SIGKILL there is none.
+        """
+        self._collective(self._comm.Barrier)
+        for path in Path("/dev/shm").glob("mpich_shm_*"):
+            if str(path) in Path("/proc/self/maps").read_text():
+                path.unlink(missing_ok=True)
 
     def _call(self, call: Callable[..., object], *arguments: object) -> None:
         try:
@@ -244,4 +257,7 @@ def join_world(*, shrinkable: bool) -> MpiCommunicator:
     """
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
-    return MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
+    world = MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
+    if not shrinkable:
+        world.hide_segments()
+    return world

@@ -32,14 +32,24 @@ from _signal import (  # type: ignore[import-not-found]  # typeshed leaves it ou
     SIGXCPU,
     signal,
 )
-from _socket import AF_UNIX, SOCK_STREAM, socket
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_FORWARDED = ("PMIX_", "OMPI_", "PRTE_", "OPAL_")
-"""Without ``OPAL_`` Open MPI looks for its help files and plugins under a wrong prefix."""
+_FORWARDED = (
+    *("PMIX_", "OMPI_", "PRTE_", "OPAL_"),
+    *("PMI_", "PMI2_", "MPI_LOCAL", "HYDI_", "HYDRA_", "I_MPI_", "MPIR_", "UCX_", "FI_"),
+)
+"""What Open MPI, and what MPICH and Intel MPI tell a rank by its environment.
+
+Without ``OPAL_`` Open MPI looks for its help files and plugins under a wrong prefix.
+"""
+
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_CONNECTION = "PMI_FD"
+"""Names the descriptor of Hydra's connection to a rank; Open MPI's ranks connect themselves."""
 
 _WORKER_HAS_LEFT = b'{"kind":"worker_ended","clean":true}\n'
 """The one message that ends a guard in peace, as channel.py writes it."""
@@ -52,7 +62,7 @@ def main() -> None:
     launcher = os.getppid()
     launcher_end = os.pidfd_open(launcher)
     agent = _connect(os.environ["HOLDFAST_AGENT"])
-    agent.sendall(_hello())
+    _greet(agent)
     if os.getppid() != launcher:
         _die()  # the descriptor may stand for a process that took the number over
     _wait(agent, launcher_end)
@@ -71,9 +81,23 @@ def _connect(path: str) -> socket:
     return agent
 
 
-def _hello() -> bytes:
+def _greet(agent: socket) -> None:
+    """Hand over the rank: its environment, and its connection to the launcher if it has one."""
+    connection = os.environ.get(_CONNECTION)
+    if connection is None:
+        agent.sendall(_hello(0))
+        return
+    descriptor = int(connection)
+    hello = _hello(1)
+    rights = (SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))
+    sent = agent.sendmsg([hello], [rights])
+    agent.sendall(hello[sent:])
+    os.close(descriptor)  # the worker's end is then the end that the launcher sees
+
+
+def _hello(fds: int) -> bytes:
     environment = os.environ
-    rank = int(environment.get("OMPI_COMM_WORLD_RANK") or environment["PMIX_RANK"])
+    rank = int(next(environment[name] for name in _RANKS if name in environment))
     generation = int(environment["HOLDFAST_GENERATION"])
     forwarded = ",".join(
         f"{_quoted(name)}:{_quoted(value)}"
@@ -82,7 +106,7 @@ def _hello() -> bytes:
     )
     hello = (
         f'{{"kind":"guard","rank":{rank},"generation":{generation},'
-        f'"cwd":{_quoted(os.getcwd())},"env":{{{forwarded}}}}}\n'
+        f'"cwd":{_quoted(os.getcwd())},"env":{{{forwarded}}},"@fds":{fds}}}\n'
     )
     return hello.encode("utf-8", "surrogatepass")
 

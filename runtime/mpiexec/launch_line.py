@@ -1,26 +1,10 @@
 """mpiexec's command line and environment for one launch on one host.
 
-Each option answers a fact that was measured on Open MPI 5.0 with PRRTE 3.0:
-
-* ``--with-ft ulfm`` and the two ``state_base`` parameters: a death by signal does not end
-  the job, but is reported to the survivors, also among ranks that were spawned later;
-* ``--bind-to none``: with one or two ranks PRRTE would bind each to one core,
-  and all threads of a worker with it;
-* ``pml ob1`` and ``btl self,sm``: point-to-point layers that survive failures;
-  leaving out ``ofi`` also saves a second at every start.  ``tcp`` survives them too, but
-  listens on all interfaces, even with ``btl_tcp_if_include``, and takes messages from
-  any sender.  One host does without;
-* ``coll ^han,adapt``: ``han`` has returned success with wrong sums after a
-  failure;
-* ``mpi_add_procs_cutoff``: every rank knows every peer from the start.  Without it a
-  revoke can hang if it must reach a peer without any earlier message;
-* ``btl_sm_backing_directory`` and ``TMPDIR``: everything that a killed mpiexec
-  would leave behind lies in one private directory, which its owner removes.
-  Guards keep ``TMPDIR`` to themselves: MPI finds all without it in a worker, whose
-  script would else put its temporary files into memory;
-* the variables of a batch job are left out, see ``environment``;
-* ``shmem mmap``: without it each rank makes ``/dev/shm/open_mpi.0000`` for a moment,
-  to see whether it could, and a rank that is killed then leaves it there.
+`launchers` tells what each MPI library's mpiexec needs, and why.  For all of them ``TMPDIR``
+is the launch's private directory, which its owner removes.  Guards keep ``TMPDIR`` to
+themselves: MPI finds all without it in a worker, whose script would else put its temporary
+files into memory.
+The variables of a batch job are left out, see ``environment``.
 
 mpiexec's exit code means nothing under ``--with-ft ulfm``: it is 0 even when
 all ranks were killed.  The workers tell the outcome of a launch.
@@ -32,24 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-ADD_PROCS_CUTOFF = 1024
+from holdfast.runtime.mpiexec.launchers import OPEN_MPI, Launcher
 
-_FAULT_TOLERANCE = (
-    *("--with-ft", "ulfm"),
-    *("--prtemca", "state_base_recoverable", "1"),
-    *("--prtemca", "state_base_notify_errors", "1"),
-)
-_TRANSPORT = (
-    *("--mca", "pml", "ob1"),
-    *("--mca", "btl", "self,sm"),
-    *("--mca", "coll", "^han,adapt"),
-    *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
-    *("--mca", "shmem", "mmap"),
-)
-PARAMETERS = (*_FAULT_TOLERANCE, *_TRANSPORT)
-"""What a trial of an MPI was made with; its answer holds for nothing else."""
-
-_ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_")
+_ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "PMI2_", "HYDI_", "HYDRA_BSTRAP_", "MPI_LOCAL")
 _BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
 _BATCH_JOB_OF_SGE = ("JOB_ID", "PE_HOSTFILE")
 """What tells PRRTE (its frameworks ras and plm) of an allocation."""
@@ -63,7 +32,7 @@ class LaunchLine:
 
     ``directory`` exists and is private to the launch (mode 0700).  Its maker removes it
     when mpiexec has ended.  ``ulfm`` false starts a job that dies whole with its first
-    rank.  ``as_root`` permits mpiexec to run as root.
+    rank.  ``as_root`` permits mpiexec to run as root.  ``launcher`` is the kind of mpiexec.
     """
 
     mpiexec: Path
@@ -72,9 +41,12 @@ class LaunchLine:
     guard: tuple[str, ...]
     ulfm: bool = True
     as_root: bool = False
+    launcher: Launcher = OPEN_MPI
 
     def __post_init__(self) -> None:
         """Refuse launches that mpiexec would misread."""
+        if self.ulfm and not self.launcher.can_shrink:
+            raise ValueError(f"no worker outlives a death under {self.launcher.library}")
         if self.ranks < 1:
             raise ValueError(f"a launch needs at least 1 rank, got {self.ranks}")
         if not self.guard:
@@ -82,13 +54,13 @@ class LaunchLine:
 
     def command(self) -> tuple[str, ...]:
         """Return the whole command line, mpiexec first."""
+        kind = self.launcher
         return (
             str(self.mpiexec),
-            *(("--allow-run-as-root",) if self.as_root else ()),
-            *("--oversubscribe", "--bind-to", "none"),
-            *(_FAULT_TOLERANCE if self.ulfm else ()),
-            *_TRANSPORT,
-            *("--mca", "btl_sm_backing_directory", str(self.directory)),
+            *(kind.root_options if self.as_root else ()),
+            *(kind.ulfm_options if self.ulfm and kind.ulfm_options else ()),
+            *kind.options,
+            *((*kind.directory_options, str(self.directory)) if kind.directory_options else ()),
             *("-n", str(self.ranks)),
             *self.guard,
         )
@@ -103,7 +75,7 @@ class LaunchLine:
         """
         outside = outside_of_mpi(base)
         here = {name: value for name, value in outside.items() if not _names_batch_job(name)}
-        return {**here, "TMPDIR": str(self.directory), **extra}
+        return {**dict(self.launcher.environment), **here, "TMPDIR": str(self.directory), **extra}
 
 
 def _names_batch_job(name: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.runtime.mpiexec import guard as guard_file
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.mpiexec.launchers import LAUNCHERS, OPEN_MPI, Launcher
 from holdfast.runtime.mpiexec.mpi_launch import MpiLaunch
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
@@ -30,11 +31,13 @@ class MpiOrder:
 
     mpiexec: Path
     ulfm: bool
+    launcher: Launcher = OPEN_MPI
 
     @staticmethod
     def of(fields: dict[str, Any]) -> MpiOrder:
         """Return the order in a ``launch`` message; raises ``KeyError`` if it is incomplete."""
-        return MpiOrder(Path(fields["mpiexec"]), bool(fields["ulfm"]))
+        launcher = LAUNCHERS[fields["library"]]
+        return MpiOrder(Path(fields["mpiexec"]), bool(fields["ulfm"]), launcher)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class MpiHost:
             guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
             ulfm=order.ulfm,
             as_root=os.geteuid() == 0,
+            launcher=order.launcher,
         )
         environment = line.environment(
             os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)

@@ -12,6 +12,9 @@ from pathlib import Path
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.mpi_trial.fitness import assess, require, warning_of
+from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec, identify
+from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.mpiexec.launch_line import outside_of_mpi
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
@@ -22,9 +25,7 @@ from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
-from holdfast.runtime.supervisor.mpi_library import find_mpiexec, identify
 from holdfast.runtime.supervisor.takeover import Takeover
-from holdfast.runtime.supervisor.ulfm_trial import assess, require_ulfm
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -36,6 +37,8 @@ class JobSetup:
     options: JobOptions
     record: RunRecord
     mpiexec: Path
+    mpi_library: str
+    """The name of the library that mpiexec belongs to."""
     journal: Journal
     lease: Lease
     first_generation: int
@@ -73,10 +76,10 @@ def prepare_job(options: JobOptions) -> JobSetup:
     """
     check_files(options)
     key_file = find_key(options.key_file, options.run_dir)
-    mpiexec = find_mpiexec(options.mpiexec)
-    library = identify(mpiexec)
-    if options.shrink:
-        require_ulfm(assess(library, os.environ))
+    library = identify(find_mpiexec(options.mpiexec))
+    needed = Trust.ONE if options.shrink else Trust.RELAUNCH
+    verdict = assess(library, os.environ, needed)
+    require(library, verdict, needed)
     directory = RunDirectory(options.run_dir)
     directory.prepare()
     lease = directory.acquire_lease()
@@ -86,14 +89,15 @@ def prepare_job(options: JobOptions) -> JobSetup:
     return JobSetup(
         options=options,
         record=record,
-        mpiexec=mpiexec,
+        mpiexec=library.mpiexec,
+        mpi_library=library.name,
         journal=open_journal(directory, record.run_id),
         lease=lease,
         first_generation=next_generation(directory),
         preload=useful_preload(options.preload, options.script),
-        environment=job_environment(record.threads),
+        environment=job_environment(record.threads) | library.variables(os.environ),
         is_resumed=is_resumed,
-        warning=library.warning if options.shrink else None,
+        warning=warning_of(library, verdict) if options.shrink else None,
         key_file=key_file,
         history=HistoryReader(directory.journal_path),
         cwd=Path.cwd(),
@@ -120,6 +124,7 @@ def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
         options=options,
         record=record,
         mpiexec=takeover.mpiexec,
+        mpi_library=takeover.mpi_library,
         journal=open_journal(directory, record.run_id),
         lease=takeover.lease,
         first_generation=config.generation,

@@ -188,7 +188,11 @@ class Supervisor:
         launch = {
             "kind": "launch",
             "config": self._setup.worker_config(command).to_json(),
-            "mpi": {"mpiexec": str(self._setup.mpiexec), "ulfm": self._setup.options.shrink},
+            "mpi": {
+                "mpiexec": str(self._setup.mpiexec),
+                "library": self._setup.mpi_library,
+                "ulfm": self._setup.options.shrink,
+            },
             "relaunch": command.relaunch,
             "spent": command.spent,
         }

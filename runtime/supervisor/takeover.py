@@ -36,6 +36,7 @@ class Takeover:
     config: WorkerConfig
     launch: Launch
     mpiexec: Path
+    mpi_library: str
     lease: Lease
     directory: Path
     cwd: Path
@@ -121,6 +122,7 @@ def _taken(channel: Channel, agent: HeldProcess, answer: dict[str, Any]) -> Take
         config=config,
         launch=launch,
         mpiexec=Path(message["mpi"]["mpiexec"]),
+        mpi_library=message["mpi"]["library"],
         lease=Lease(answer[FDS][0]),
         directory=Path(answer["directory"]),
         cwd=Path(answer["cwd"]),

@@ -15,9 +15,9 @@ from typing import Any
 
 from configs import worker_config
 
+from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec
 from holdfast.runtime.mpiexec import guard as guard_module
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
-from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 

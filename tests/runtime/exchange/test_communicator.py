@@ -18,8 +18,8 @@ from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.simulated_threads import Deadlock
+from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
-from holdfast.runtime.supervisor.mpi_library import find_mpiexec
 
 Scenario = Callable[[Communicator], Communicator]
 MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]

