@@ -220,7 +220,7 @@ def _grow(trial: Trial) -> None:
     from mpi4py import MPI
 
     program, *arguments = module_command("holdfast.runtime.mpi_trial.rank", _SPAWNED)
-    survivors = MPI.COMM_WORLD.Shrink()
+    survivors = MPI.Intracomm(MPI.COMM_WORLD.Shrink())
     time.sleep(_SETTLE_S)
     survivors.Barrier()
     survivors.Agree(1)

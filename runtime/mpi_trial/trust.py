@@ -69,7 +69,7 @@ def judge(
     if lost and not failure:
         ranks = ", ".join(map(str, lost))
         failure = f"rank {ranks} of {trial.ranks} was lost, although nobody killed it; {ending}"
-        if len(lost) == trial.ranks:
+        if set(lost) == trial.survivors:
             failure = ending
     return Outcome(trial, failure, wrong, seconds)
 

@@ -131,7 +131,7 @@ def test_another_mpi(tmp_path: Path) -> None:
 
     job = _run_with(tmp_path / "run", "--mpiexec", str(other))
 
-    assert_refused(job, 2, "is not Open MPI", str(other), "pip install")
+    assert_refused(job, 2, "no MPI that holdfast knows", str(other), "pip install")
 
 
 def test_an_mpi_that_does_not_survive_a_death(tmp_path: Path, mpiexec_without_ulfm: Path) -> None:

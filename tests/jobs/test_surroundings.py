@@ -64,7 +64,7 @@ def test_modules_in_the_working_directory_are_not_imported(
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert [*planted.iterdir()] == [*planted.glob("*.py")]
-    assert [*(tmp_path / "cache").rglob("fit-*.json")] != []
+    assert [*(tmp_path / "cache").rglob("mpi-*.json")] != []
 
 
 def test_script_imports_from_its_own_directory_and_from_pythonpath(tmp_path: Path) -> None:

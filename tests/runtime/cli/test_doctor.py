@@ -8,7 +8,10 @@ import pytest
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.supervisor.ulfm_trial import Fitness
+from holdfast.runtime.mpi_trial.campaign import Finding
+from holdfast.runtime.mpi_trial.trial_table import Trial
+from holdfast.runtime.mpi_trial.trust import Outcome, Trust
+from holdfast.runtime.mpi_trial.verdict_file import Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +22,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     mpiexec.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_MPIEXEC", str(mpiexec))
-    monkeypatch.setattr(doctor_file, "try_out", lambda *_: Fitness(True, "Open MPI", "passed"))
+    monkeypatch.setattr(doctor_file, "run_trial", _passing)
     _answer_import(monkeypatch, 0, "2.21.0\n", "")
     return mpiexec
+
+
+def _passing(_library: object, _environment: object, trial: Trial) -> Finding:
+    return Finding(Outcome(trial))
 
 
 def _answer_import(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
@@ -69,7 +76,10 @@ def test_missing_mpi_is_found_and_the_rest_still_examined(
 def test_mpi_without_ulfm_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_file, "try_out", lambda *_: Fitness(False, "Open MPI", "no Revoke"))
+    def dying(_library: object, _environment: object, trial: Trial) -> Finding:
+        return Finding(Outcome(trial, "no Revoke" if trial.deaths else ""))
+
+    monkeypatch.setattr(doctor_file, "run_trial", dying)
 
     code, lines = _doctor(capsys)
 
@@ -86,6 +96,51 @@ def test_version_that_crashes_survivors_is_found(
 
     assert code == ExitCode.USAGE
     assert "going on in place; use 5.0.9" in _failures(lines)[0]
+
+
+def test_launcher_without_ulfm_is_told_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], machine: Path
+) -> None:
+    machine.write_text("#!/bin/sh\nprintf 'HYDRA build details:\\n  Version: 5.0.2\\n'\n")
+
+    code, lines = _doctor(capsys)
+
+    assert code == ExitCode.USAGE
+    assert "MPICH has none; run jobs with --no-shrink" in _failures(lines)[0]
+    assert any("two ranks started" in line for line in lines)
+
+
+@pytest.mark.parametrize("trust", Trust)
+def test_campaign_prints_its_trials_and_what_can_be_trusted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trust: Trust
+) -> None:
+    def examine(library: object, environment: object, on_finding: object) -> Verdict:
+        for trial in doctor_file.FIRST_DEATH, doctor_file.PLAIN_START:
+            on_finding(Finding(Outcome(trial, "a rank was lost", seconds=0.4)))  # type: ignore[operator]
+        return Verdict(trust, "a rank was lost", is_campaign=True)
+
+    monkeypatch.setattr(doctor_file, "examine", examine)
+
+    code, lines = _doctor(capsys, "--mpi")
+
+    assert code == (ExitCode.DONE if trust is Trust.ALL else ExitCode.USAGE)
+    assert lines[1].split() == [
+        "FAIL",
+        "one",
+        "one",
+        "of",
+        "two",
+        "dies",
+        "(0.4",
+        "s):",
+        "a",
+        "rank",
+        "was",
+        "lost",
+    ]
+    assert lines[-1].startswith("ok" if trust is Trust.ALL else "FAIL")
+    assert ("--no-shrink" in lines[-1]) is (trust in (Trust.RELAUNCH, Trust.ONE))
+    assert not any("TensorFlow" in line for line in lines)
 
 
 def test_tensorflow_that_cannot_be_imported_is_found(

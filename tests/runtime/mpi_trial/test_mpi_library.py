@@ -69,20 +69,53 @@ def test_version_is_what_mpiexec_says(version: str) -> None:
         f"mpiexec (Open MPI) {version}\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
     )
 
-    assert parse_version(HERE, text) == MpiLibrary(HERE, "Open MPI", version)
+    assert parse_version(HERE, text) == MpiLibrary(HERE, version)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "name", "version"),
     [
-        "",
-        "HYDRA build details:\n    Version: 4.3.2\n",
-        "Intel(R) MPI Library for Linux* OS, Version 2021.11",
+        ("HYDRA build details:\n    Version:                 4.3.2\n", "MPICH", "4.3.2"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)",
+            "Intel MPI",
+            "2021.19.0",
+        ),
     ],
 )
-def test_other_mpi_is_refused_by_name_of_the_one_that_works(text: str) -> None:
-    with pytest.raises(UsageError, match="is not Open MPI"):
+def test_launchers_of_other_libraries_are_known(text: str, name: str, version: str) -> None:
+    library = parse_version(HERE, text)
+
+    assert (library.name, library.version) == (name, version)
+    assert not library.launcher.can_shrink
+
+
+@pytest.mark.parametrize("text", ["", "mpiexec (PALS) 1.2.3", "HYDRA build details:"])
+def test_unknown_launcher_is_refused_with_the_known_ones(text: str) -> None:
+    with pytest.raises(UsageError, match=r"knows .*: Open MPI, MPICH and Intel MPI; pip install"):
         parse_version(HERE, text)
+
+
+@pytest.mark.parametrize("place", ["lib/libmpi.so.40", "lib/release/libmpi.so.12"])
+def test_mpi4py_is_told_of_the_library_beside_mpiexec(tmp_path: Path, place: str) -> None:
+    file = tmp_path / place
+    file.parent.mkdir(parents=True)
+    file.touch()
+    library = MpiLibrary(_program(tmp_path / "bin", ""), "5.0.9")
+
+    assert library.variables({}) == {"MPI4PY_LIBMPI": str(file)}
+    assert library.variables({"MPI4PY_LIBMPI": "/other"}) == {}
+    assert library.variables({"MPI4PY_MPIABI": "mpich"}) == {}
+
+
+def test_mpi4py_finds_the_library_of_its_own_environment_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libmpi.so.40").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+
+    assert MpiLibrary(_program(tmp_path / "bin", ""), "5.0.9").variables({}) == {}
 
 
 def test_old_open_mpi_is_refused(tmp_path: Path) -> None:
@@ -111,7 +144,7 @@ def test_program_that_cannot_start_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["5.0.10", "5.0.11"])
 def test_versions_that_crash_survivors_are_named(version: str) -> None:
-    warning = MpiLibrary(HERE, "Open MPI", version).warning
+    warning = MpiLibrary(HERE, version).warning
 
     assert warning is not None
     assert version in warning
@@ -120,4 +153,4 @@ def test_versions_that_crash_survivors_are_named(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["5.0.8", "5.0.9", "5.0.1"])
 def test_other_versions_carry_no_warning(version: str) -> None:
-    assert MpiLibrary(HERE, "Open MPI", version).warning is None
+    assert MpiLibrary(HERE, version).warning is None

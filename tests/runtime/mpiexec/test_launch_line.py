@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.mpiexec.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher
 
 LINE = LaunchLine(
     mpiexec=Path("/opt/mpi/bin/mpiexec"),
@@ -17,9 +18,9 @@ LINE = LaunchLine(
 
 def test_line_of_one_host_with_ulfm() -> None:
     assert " ".join(LINE.command()) == (
-        "/opt/mpi/bin/mpiexec --oversubscribe --bind-to none --with-ft ulfm "
+        "/opt/mpi/bin/mpiexec --with-ft ulfm "
         "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
-        "--mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
+        "--oversubscribe --bind-to none --mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
         "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap "
         "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
     )
@@ -71,6 +72,43 @@ def test_environment_is_private_to_the_launch_and_free_of_an_enclosing_job() -> 
         "HOLDFAST_GENERATION": "2",
     }
     assert base["PMIX_RANK"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [(MPICH, "-launcher fork -bind-to none"), (INTEL_MPI, "-launcher fork")],
+)
+def test_line_of_hydra(launcher: Launcher, options: str) -> None:
+    line = dataclasses.replace(LINE, ulfm=False, as_root=True, launcher=launcher)
+
+    assert " ".join(line.command()) == f"/opt/mpi/bin/mpiexec {options} -n 4 python -I guard.py"
+
+
+@pytest.mark.parametrize("launcher", [MPICH, INTEL_MPI])
+def test_no_worker_outlives_a_death_under_hydra(launcher: Launcher) -> None:
+    with pytest.raises(ValueError, match=f"outlives a death under {launcher.library}"):
+        dataclasses.replace(LINE, launcher=launcher)
+
+
+def test_ranks_of_hydra_listen_on_no_network_unless_the_site_wants_it() -> None:
+    line = dataclasses.replace(LINE, ulfm=False, launcher=MPICH)
+
+    assert line.environment({})["UCX_TLS"] == "posix,cma,self"
+    assert line.environment({"UCX_TLS": "all"})["UCX_TLS"] == "all"
+
+
+def test_hydra_does_not_take_itself_for_a_rank_of_an_enclosing_job() -> None:
+    base = {"PMI_RANK": "1", "PMI_FD": "9", "HYDI_CONTROL_FD": "7", "MPI_LOCALRANKID": "1"}
+    line = dataclasses.replace(LINE, ulfm=False, launcher=INTEL_MPI)
+
+    assert not base.keys() & line.environment(base).keys()
+    assert line.environment({"HYDRA_IFACE": "lo"})["HYDRA_IFACE"] == "lo"
+
+
+def test_new_ranks_are_reached_by_tcp() -> None:
+    command = dataclasses.replace(LINE, launcher=OPEN_MPI.reaching_new_ranks()).command()
+
+    assert command[command.index("btl") + 1] == "self,sm,tcp"
 
 
 def test_launch_without_ranks_is_refused() -> None:
