@@ -143,33 +143,36 @@ def _deaths_together() -> tuple[Trial, ...]:
             5,
             (Death(1, Where.EXCHANGE), Death(3, Where.REVOKED)),
         ),
-        *(
-            Trial(
-                f"three, {gap} ms apart",
-                Level.SEVERAL,
-                6,
-                tuple(
-                    Death(rank, Where.CLOCK, Kind.KILL, index * gap)
-                    for index, rank in enumerate(ranks)
-                ),
-            )
-            for gap in (10, 20, 30)
-            for ranks in ((1, 3, 5), (0, 4, 2), (5, 0, 3), (2, 1, 4))
-        ),
-        *(
-            Trial(
-                f"two inside Shrink, at {delay} ms",
-                Level.SEVERAL,
-                6,
-                (
-                    Death(1, Where.EXCHANGE),
-                    Death(4, Where.REPAIR, Kind.KILL, delay),
-                    Death(2, Where.REPAIR, Kind.KILL, 2 * delay),
-                ),
-            )
-            for delay in (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0)
-        ),
     )
+
+
+def _deaths_by_the_clock() -> tuple[Trial, ...]:
+    apart = tuple(
+        Trial(
+            f"three, {gap} ms apart",
+            Level.SEVERAL,
+            6,
+            tuple(
+                Death(rank, Where.CLOCK, Kind.KILL, index * gap) for index, rank in enumerate(ranks)
+            ),
+        )
+        for gap in (10, 20, 30)
+        for ranks in ((1, 3, 5), (0, 4, 2), (5, 0, 3), (2, 1, 4))
+    )
+    inside = tuple(
+        Trial(
+            f"two inside Shrink, at {delay} ms",
+            Level.SEVERAL,
+            6,
+            (
+                Death(1, Where.EXCHANGE),
+                Death(4, Where.REPAIR, Kind.KILL, delay),
+                Death(2, Where.REPAIR, Kind.KILL, 2 * delay),
+            ),
+        )
+        for delay in (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0)
+    )
+    return (*apart, *inside)
 
 
 PLAIN_START = Trial("start without fault tolerance", Level.START, 2, ulfm=False)
@@ -182,6 +185,7 @@ CAMPAIGN = (
     FIRST_DEATH,
     *_deaths_one_by_one(),
     *_deaths_together(),
+    *_deaths_by_the_clock(),
     Trial("a rank in place of a dead one", Level.SPAWN, 3, (Death(2, Where.VOTE),), spawns=1),
 )
 """What `holdfast doctor --mpi` runs: about 40 launches in a minute on two idle cores."""
