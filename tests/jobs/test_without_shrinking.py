@@ -1,0 +1,143 @@
+"""``--no-shrink``: each death is a warm relaunch, with any MPI.
+
+The last tests need other MPIs.  ``ci/other-mpis DIR`` installs their wheels, and
+``HOLDFAST_OTHER_MPIS=DIR`` names them here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
+
+from holdfast.testing import JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+LAUNCHERS = {"prterun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_proxy"}
+"""The processes of MPI's launchers, whose own listeners no option binds to one interface."""
+
+OTHERS = sorted(Path(os.environ.get("HOLDFAST_OTHER_MPIS", "/nonexistent")).glob("*/bin/mpiexec"))
+HYDRAS = [path for path in OTHERS if path.with_name("mpiexec.hydra").exists()]
+other_mpi = pytest.mark.parametrize(
+    "mpiexec",
+    OTHERS or [pytest.param(None, marks=pytest.mark.skip("HOLDFAST_OTHER_MPIS names none"))],
+    ids=lambda path: path.parts[-3] if path else "none",
+)
+hydra = pytest.mark.parametrize(
+    "mpiexec",
+    HYDRAS or [pytest.param(None, marks=pytest.mark.skip("HOLDFAST_OTHER_MPIS names none"))],
+    ids=lambda path: path.parts[-3] if path else "none",
+)
+
+
+def _train(run_dir: Path, faults: list[str], *options: str, workers: int = 3) -> JobRun:
+    request = request_of(
+        EVEN, run_dir, workers=workers, faults=faults, options=["--no-shrink", *options]
+    )
+    with start_job(request) as running:
+        return running.wait()
+
+
+def _restored(job: JobRun) -> list[int]:
+    return [record["step"] for record in job.journal if record["event"] == "restored"]
+
+
+@pytest.mark.parametrize("kind", ["kill", "exit", "segfault", "raise"])
+def test_death_of_each_kind_is_a_relaunch_of_all(
+    tmp_path: Path, undisturbed: Undisturbed, kind: str
+) -> None:
+    job = _train(tmp_path, [f"{kind} worker=1 step=9 site=compute"])
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert len(job.report.relaunches) == 1
+    assert job.report.recoveries == ()
+    launches = [record["workers"] for record in job.journal if record["event"] == "launch"]
+    assert launches == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("site", ["reduce", "vote", "apply"])
+def test_save_that_is_complete_in_memory_is_what_the_relaunch_begins_with(
+    tmp_path: Path, undisturbed: Undisturbed, site: str
+) -> None:
+    """One dies in the step after a save, the others are killed: none was left to commit it."""
+    job = _train(tmp_path, [f"kill worker=1 step=6 site={site}"], workers=4)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert _restored(job) == [5]
+
+
+def test_each_launch_may_lose_a_worker(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    faults = [f"kill worker={worker} step={step}" for worker, step in ((0, 6), (2, 8), (4, 13))]
+
+    job = _train(tmp_path, faults, "--max-restarts", "9", workers=2)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert len(job.report.relaunches) == 3
+    assert job.report.recoveries == ()
+
+
+@other_mpi
+def test_any_mpi_trains_to_the_same_bytes_over_deaths(
+    tmp_path: Path, undisturbed: Undisturbed, mpiexec: Path
+) -> None:
+    faults = ["kill worker=1 step=6 site=reduce", "exit worker=3 step=11 site=vote"]
+
+    job = _train(tmp_path, faults, "--mpiexec", str(mpiexec))
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert len(job.report.relaunches) == 2
+    assert _restored(job)[0] == 5
+    assert job.leftovers == ()
+
+
+@hydra
+def test_launcher_without_ulfm_is_refused_in_place(tmp_path: Path, mpiexec: Path) -> None:
+    with start_job(
+        request_of(EVEN, tmp_path, workers=2, options=["--mpiexec", str(mpiexec)])
+    ) as running:
+        job = running.wait()
+
+    assert job.exit_code == 2
+    assert "--no-shrink" in job.stderr
+
+
+@hydra
+def test_no_segment_of_shared_memory_is_left_behind(
+    tmp_path: Path, undisturbed: Undisturbed, mpiexec: Path
+) -> None:
+    """MPICH removes its own at the end of a rank, and a rank that is killed has none."""
+    before = {*Path("/dev/shm").glob("*mpi*"), *Path("/dev/shm").glob("*MPI*")}
+
+    job = _train(tmp_path, ["kill worker=0 step=7"], "--mpiexec", str(mpiexec))
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    after = {*Path("/dev/shm").glob("*mpi*"), *Path("/dev/shm").glob("*MPI*")}
+    assert after - before == set()
+
+
+@pytest.mark.parametrize(
+    "mpiexec", [None, *HYDRAS], ids=lambda path: path.parts[-3] if path else "own"
+)
+def test_nobody_but_the_launcher_listens_beyond_the_loopback_interface(
+    tmp_path: Path, undisturbed: Undisturbed, mpiexec: Path | None
+) -> None:
+    options = ["--no-shrink", *(("--mpiexec", str(mpiexec)) if mpiexec else ())]
+    with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
+        running.wait_for("step", step=20)
+        processes = running.processes()
+        listening = {
+            (processes[found.pid], found.laddr.ip)
+            for found in psutil.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN and found.pid in processes
+        }
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert {"holdfast-agent", "holdfast-w0", "holdfast-w1"} <= {*processes.values()}
+    reachable = {name for name, ip in listening if not ipaddress.ip_address(ip).is_loopback}
+    assert reachable <= LAUNCHERS
