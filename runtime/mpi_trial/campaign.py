@@ -7,11 +7,9 @@ others must go on (`rank`).  Each trial has a private directory, and leaves noth
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
+import select
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +20,13 @@ from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary
 from holdfast.runtime.mpi_trial.trial_table import Level, Trial
 from holdfast.runtime.mpi_trial.trust import Outcome, RankReport, judge
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.mpiexec.mpi_launch import MpiLaunch
 from holdfast.runtime.system.helper_process import module_command
 
 TRIAL_TIMEOUT_S = 45.0
 """A hundred times what it takes: a busy machine must not be told that its MPI is unfit."""
 ENOUGH_FAILURES = 3
 """A level that has failed so often is not tried further: each hang takes the whole timeout."""
-_TERMINATE_TIMEOUT_S = 3.0
-"""mpiexec needs 0.3 s to end its ranks after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,40 +94,20 @@ def _passed(finding: Finding) -> bool:
 
 
 def _run(line: LaunchLine, environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run a launch to its end or the timeout; return its end as a sentence."""
-    output_path = line.directory / "output"
-    with output_path.open("wb") as output:
-        process = subprocess.Popen(
-            line.command(),
-            env=line.environment(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    """Run a launch to its end or the timeout, and kill what is left; return its end in words."""
+    launch = MpiLaunch(line, line.environment(environment))
     try:
-        code = process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"{line.ranks} ranks did not end within {timeout_s:g} s"
+        if not select.select([launch.end_fd], [], [], timeout_s)[0]:
+            return f"{line.ranks} ranks did not end within {timeout_s:g} s"
+        return f"mpiexec ended with code {launch.exit_code}{_first_words(launch.words())}"
     finally:
-        _end(process)
-    return f"mpiexec ended with code {code}{_first_words(output_path)}"
+        launch.kill()
+        launch.end()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End mpiexec and, through it, its ranks."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_TERMINATE_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _first_words(output_path: Path) -> str:
+def _first_words(output: str) -> str:
     """Return the first line of the output that is not empty, as a part of a sentence."""
-    for line in output_path.read_text(errors="replace").splitlines():
+    for line in output.splitlines():
         words = line.strip(" -*=#\t")
         if words:
             return f" ({words[:200]})"

@@ -1,8 +1,15 @@
-"""The process that becomes mpiexec: ``python -I -S become_mpiexec.py PARENT MPIEXEC ARGUMENT...``.
+"""The process that becomes mpiexec: ``python -I -S become_mpiexec.py PARENT ASK HEAR MPIEXEC ...``.
 
 mpiexec must die with its parent, the agent: without an agent no rank can live, and a
 stopped mpiexec would stay for ever.  The kernel sees to that, but each process has to ask
 for itself (prctl(2)).  A wish made before execve(2) stays.
+
+mpiexec listens on all network interfaces for daemons of other hosts, which there are not, and
+no option changes that.  So the kernel asks the agent for each of its ``bind`` (seccomp(2)),
+and `loopback` answers.  ASK and HEAR are pipes to the agent: it is told a descriptor of this
+process, and says whether it could take it.  Only if it can is the filter installed, because a
+filter cannot be removed, and calls that nobody answers fail.  All programs that mpiexec
+starts have the filter as well.
 """
 
 from __future__ import annotations
@@ -13,15 +20,73 @@ import sys
 from _signal import SIGKILL  # type: ignore[import-not-found]  # typeshed leaves it out
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_SET_MODE_FILTER = 1  # linux/seccomp.h
+_SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
+_SECCOMP_RET_USER_NOTIF = 0x7FC00000
+_SECCOMP_RET_ALLOW = 0x7FFF0000
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # linux/bpf_common.h, of 32 bits
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4  # struct seccomp_data
+
+_MACHINES = {"x86_64": (0xC000003E, 317, 49), "aarch64": (0xC00000B7, 277, 200)}
+"""linux/audit.h's name of the architecture, and its numbers of seccomp and bind."""
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_ushort),
+        ("if_true", ctypes.c_ubyte),
+        ("if_false", ctypes.c_ubyte),
+        ("value", ctypes.c_uint),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(_Instruction)))
 
 
 def main() -> None:
-    """Die with the parent, and become mpiexec."""
+    """Die with the parent, keep to the loopback interface, and become mpiexec."""
+    kernel = ctypes.CDLL(None, use_errno=True)
     unused = ctypes.c_ulong(0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), unused, unused, unused)
+    kernel.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), unused, unused, unused)
     if os.getppid() != int(sys.argv[1]):
         os.kill(os.getpid(), SIGKILL)  # the parent died before the kernel knew of the wish
-    os.execv(sys.argv[2], sys.argv[2:])
+    ask, hear = int(sys.argv[2]), int(sys.argv[3])
+    machine = _MACHINES.get(os.uname().machine)
+    if machine is not None and _can_be_taken(ask, ask, hear):
+        listener = _install(kernel, *machine)
+        if listener >= 0:
+            _can_be_taken(listener, ask, hear)
+    os.close(ask)
+    os.close(hear)
+    os.execv(sys.argv[4], sys.argv[4:])
+
+
+def _can_be_taken(descriptor: int, ask: int, hear: int) -> bool:
+    """Offer a descriptor to the agent; return whether it has taken it."""
+    os.write(ask, b"%d\n" % descriptor)
+    return os.read(hear, 1) == b"y"
+
+
+def _install(kernel: ctypes.CDLL, architecture: int, seccomp: int, bind: int) -> int:
+    """Let the kernel ask for each bind; return the descriptor where it asks, or -1."""
+    unused = ctypes.c_ulong(0)
+    if kernel.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), unused, unused, unused) != 0:
+        return -1
+    lines = (
+        _Instruction(_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
+        _Instruction(_JUMP_IF_EQUAL, 0, 3, architecture),
+        _Instruction(_LOAD, 0, 0, _NUMBER_OFFSET),
+        _Instruction(_JUMP_IF_EQUAL, 0, 1, bind),
+        _Instruction(_RETURN, 0, 0, _SECCOMP_RET_USER_NOTIF),
+        _Instruction(_RETURN, 0, 0, _SECCOMP_RET_ALLOW),
+    )
+    program = _Program(len(lines), (_Instruction * len(lines))(*lines))
+    flags = ctypes.c_ulong(_SECCOMP_FILTER_FLAG_NEW_LISTENER)
+    mode = ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER)
+    listener: int = kernel.syscall(ctypes.c_long(seccomp), mode, flags, ctypes.byref(program))
+    return listener
 
 
 if __name__ == "__main__":

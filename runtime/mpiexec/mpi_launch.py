@@ -19,6 +19,7 @@ from pathlib import Path
 
 from holdfast.runtime.mpiexec import become_mpiexec
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.mpiexec.loopback import Pipes, serve_in_background
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
 from holdfast.runtime.system.signals import blocked
 
@@ -37,16 +38,21 @@ class MpiLaunch:
     def __init__(self, line: LaunchLine, environment: Mapping[str, str]) -> None:
         """Start mpiexec; its output goes to a log in the launch's directory."""
         self._directory = line.directory
+        (offers, ask), (hear, answers) = os.pipe(), os.pipe()
         with (self._directory / _LOG).open("wb") as log, blocked():
             self._process = subprocess.Popen(
-                [*_SHIM, str(os.getpid()), *line.command()],
+                [*_SHIM, str(os.getpid()), str(ask), str(hear), *line.command()],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(ask, hear),
             )
+        os.close(ask)
+        os.close(hear)
         self.end_fd = os.pidfd_open(self._process.pid)
+        serve_in_background(self.end_fd, Pipes(offers, answers))
 
     @property
     def pid(self) -> int:
@@ -62,6 +68,11 @@ class MpiLaunch:
     def has_ended(self) -> bool:
         """Whether mpiexec is gone."""
         return self._process.poll() is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of an mpiexec that is gone; under ULFM it means nothing."""
+        return self._process.poll()
 
     def words(self) -> str:
         """Return the end of mpiexec's output."""
@@ -80,8 +91,12 @@ class MpiLaunch:
 
     def clear(self) -> None:
         """Wait for an mpiexec that ends, at most 10 s, and remove all files that it left behind."""
+        self.end()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def end(self) -> None:
+        """Wait for an mpiexec that ends, at most 10 s, and keep its files."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(UNKILLABLE_AFTER_S)
         with contextlib.suppress(OSError):
             os.close(self.end_fd)
-        shutil.rmtree(self._directory, ignore_errors=True)

@@ -51,9 +51,8 @@ def test_files_of_the_library_come_with_the_outcome(
 
 @pytest.mark.process
 def test_hanging_trial_is_ended_with_everything_it_started(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(campaign, "_TERMINATE_TIMEOUT_S", 0.1)
     pids = tmp_path / "pids"
     library = library_of(
         tmp_path, f"sleep 600 & echo $! > {pids}; trap '' TERM; echo $$ >> {pids}; wait; wait"
