@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """Run many short jobs with random faults; every one must end with the bytes of an undisturbed run.
 
-Usage: ``ci/campaign.py [--seed S] [--runs N]``, in an environment that has holdfast and an MPI.
+Usage: ``ci/campaign.py [--seed S] [--runs N] [--no-shrink] [--mpiexec PATH]``, in an
+environment that has holdfast and an MPI.  Without shrinking every death is a relaunch.
 
 Run number i has the seed S + i.  The seed decides everything about it: the number of
 workers, spares and microbatches, and the addresses of the faults.  So
@@ -12,6 +13,7 @@ each run.  Exits 1 if any run was bad.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import signal
 import statistics
@@ -48,6 +50,8 @@ class Case:
     features: int
     faults: tuple[Fault, ...]
     snapshot_copies: int
+    mode: tuple[str, ...] = ()
+    """Options of the job that do not follow from the seed."""
 
     @staticmethod
     def of(seed: int) -> Case:
@@ -100,20 +104,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--no-shrink", action="store_true", help="relaunch at every death")
+    parser.add_argument("--mpiexec", help="the site's MPI instead of our own")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and so clean up
 
+    mode = ("--no-shrink",) if options.no_shrink else ()
+    mode += ("--mpiexec", options.mpiexec) if options.mpiexec else ()
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="holdfast-campaign-") as name:
         undisturbed = _Undisturbed(Path(name))
         for seed in range(options.seed, options.seed + options.runs):
-            outcome = run_case(Case.of(seed), Path(name), undisturbed.sha256)
+            case = dataclasses.replace(Case.of(seed), mode=mode)
+            outcome = run_case(case, Path(name), undisturbed.sha256)
             outcomes.append(outcome)
             print(describe(outcome), flush=True)
     print(table(outcomes))
     bad = [outcome for outcome in outcomes if outcome.complaints]
     for outcome in bad:
-        print(f"bad: replay with ci/campaign.py --seed {outcome.case.seed} --runs 1")
+        replay = " ".join(("--seed", str(outcome.case.seed), "--runs 1", *mode))
+        print(f"bad: replay with ci/campaign.py {replay}")
     return 1 if bad else 0
 
 
@@ -256,6 +266,7 @@ def _run(case: Case, root: Path, faults: list[str]) -> JobRun:
             *("--spares", str(case.spares), "--threads", "1"),
             *("--heartbeat-timeout", str(case.heartbeat_timeout_s)),
             *("--snapshot-copies", str(case.snapshot_copies)),
+            *case.mode,
         ],
         argv=[
             *("--samples", str(SAMPLES), "--global-batch", str(GLOBAL_BATCH)),
