@@ -8,7 +8,12 @@ import pytest
 from mpi_programs import FAILING, PASSING, SPEAKING, library_of, starts_of
 
 from holdfast.runtime.mpi_trial import campaign
-from holdfast.runtime.mpi_trial.campaign import ENOUGH_FAILURES, run_campaign, run_trial
+from holdfast.runtime.mpi_trial.campaign import (
+    ENOUGH_FAILURES,
+    Finding,
+    run_campaign,
+    run_trial,
+)
 from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec, identify
 from holdfast.runtime.mpi_trial.trial_table import (
     CAMPAIGN,
@@ -18,6 +23,7 @@ from holdfast.runtime.mpi_trial.trial_table import (
     Level,
     Trial,
 )
+from holdfast.runtime.mpi_trial.trust import Outcome
 from holdfast.runtime.mpiexec.launchers import MPICH, OPEN_MPI
 from holdfast.runtime.system.processes import wait_all_ended
 
@@ -93,6 +99,24 @@ def test_level_that_fails_again_and_again_is_given_up(
     assert starts_of(environment) == ENOUGH_FAILURES
 
 
+def test_trial_that_hangs_has_a_second_chance(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Trial] = []
+
+    def hang_first(library: object, environment: object, trial: Trial) -> Finding:
+        tries.append(trial)
+        is_first = tries.count(trial) == 1
+        return Finding(Outcome(trial, "hung" if is_first else ""), has_hung=is_first)
+
+    monkeypatch.setattr(campaign, "run_trial", hang_first)
+
+    found = run_campaign(library_of(tmp_path, PASSING), environment, LATER[:2])
+
+    assert [finding.outcome.has_passed for finding in found] == [True, True]
+    assert len(tries) == 4
+
+
 def test_launcher_without_fault_tolerance_only_has_to_start(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -119,12 +143,15 @@ def test_findings_are_told_as_they_come(tmp_path: Path, environment: dict[str, s
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "trial",
-    [trial for trial in CAMPAIGN if trial.revokes or trial.name.startswith(("one", "stop", "two "))]
-    + [PLAIN_START, CAMPAIGN[-1]],
+    [
+        PLAIN_START,
+        FIRST_DEATH,
+        *(trial for trial in CAMPAIGN if trial.revokes or "stop" in trial.name),
+    ],
     ids=lambda trial: trial.name,
 )
 def test_installed_mpi_passes(trial: Trial) -> None:
-    finding = run_trial(identify(find_mpiexec()), os.environ, trial, timeout_s=BOUND_S)
+    (finding,) = run_campaign(identify(find_mpiexec()), os.environ, [trial])
 
     assert finding.outcome.has_passed, finding.outcome
     assert any("libmpi" in name for name in finding.files)
@@ -144,8 +171,9 @@ def test_installed_mpi_without_fault_tolerance_does_not_pass() -> None:
 @pytest.mark.mpi
 def test_mpiexec_of_another_library_is_found_out(tmp_path: Path) -> None:
     """Each rank then is a world of its own, as under the mpiexec of another MPI."""
+    segments = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
     script = 'while [ "$1" != -n ]; do shift; done; shift 2; "$@" & "$@"; wait'
 
-    finding = run_trial(library_of(tmp_path, script), os.environ, PLAIN_START)
+    finding = run_trial(library_of(tmp_path, script), os.environ | segments, PLAIN_START)
 
     assert "which is not the MPI of this mpiexec" in finding.outcome.failure
