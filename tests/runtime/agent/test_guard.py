@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from holdfast.runtime.mpiexec import guard
-from holdfast.runtime.system.channel import pair
+from holdfast.runtime.system.channel import FDS, Listener, pair
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,36 @@ def test_guard_imports_only_what_is_compiled_in() -> None:
     )
 
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.process
+def test_guard_hands_over_the_connection_that_hydra_gave_its_rank(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "agent.sock")
+    theirs, ours = os.pipe()
+    environment = {
+        "HOLDFAST_AGENT": str(tmp_path / "agent.sock"),
+        "HOLDFAST_GENERATION": "3",
+        "PMI_RANK": "2",
+        "PMI_FD": str(ours),
+    }
+    command = [sys.executable, "-I", "-S", guard.__file__]
+    process = subprocess.Popen(command, env=environment, pass_fds=[ours])
+    os.close(ours)
+
+    assert select.select([listener], [], [], 60)[0]
+    agent = listener.accept()
+    assert agent is not None
+    hello = agent.receive()
+
+    assert hello is not None
+    assert (hello["rank"], hello["generation"]) == (2, 3)
+    assert hello["env"] == {"PMI_RANK": "2", "PMI_FD": str(ours)}
+    (connection,) = hello[FDS]
+    os.write(connection, b"from the worker")
+    os.close(connection)
+    assert os.read(theirs, 100) == b"from the worker"
+    assert os.read(theirs, 100) == b""  # the guard keeps no end of it
+    agent.close()
+    listener.close()
+    os.close(theirs)
+    assert process.wait(60) == -9
