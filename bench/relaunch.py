@@ -76,7 +76,8 @@ def _measure(journal: list[harness.Record]) -> tuple[float, float]:
     started = journal[0]["now"]
     killed = max(record["now"] for record in journal if record["event"] == "fault")
     first = harness.first(journal, "step")["now"]
-    following = harness.first(journal, "step", after=killed)["now"]
+    lost = harness.first(journal, "relaunch", after=killed)["now"]  # others may step until then
+    following = harness.first(journal, "step", after=lost)["now"]
     return first - started, following - killed
 
 
