@@ -6,11 +6,13 @@ without room for them holds none.
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.checkpoint.format.digest import DigestKind
 from holdfast.checkpoint.format.layout import ShardLayout
@@ -19,8 +21,10 @@ from holdfast.checkpoint.store.image import ShardImage
 from holdfast.runtime.saving.snapshot import SavePlan
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.watch.host_limits import HostLimits
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14
+_BUFFERS = 2
 _AT_ONCE_BYTES = 32 * 2**20
 """This takes 13 ms and holds the interpreter's lock, which heartbeats need."""
 
@@ -38,7 +42,7 @@ class SnapshotMemory:
         self._buffers: list[_Buffer] = []
         self._turn = 0
         try:
-            for _ in range(2):
+            for _ in range(_BUFFERS):
                 self._buffers.append(_Buffer(size))
         except BaseException:
             self.close()  # else the first buffer would stay taken
@@ -154,6 +158,7 @@ def take_place(
 ) -> SnapshotPlace | None:
     """Return memory for snapshots, None if there is not enough."""
     try:
+        _refuse_too_much(_BUFFERS * len(shards) * layout.nbytes)
         return SnapshotPlace(layout, shards, run_id, kind)
     except (OSError, MemoryError) as error:
         _LOG.warning(
@@ -162,3 +167,17 @@ def take_place(
             error,
         )
         return None
+
+
+def _refuse_too_much(nbytes: int) -> None:
+    """Raise ``OSError`` if this host has not the memory that its workers take just now.
+
+    Linux gives memory out that it does not have, and ends a process when it is used.
+    """
+    for usage in HostLimits(Path("/dev/shm")).memory():
+        if nbytes > usage.free:
+            raise OSError(
+                errno.ENOMEM,
+                f"the snapshots of all workers need {nbytes >> 20} MiB, "
+                f"and {usage.place} has {usage.free >> 20} MiB left",
+            )

@@ -18,6 +18,7 @@ import pytest
 from configs import without_faults, worker_config
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.format.digest import DigestKind
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.record import Header
@@ -36,6 +37,8 @@ from holdfast.runtime.saving.snapshot_place import SnapshotMemory, SnapshotPlace
 from holdfast.runtime.saving.snapshot_writer import SnapshotWriter
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.watch.host_limits import HostLimits
+from holdfast.runtime.watch.usage import Resource, Usage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 
 STATE = {"a": np.arange(9000, dtype=np.float32), "b": np.arange(5), "c": np.array(True)}
@@ -395,6 +398,24 @@ def test_memory_for_one_buffer_is_given_back_if_there_is_none_for_the_other(
         SnapshotMemory(5000)
 
     assert (len(reserved), open_memory()) == (1, begun)
+
+
+@pytest.mark.parametrize(("free", "is_taken"), [(2 * 2 * 48, True), (2 * 2 * 48 - 1, False)])
+def test_memory_that_the_host_has_not_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, free: int, is_taken: bool
+) -> None:
+    """All workers take theirs at once, and a limit of a container kills and does not refuse."""
+    gone = Usage(Resource.MEMORY, "cgroup /job", 1000, 1000 + free)
+    monkeypatch.setattr(HostLimits, "memory", lambda self: [gone])
+    layout = ShardLayout(specs_of({"a": np.zeros(6), "b": np.zeros(0)}), 2)
+    assert layout.nbytes == 48
+
+    place = take_place(layout, (0, 1), "run", DigestKind.XXH3_128)
+
+    assert (place is not None) is is_taken
+    assert ("cgroup /job has 0 MiB left" in caplog.text) is not is_taken
+    if place is not None:
+        place.close()
 
 
 def test_memory_of_a_world_that_has_shrunk_is_given_back_before_more_is_taken(
