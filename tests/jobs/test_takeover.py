@@ -78,8 +78,9 @@ def test_job_that_was_taken_over_is_relaunched_when_all_workers_die(
     request = request_of(LONGER, tmp_path / "run", workers=3)
     with start_job(request) as successor:
         successor.wait_for("taken_over")
-        for worker in range(3):
-            orphan.signal(signal.SIGKILL, f"holdfast-w{worker}")
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # or survivors would repair in between
+            for worker in range(3):
+                orphan.signal(number, f"holdfast-w{worker}")
         job = successor.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
