@@ -14,6 +14,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from holdfast.runtime.system.signals import blocked
+
 WAITS_S = 1.0
 _MOST_QUEUED = 10_000
 
@@ -57,7 +59,8 @@ class BoundedCalls:
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+            with blocked():  # signals are for the main thread, which may block them at its end
+                self._thread.start()
 
     def _work(self) -> None:
         while True:

@@ -113,6 +113,8 @@ class BatchJob:
 
     def end(self, code: int, say: Say) -> int:
         """Have an unfinished job requeued; return the exit code for the batch system."""
+        for number in {signal.SIGTERM, signal.SIGINT} & signal.sigpending():
+            self.repeats(number, is_stopping=True, now=time.time())  # blocked since the job's end
         allocation = self.allocation
         if code != ExitCode.STOPPED_EARLY or not self.wants_requeue or allocation is None:
             return code

@@ -136,10 +136,10 @@ def _supervise(
     try:
         return supervisor.run()
     finally:
+        block()  # this process ends next, with the job's exit code and no other
         supervisor.close()
         sink.close(_LAST_LINES_WITHIN_S)
         narration.dropped(sink.dropped)
-        block()  # this process ends next, with the job's exit code and no other
         supervisor.signals.restore()
 
 

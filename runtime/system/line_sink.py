@@ -15,6 +15,8 @@ import select
 import threading
 from collections import deque
 
+from holdfast.runtime.system.signals import blocked
+
 QUEUE_BYTES = 32 << 20
 """Some hundred thousand lines: a terminal that is held for minutes loses nothing."""
 
@@ -32,7 +34,8 @@ class LineSink:
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="holdfast-sink", daemon=True)
-        self._thread.start()
+        with blocked():  # signals are for the main thread, which may block them at its end
+            self._thread.start()
 
     @property
     def dropped(self) -> int:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from holdfast.runtime.run.bounded_calls import BoundedCalls
+from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
 SOON_S = 0.01
 BOUND_S = 60.0
@@ -64,3 +66,12 @@ def test_calls_that_do_not_fit_any_more_never_run(hung: threading.Event) -> None
     with calls._changed:
         calls._changed.wait_for(lambda: not calls.is_behind, BOUND_S)
     assert made == [True, 0, 1, 2]
+
+
+def test_signals_of_batch_systems_are_left_to_the_main_thread() -> None:
+    """Else one that comes when the main thread blocks them changes the exit code."""
+    masks: list[set[signal.Signals]] = []
+    calls = BoundedCalls("test", waits_s=BOUND_S)
+    calls.run(lambda: masks.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
+
+    assert masks[0] >= SENT_BY_BATCH_SYSTEMS

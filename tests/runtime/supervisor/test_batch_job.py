@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,6 +79,22 @@ def test_limit_brings_a_job_back_and_an_order_does_not(
 
     assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
     assert requeued == (["7"] if is_requeued else [])
+
+
+def test_order_after_the_end_of_the_job_is_heeded(requeued: list[str]) -> None:
+    """``scontrol requeue`` brings even a cancelled job back."""
+    now = time.time()
+    job = BatchJob(ON_SLURM, Deadline(now, now + 3600.0, "squeue"), is_requeued=True)
+    job.repeats(USR2, is_stopping=False, now=now)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {TERM})
+    try:
+        signal.pthread_kill(threading.get_ident(), TERM)
+        code = job.end(ExitCode.STOPPED_EARLY, lambda text: None)
+    finally:
+        signal.sigtimedwait({TERM}, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    assert (code, requeued) == (ExitCode.STOPPED_EARLY, [])
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
 BOUND_S = 90.0
 
@@ -128,3 +130,14 @@ def test_terminal_that_somebody_else_made_non_blocking_takes_all(ends: tuple[int
     assert _read(reader, 200_000) == lines * 2000
     sink.close(BOUND_S)
     assert sink.dropped == 0
+
+
+def test_signals_of_batch_systems_are_left_to_the_main_thread(ends: tuple[int, int]) -> None:
+    """Else one that comes when the main thread blocks them changes the exit code."""
+    sink = LineSink(ends[1])
+    status = Path(f"/proc/self/task/{sink._thread.native_id}/status").read_text()
+    sink.close(BOUND_S)
+
+    mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+    blocked = int(mask.split()[1], 16)
+    assert all(blocked >> (number - 1) & 1 for number in SENT_BY_BATCH_SYSTEMS)
