@@ -19,6 +19,9 @@ from holdfast.runtime.errors import UsageError
 WAIT_FOR_LEASE_S = 120
 """How long a link waits for the processes of the link before it."""
 
+_FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
+"""sbatch hands on the variables of the step that it was called in, as by ``srun --pty bash``."""
+
 _NAMES = ("-J", "--job-name")
 _DEPENDENCIES = ("-d", "--dependency")
 
@@ -70,6 +73,7 @@ def script_of(request: BatchRequest, chain_id: str) -> str:
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _sbatch_options(request)),
+        _FORGET_STEP,
         f"export PATH={shlex.quote(str(request.programs))}:$PATH",
         *((f"export {CHAIN}={shlex.quote(chain_id)}",) if is_chain else ()),
         shlex.join([*run, *request.run]),

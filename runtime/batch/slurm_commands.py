@@ -5,6 +5,7 @@ A controller that is down or busy lets its clients wait for minutes.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -51,9 +52,17 @@ def submit(script: str, arguments: Sequence[str] = ()) -> str:
 
 def _call(command: Sequence[str], text: str = "", within_s: float | None = None) -> str:
     within_s = within_s or ANSWERS_WITHIN_S
+    # The user's wishes for squeue, such as SQUEUE_STATES, would hide this job.
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=within_s, check=False
+            command,
+            env=environ,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise SlurmRefused(f"{command[0]} has not answered for {within_s:.0f} s") from error

@@ -133,7 +133,8 @@ class BatchJob:
 
 def _limit_of(allocation: Allocation, environ: Mapping[str, str], now: float) -> Deadline | None:
     """Return the end of the allocation, from its environment or from Slurm's controller."""
-    if allocation.ends_at is not None:
+    # A time that is over is an older job's: its variables live on in a tmux, and in `sbatch`.
+    if allocation.ends_at is not None and allocation.ends_at > now:
         return Deadline(now, allocation.ends_at, "SLURM_JOB_END_TIME")
     if allocation.scheduler is Scheduler.SLURM:
         left_s, source = time_left_s(allocation.job_id), "squeue"

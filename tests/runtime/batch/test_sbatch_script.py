@@ -37,6 +37,7 @@ def test_script_of_a_job_that_is_requeued() -> None:
         "#SBATCH -N 1",
         "#SBATCH -n 4",
         "#SBATCH --time=2:00:00",
+        "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS",
         "export PATH=/opt/venv/bin:$PATH",
         "exec holdfast run --save-every 10min train.py --lr 1",
     ]

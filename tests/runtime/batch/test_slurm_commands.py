@@ -39,6 +39,13 @@ def test_time_left(programs: Path, line: str, seconds: float | None) -> None:
     assert time_left_s("7") == seconds
 
 
+def test_filters_of_the_user_hide_no_job(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    _write(programs, "squeue", 'test -z "$SQUEUE_STATES" && echo 1:30')
+
+    assert time_left_s("7") == 90.0
+
+
 def test_requeue_names_the_job(programs: Path) -> None:
     _write(programs, "scontrol", f'echo "$@" > {programs}/said')
 

@@ -204,6 +204,7 @@ def _options(tmp_path: Path, **options: object) -> JobOptions:
         (3600.0, 60.0, (60.0, "--deadline")),
         (60.0, 3600.0, (60.0, "SLURM_JOB_END_TIME")),
         (None, None, (1800.0, "squeue")),
+        (-60.0, None, (1800.0, "squeue")),
         (None, 60.0, (60.0, "--deadline")),
     ],
 )
