@@ -38,7 +38,8 @@ class Allocation:
     Attributes:
         scheduler: the batch system.
         job_id: the job's own name there, with its index in an array.
-        chain: what all incarnations of one submission have in common.
+        chain: what all incarnations of one submission have in common, empty in a
+            shell where each command is a wish of its own.
         hosts: the hosts in the order of the batch system; the first runs the batch script.
         workers: the tasks that the user asked for on this host, None if there was no wish.
         ends_at: when the batch system ends the job, in seconds since 1970, if it has said.

@@ -39,7 +39,8 @@ def read(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
     return Allocation(
         scheduler=Scheduler.SLURM,
         job_id=f"{array}_{index}" if array else job,
-        chain=f"slurm {array or job}",
+        # Without it this is a shell of salloc, and a person types each command.
+        chain=f"slurm {array or job}" if "ENVIRONMENT" in environ else "",
         hosts=tuple(expand_hosts(environ.get("SLURM_JOB_NODELIST", ""))),
         workers=_workers(environ),
         ends_at=float(ends_at) if ends_at else None,

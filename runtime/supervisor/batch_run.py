@@ -19,6 +19,8 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     Raises:
         JobError: the job cannot begin, or its chain does not get on; nothing was started.
     """
+    if not allocation.chain:
+        return run_job(options, BatchJob.of(options, allocation, os.environ))
     link = ChainLink(options, allocation)
     if link.is_complete:
         say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")

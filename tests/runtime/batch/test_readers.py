@@ -147,7 +147,7 @@ CASES = {
         SLURM_STEP,
         replace(ON_ONE_HOST, workers=Workers(2, "SLURM_NTASKS"), is_batch=False, copies=2, task=1),
     ),
-    "Slurm, a shell of salloc": (SLURM_SALLOC, replace(ON_ONE_HOST, is_batch=False)),
+    "Slurm, a shell of salloc": (SLURM_SALLOC, replace(ON_ONE_HOST, is_batch=False, chain="")),
     "Slurm, a requeued job on many hosts": (
         SLURM_MANY_HOSTS,
         replace(
