@@ -11,7 +11,6 @@ just begun.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -104,26 +103,29 @@ class ChainFile:
 
     def __init__(self, directory: RunDirectory, name: str) -> None:
         self._directory = directory
-        self._path = directory.path / FILE_NAME
+        self.path = directory.path / FILE_NAME
         self._name = name
 
     def read(self) -> Chain | None:
         """Return what is remembered of this chain and this run, None if nothing is."""
         try:
-            chain = Chain.from_json(json.loads(read_at_most(self._path, _LARGEST_BYTES)))
+            chain = Chain.from_json(json.loads(read_at_most(self.path, _LARGEST_BYTES)))
             record = self._directory.load_record()
         except (OSError, ValueError, TypeError, KeyError, JobError):
             return None  # whatever is wrong with it, the job can do without
         is_ours = record is not None and (chain.name, chain.run_id) == (self._name, record.run_id)
         return chain if is_ours else None
 
-    def write(self, chain: Chain) -> None:
-        """Remember a chain; a disk that does not take it stops nothing."""
-        draft = self._path.with_name(f".{FILE_NAME}.{os.getpid()}")
-        with contextlib.suppress(OSError):
+    def write(self, chain: Chain) -> OSError | None:
+        """Remember a chain; return what kept the disk from taking it, which stops nothing here."""
+        draft = self.path.with_name(f".{FILE_NAME}.{os.getpid()}")
+        try:
             draft.unlink(missing_ok=True)
             create_durably(draft, json.dumps(chain.to_json(), indent=1).encode())
-            draft.replace(self._path)
+            draft.replace(self.path)
+        except OSError as error:
+            return error
+        return None
 
     def newest_step(self) -> int:
         """Return the newest step that the run has on the disk, 0 if it has none."""

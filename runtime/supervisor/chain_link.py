@@ -10,7 +10,7 @@ import dataclasses
 
 from holdfast.runtime.batch.allocation import Allocation
 from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation, identity_of
-from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -23,6 +23,7 @@ class ChainLink:
         self._file = ChainFile(RunDirectory(options.run_dir), allocation.chain)
         self._program = identity_of(options.script, options.argv)
         self._before = self._file.read()
+        self._begins_afresh = options.fresh and self._before is None
         self._chain: Chain | None = None
 
     @property
@@ -41,6 +42,7 @@ class ChainLink:
 
         Raises:
             RecoveryImpossible: the chain does not get on.
+            UsageError: the next job would not know that this one began a fresh run.
         """
         step = self._file.newest_step()
         chain = self._before or Chain(self._allocation.chain, run_id)
@@ -50,7 +52,12 @@ class ChainLink:
         number = max(len(chain.incarnations), self._allocation.restarts) + 1
         label = f"{self._allocation.label}, incarnation {number}"
         self._chain = chain.with_next(Incarnation(label, step))
-        self._file.write(self._chain)
+        failure = self._file.write(self._chain)
+        if failure is not None and self._begins_afresh:
+            raise UsageError(
+                f"the first job of a chain with --fresh must be remembered in {self._file.path}, "
+                f"else each job begins anew: {failure}; make it writable, or leave --fresh out"
+            )
         return f"{label}, from step {step}"
 
     def completed(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint.format.names import step_name
+from holdfast.runtime.batch import incarnations
 from holdfast.runtime.batch.allocation import Allocation, Scheduler
-from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor.chain_link import ChainLink
@@ -94,3 +97,19 @@ def test_script_that_cannot_be_read_is_never_complete(options: JobOptions) -> No
     link.completed()
 
     assert not ChainLink(options, JOB).is_complete
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_fresh_chain_that_cannot_be_remembered_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions, *, fresh: bool
+) -> None:
+    """Each of its incarnations would set the progress of the last one aside."""
+
+    def refuse(_path: Path, _content: bytes) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(incarnations, "create_durably", refuse)
+    link = ChainLink(replace(options, fresh=fresh), JOB)
+
+    with pytest.raises(UsageError, match="quota") if fresh else nullcontext():
+        link.begin(RUN)
