@@ -165,8 +165,10 @@ class HeartbeatPage:
     def begin_work(self, step: int, microbatch: int, ids: bytes, *, is_validation: bool) -> None:
         """Note the microbatch that the worker begins; ``ids`` are int64 (worker only).
 
-        The count is written last, so a reader sees all of it or nothing.
+        The count is written last, so a reader sees all of it or nothing.  It is a turn of its
+        own: a spare waits for a whole validation pass, and has not shown how long that takes.
         """
+        self.begin_turn(waits_for_peers=False)
         self._words[_COUNT] = 0
         self._words[_UPDATE] = step
         self._words[_MICROBATCH] = microbatch

@@ -141,3 +141,16 @@ def test_commits_are_counted_and_a_resumed_step_is_none() -> None:
 
     assert (page.step, page.commits) == (41, 2)
     page.close()
+
+
+def test_each_microbatch_is_a_turn_of_its_own(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    agent, worker = sides
+    worker.begin_turn(waits_for_peers=True)
+    turns = [agent.turn]
+
+    for microbatch in range(3):
+        worker.begin_work(20, microbatch, array("q", [1]).tobytes(), is_validation=True)
+        turns.append(agent.turn)
+        worker.end_work()
+
+    assert turns == [(1, True), (2, False), (3, False), (4, False)]
