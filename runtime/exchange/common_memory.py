@@ -14,8 +14,9 @@ writes the next.  Only the vote between proves that all have read the one before
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class CommonMemory:
     vectors: tuple[SharedVectors, ...]
     """By rank; the one of this rank is its own."""
     results: tuple[FloatVector, FloatVector]
+    turns: Iterator[FloatVector]
+    """The results in turns, for ever: also a new plan goes on with the other one."""
 
 
 def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
@@ -76,7 +79,8 @@ def _map_all(
                 own if peer == rank else SharedVectors.open(offer[kind])
                 for peer, offer in enumerate(offers)
             ]
-            common.append(CommonMemory(tuple(vectors), (shared.at(0), shared.at(1))))
+            results = (shared.at(0), shared.at(1))
+            common.append(CommonMemory(tuple(vectors), results, itertools.cycle(results)))
     except (OSError, LookupError):
         return None
     return common

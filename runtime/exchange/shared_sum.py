@@ -36,8 +36,7 @@ class Mapped:
         self._communicator = communicator
         self._vectors = common.vectors
         self._own = common.vectors[rank]
-        self._results = common.results
-        self._turn = 0
+        self._results = common.turns
         size = len(common.results[0])
         self._parts = buckets(*slice_bounds(size, ranks)[rank])
         self._fold = Fold(plan, min(BUCKET_FLOATS, size))
@@ -61,8 +60,7 @@ class Mapped:
         self._communicator.allgather_unchecked(self._mine, self._everyones)
         posted()
         self._find_roots()
-        self._turn = 1 - self._turn
-        result = self._results[self._turn]
+        result = next(self._results)
         has_seen_finite_only = True
         for rows, part in self._sums:
             mine = result[part]
