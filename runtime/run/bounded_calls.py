@@ -32,7 +32,7 @@ class BoundedCalls:
         self._queue: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._taken = self._ended = 0
-        self._is_behind = False
+        self._is_behind = self._is_closing = False
         self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[[], None]) -> bool:
@@ -56,6 +56,14 @@ class BoundedCalls:
         """Whether a call takes too long, so that nobody waits for the calls after it."""
         return self._is_behind
 
+    def close(self, within_s: float) -> None:
+        """Let the thread end after the calls that wait, and wait for it ``within_s`` at most."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(within_s)
+
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -65,7 +73,9 @@ class BoundedCalls:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._queue))
+                self._changed.wait_for(lambda: bool(self._queue) or self._is_closing)
+                if not self._queue:
+                    return
                 call = self._queue.popleft()
             call()
             with self._changed:

@@ -43,6 +43,7 @@ TAIL_BYTES = 1 << 20
 """The end of a journal that tells how a run stands."""
 
 _CLOSED = -1
+_ENDS_WITHIN_S = 5.0
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,8 +86,12 @@ class Journal:
             _LOG.warning("journal %s: its file system hangs; events wait", self._path)
 
     def close(self) -> None:
-        """Close the file; a closed journal takes no more events."""
+        """Write the events that wait, but not for long, and close the file and the thread.
+
+        A process that ends without it loses the events that wait.  A closed journal takes no more.
+        """
         self._calls.run(self._close)
+        self._calls.close(_ENDS_WITHIN_S)
 
     def _write(self, line: bytes) -> None:
         if not self._is_there():

@@ -140,6 +140,7 @@ def _supervise(
         supervisor.close()
         sink.close(_LAST_LINES_WITHIN_S)
         narration.dropped(sink.dropped)
+        setup.journal.close()
         supervisor.signals.restore()
 
 

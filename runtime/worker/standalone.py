@@ -63,6 +63,7 @@ def standalone() -> WorkerContext:
     communicator = _join() if is_mpi else LocalCommunicator()
     config = _agreed_config(communicator)
     journal = journal_of(config)
+    atexit.register(journal.close)  # before the end by agreement, as that was registered first
     injector = injector_of(config, journal)
     page = HeartbeatPage.create()
     return WorkerContext(config, communicator, journal, page, injector, lambda report: None)

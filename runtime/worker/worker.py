@@ -38,6 +38,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     install(context)
     page.phase = Phase.STARTING
     failure = _run_script(config)
+    context.journal.close()
     if failure is not None:
         agent.send(failure)
         _exit(failure)

@@ -369,3 +369,23 @@ def test_reader_begins_again_with_a_journal_that_was_removed(tmp_path: Path) -> 
 
 def test_line_that_is_nested_too_deeply_is_no_record() -> None:
     assert parse_line(b"[" * 200_000) is None
+
+
+def test_close_waits_for_a_slow_file_system_and_ends_the_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that answers late, at the end of a process, which no thread outlives."""
+    journal = _journal(path)
+    is_back = threading.Event()
+    write, wait = os.write, journal._calls.close
+    monkeypatch.setattr(os, "write", lambda fd, line: is_back.wait(60) and write(fd, line))
+    # The server answers once the process waits for it.
+    monkeypatch.setattr(journal._calls, "close", lambda _: (is_back.set(), wait(60)))
+    for event in ("completed", "job_ended"):
+        journal.record(event)
+
+    journal.close()
+
+    assert [record["event"] for record in read_journal(path)] == ["completed", "job_ended"]
+    assert journal._calls._thread is not None
+    assert not journal._calls._thread.is_alive()
