@@ -31,8 +31,9 @@ def make_owned_directory(place: str | None) -> Path:
     directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{os.getpid()}-", dir=place))
     unnamed = directory / f"{_MARKER}.new"
     marker = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(marker, fcntl.LOCK_SH)
-    unnamed.rename(directory / _MARKER)
+    with contextlib.suppress(OSError):  # without locks, as on Lustre, nobody may call it dead
+        fcntl.flock(marker, fcntl.LOCK_SH)
+        unnamed.rename(directory / _MARKER)
     return directory
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -98,3 +101,20 @@ def test_holding_a_directory_without_a_marker_does_nothing(tmp_path: Path) -> No
     hold(tmp_path)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_without_locks_is_made_and_never_called_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre may be mounted without them, and TMPDIR lies there."""
+
+    def flock(_fd: int, _how: int) -> NoReturn:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", flock)
+        directory = make_owned_directory(str(tmp_path))
+        hold(directory)
+
+    assert directory.is_dir()
+    assert remove_dead_directories(str(tmp_path)) == ()
