@@ -55,7 +55,8 @@ class MemoryCheck:
     def world_changed(self) -> None:
         """Drop the digest: the world that took it exists no more."""
         if self._pending is not None:
-            wait([self._pending[1]])  # the state is about to change
+            with self._context.page.needing_no_peer():
+                wait([self._pending[1]])  # the state is about to change
         self._pending = None
 
     def compare(self) -> None:
@@ -70,7 +71,8 @@ class MemoryCheck:
         if self._pending is None:
             return
         (step, taken), self._pending = self._pending, None
-        digest = taken.result()
+        with self._context.page.needing_no_peer():  # a large state takes its time
+            digest = taken.result()
         if digest is None:
             return
         everyones = self._membership.communicator.allgather_bytes(bytes.fromhex(digest))

@@ -99,7 +99,8 @@ class Saver:
             return False
         self._attempts += 1
         self._is_wanted = False
-        self._flight = self._launch(cursor, state(), measured)
+        with self._context.page.needing_no_peer():  # it may wait for memory, and copies
+            self._flight = self._launch(cursor, state(), measured)
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:

@@ -18,9 +18,11 @@ the microbatch in hand, and an area for the stacks of its threads (`evidence`).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -150,6 +152,14 @@ class HeartbeatPage:
     def begin_turn(self, *, waits_for_peers: bool) -> None:
         """Note that the worker begins another piece of work (worker only)."""
         self._words[_TURN] = ((self._words[_TURN] >> 1) + 1) << 1 | waits_for_peers
+
+    @contextlib.contextmanager
+    def needing_no_peer(self) -> Iterator[None]:
+        """Note work that no peer has to help with, in a piece that may wait (worker only)."""
+        _, waits_for_peers = self.turn
+        self.begin_turn(waits_for_peers=False)
+        yield
+        self.begin_turn(waits_for_peers=waits_for_peers)
 
     @property
     def work(self) -> WorkInHand | None:

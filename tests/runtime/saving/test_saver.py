@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,36 @@ def test_save_that_a_hanging_file_system_holds_has_failed_and_another_one_may_be
 
     assert not saver.is_busy
     assert saver.begin(Cursor.start(1), lambda: state)
+
+
+class DigestedShard(FailingShard):
+    """A shard whose state is digested until the agent sees that no peer can help with that."""
+
+    def __init__(self, page: HeartbeatPage) -> None:
+        super().__init__(looks=1_000_000)
+        self._page = page
+        self.is_seen_to_need_no_peer = False
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        deadline = time.monotonic() + 10.0
+        while self._page.turn[1] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self.is_seen_to_need_no_peer = not self._page.turn[1]
+
+
+def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = saver._context.page
+    shard = DigestedShard(page)
+    monkeypatch.setattr(Shards, "begin", lambda *arguments: shard)
+    page.begin_turn(waits_for_peers=True)
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+
+    saver.before_sum()
+
+    assert shard.is_seen_to_need_no_peer
+    assert page.turn[1]
 
 
 def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,3 +154,16 @@ def test_each_microbatch_is_a_turn_of_its_own(sides: tuple[HeartbeatPage, Heartb
         worker.end_work()
 
     assert turns == [(1, True), (2, False), (3, False), (4, False)]
+
+
+@pytest.mark.parametrize("waits_for_peers", [True, False])
+def test_work_that_needs_no_peer_interrupts_a_wait(
+    sides: tuple[HeartbeatPage, HeartbeatPage], *, waits_for_peers: bool
+) -> None:
+    agent, worker = sides
+    worker.begin_turn(waits_for_peers=waits_for_peers)
+
+    with worker.needing_no_peer():
+        assert agent.turn == (2, False)
+
+    assert agent.turn == (3, waits_for_peers)
