@@ -186,7 +186,10 @@ class LaggardDetector:
         if not working:
             return None
         step = max(pace.step for pace in self._last.values())
-        is_awaited = len(working) < len(self._last) or step == self._fenced_at
+        is_awaited = len(working) < len(self._last)
+        if not is_awaited and step == self._fenced_at:
+            # Nobody waits, so nobody has shown how long it takes: only the work before has.
+            is_awaited, limit_s = True, max(limit_s, _FIRST_STEPS_OF_A_LIMIT * self.longest_s)
         return Standstill(tuple(sorted(working)), self.standing_s, limit_s, step, is_awaited)
 
     def _course(self, worker: WorkerId, turn: Turn, passed_s: float) -> _Course:

@@ -87,8 +87,10 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
     assert detector.standstill is not None
     detector = detector.fenced(detector.standstill)
 
-    alone = after(detector, 9.0, paces((20, False)))
-    elsewhere = after(detector, 9.0, paces((20, False), step=8))
+    alone, elsewhere = (
+        after(detector, 9.0, {WorkerId(1): Pace(Turn(20, False), step, MEASURED)})
+        for step in (7, 8)
+    )
     relaunched = after(detector.next_launch(8.0), 9.0, paces((3, False)))
 
     assert [d.standstill is not None and d.standstill.is_over for d in (alone, elsewhere)] == [
@@ -97,6 +99,21 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
     ]
     assert relaunched.standstill is not None
     assert relaunched.standstill.is_over
+
+
+def test_heirs_that_all_compute_may_take_as_long_as_such_work_does() -> None:
+    """The user's limit is for waiting, and may be shorter than a piece of work."""
+    detector = pieces(LaggardDetector(timeout_s=8.0), [20.0, 20.0])
+    detector = after(detector, 9.0, ONE_COMPUTES)
+    assert detector.standstill is not None
+    detector = detector.fenced(detector.standstill)
+
+    usual, unusual = (after(detector, seconds, ALL_COMPUTE).standstill for seconds in (40.0, 300.0))
+
+    assert usual is not None
+    assert not usual.is_over
+    assert unusual is not None
+    assert unusual.is_over
 
 
 def test_without_a_limit_of_the_users_nobody_is_accused_before_two_steps() -> None:

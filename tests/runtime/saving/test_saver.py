@@ -124,9 +124,11 @@ class DigestedShard(FailingShard):
     def __init__(self, page: HeartbeatPage) -> None:
         super().__init__(looks=1_000_000)
         self._page = page
+        self.has_begun = threading.Event()
         self.is_seen_to_need_no_peer = False
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
+        self.has_begun.wait(BOUND_S)
         deadline = time.monotonic() + 10.0
         while self._page.turn[1] and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -141,7 +143,9 @@ def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
     monkeypatch.setattr(Shards, "begin", lambda *arguments: shard)
     page.begin_turn(waits_for_peers=True)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+    assert page.turn[1]
 
+    shard.has_begun.set()
     saver.before_sum()
 
     assert shard.is_seen_to_need_no_peer
