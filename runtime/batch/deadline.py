@@ -25,6 +25,7 @@ UNMEASURED_S = 15.0
 """What a save and a step take together before any was measured."""
 
 _SAFETY = 2.0
+_NEWEST_SAVES = 5
 _LARGEST_SHARE = 0.5
 
 
@@ -44,20 +45,24 @@ class Deadline:
     ends_at: float
     source: str
     """Who says so."""
-    save_s: float = 0.0
-    step_s: float = 0.0
+    saves: tuple[tuple[float, float], ...] = ()
+    """Seconds of the newest saves, and of the steps around them."""
     due: Due = Due.NOTHING
 
     @property
     def lead_s(self) -> float:
         """The seconds before the end at which the job must begin to stop."""
-        measured_s = _SAFETY * (self.save_s + self.step_s) if self.save_s else UNMEASURED_S
+        longest_s = sum(map(max, zip(*self.saves, strict=True)))
+        measured_s = _SAFETY * longest_s if self.saves else UNMEASURED_S
         whole_s = max(0.0, self.ends_at - self.begun_at)
         return min(LEAVE_S + measured_s, _LARGEST_SHARE * whole_s)
 
     def saved(self, save_s: float, step_s: float) -> Deadline:
-        """Return the deadline after a save; the longest of all counts."""
-        return replace(self, save_s=max(self.save_s, save_s), step_s=max(self.step_s, step_s))
+        """Return the deadline after a save; the longest of the newest few counts.
+
+        A disk that hung once does not move the end of the job for good.
+        """
+        return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
 
     def look(self, now: float) -> Deadline:
         """Return the deadline with what is due at ``now``."""

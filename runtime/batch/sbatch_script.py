@@ -24,6 +24,8 @@ _FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
 
 _NAMES = ("-J", "--job-name")
 _DEPENDENCIES = ("-d", "--dependency")
+_NOT_SUBMITTING = ("-W", "--wait", "--wrap", "--test-only")
+"""With these sbatch waits for the job's end, takes another script, or submits nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class BatchRequest:
                 "--chain makes its links wait for each other by --dependency=singleton; "
                 "leave --dependency out"
             )
+        for option in _NOT_SUBMITTING:
+            if _is_given((option,), self.sbatch):
+                raise UsageError(f"holdfast sbatch submits and returns; leave {option} out")
         broken = [word for word in (*self.sbatch, *self.run) if "\n" in word or "\0" in word]
         if broken:
             raise UsageError(f"{broken[0]!r} has several lines; a batch script cannot hold it")

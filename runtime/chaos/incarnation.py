@@ -8,8 +8,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.runtime.batch.finding import CHAIN
 from holdfast.runtime.chaos.job_traces import JobTraces
 from holdfast.runtime.chaos.stderr_pipe import StderrPipe
+from holdfast.runtime.mpiexec.launch_line import outside_of_batch
 from holdfast.runtime.system.helper_process import program_command
 
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
@@ -18,6 +20,13 @@ _MAIN = "from holdfast.runtime.cli.main import main; main()"
 def run_command(run_dir: Path, arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of ``holdfast run`` with these arguments in ``run_dir``."""
     return program_command(_MAIN, "run", "--run-dir", str(run_dir), *arguments)
+
+
+def _surroundings() -> dict[str, str]:
+    """Return an environment in which a run goes on, and no batch job is requeued for it."""
+    environment = outside_of_batch(os.environ)
+    environment.pop(CHAIN, None)
+    return environment | {"HOLDFAST_FRESH": "no"}  # it counts more than a holdfast.toml
 
 
 class Incarnation:
@@ -29,7 +38,7 @@ class Incarnation:
         with (folder / "stdout.txt").open("ab") as out:
             self._process = subprocess.Popen(
                 command,
-                env=traces.environment(os.environ),
+                env=traces.environment(_surroundings()),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=self.stderr.write_fd,

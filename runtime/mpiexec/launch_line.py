@@ -73,13 +73,17 @@ class LaunchLine:
         stay.  So are those of a batch job: mpiexec would spread the ranks over all of its
         hosts, and start daemons there by srun and the like.  Workers keep them.
         """
-        outside = outside_of_mpi(base)
-        here = {name: value for name, value in outside.items() if not _names_batch_job(name)}
+        here = outside_of_batch(outside_of_mpi(base))
         return {**dict(self.launcher.environment), **here, "TMPDIR": str(self.directory), **extra}
 
 
-def _names_batch_job(name: str) -> bool:
-    return name.startswith(_BATCH_JOB) or name in _BATCH_JOB_OF_SGE
+def outside_of_batch(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` without the variables of a batch job that encloses this process."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_BATCH_JOB) and name not in _BATCH_JOB_OF_SGE
+    }
 
 
 def outside_of_mpi(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 A server that is gone lets a call hang for ever, and no signal ends it.  So a thread makes the
 calls, and the caller waits for each of them, but not for long.  From the first call that
-takes too long, nobody waits for any until the thread has caught up.  Calls queue meanwhile,
-up to a limit.
+takes too long, nobody waits for any until the thread has caught up and a number of calls in
+a row were quick: a disk may be slow for days.  Calls queue meanwhile, up to a limit.
 
 As long as the file system answers, a call is over when ``run`` returns.
 """
@@ -11,6 +11,7 @@ As long as the file system answers, a call is over when ``run`` returns.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -18,6 +19,9 @@ from holdfast.runtime.system.signals import blocked
 
 WAITS_S = 1.0
 _MOST_QUEUED = 10_000
+_QUICK_IN_A_ROW = 20
+_QUICK = 0.1
+"""A call is quick that takes this part of the time that a caller would wait."""
 
 
 class BoundedCalls:
@@ -31,7 +35,7 @@ class BoundedCalls:
         self._most_queued = most_queued
         self._queue: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
-        self._taken = self._ended = 0
+        self._taken = self._ended = self._quick_in_a_row = 0
         self._is_behind = self._is_closing = False
         self._thread: threading.Thread | None = None
 
@@ -77,8 +81,12 @@ class BoundedCalls:
                 if not self._queue:
                     return
                 call = self._queue.popleft()
+            began = time.monotonic()
             call()
+            is_quick = time.monotonic() - began < _QUICK * self._waits_s
             with self._changed:
                 self._ended += 1
-                self._is_behind = self._is_behind and bool(self._queue)
+                self._quick_in_a_row = self._quick_in_a_row + 1 if is_quick else 0
+                if not self._queue and self._quick_in_a_row >= _QUICK_IN_A_ROW:
+                    self._is_behind = False
                 self._changed.notify_all()

@@ -26,6 +26,9 @@ from holdfast.runtime.system.channel import Message
 
 LIMITS = (signal.SIGUSR1, signal.SIGUSR2)
 
+OWN_BEFORE_SLURMS = "--deadline, before Slurm's limit"
+"""It ends this run alone: a requeue would end everything else in the batch job, too."""
+
 Say = Callable[[str], None]
 
 
@@ -54,8 +57,10 @@ class BatchJob:
         """Return the job of these options that begins now."""
         now = time.time()
         asked = options.deadline_s
-        own = None if asked is None else Deadline(now, now + asked, "--deadline")
         theirs = None if allocation is None else _limit_of(allocation, environ, now)
+        is_slurms = allocation is not None and allocation.scheduler is Scheduler.SLURM
+        source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
+        own = None if asked is None else Deadline(now, now + asked, source)
         return BatchJob(allocation, earliest(theirs, own), is_requeued=options.requeue)
 
     @property
@@ -95,8 +100,14 @@ class BatchJob:
         before, self._deadline = self._deadline.due, self._deadline.look(now)
         if self._deadline.due is before:
             return Due.NOTHING
-        self._hit_limit = self._hit_limit or not self._orders
+        if not self._is_own_limit:
+            self._hit_limit = self._hit_limit or not self._orders
         return self._deadline.due
+
+    @property
+    def _is_own_limit(self) -> bool:
+        """Whether the limit is the user's, and earlier than the end that Slurm tells."""
+        return self._deadline is not None and self._deadline.source == OWN_BEFORE_SLURMS
 
     def repeats(self, number: signal.Signals, *, is_stopping: bool, now: float) -> bool:
         """Take note of a signal to stop; return whether it only repeats a limit that was hit."""

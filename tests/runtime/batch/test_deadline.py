@@ -66,3 +66,13 @@ def test_save_is_due_before_the_end_and_not_in_the_first_half(
     assert deadline.look(whole_s / 2 - 1.0).due is Due.NOTHING
     assert deadline.look(whole_s).due is Due.END
     assert 0.0 <= deadline.lead_s <= whole_s / 2
+
+
+def test_one_slow_save_does_not_move_the_end_for_good() -> None:
+    deadline = Deadline(0.0, 86400.0, "").saved(3600.0, 1.0)
+    assert deadline.lead_s == 10.0 + 2 * 3601.0
+
+    for _ in range(4):
+        deadline = deadline.saved(5.0, 1.0)
+    assert deadline.lead_s == 10.0 + 2 * 3601.0
+    assert deadline.saved(5.0, 1.0).lead_s == 10.0 + 2 * 6.0

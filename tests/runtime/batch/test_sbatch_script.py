@@ -79,6 +79,10 @@ def test_job_is_named_after_its_run_directory_and_no_other() -> None:
         (lambda: request("--dependency=afterok:3", chain=2), "leave --dependency out"),
         (lambda: request("-d afterok:3", chain=2), "leave --dependency out"),
         (lambda: request("--comment='a\nb'"), "has several lines"),
+        (lambda: request("--wait"), "leave --wait out"),
+        (lambda: request("-W"), "leave -W out"),
+        (lambda: request("--wrap=true"), "leave --wrap out"),
+        (lambda: request("--test-only"), "leave --test-only out"),
     ],
 )
 def test_request_that_makes_no_chain_is_refused(made: object, words: str) -> None:

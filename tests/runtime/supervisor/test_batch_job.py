@@ -201,11 +201,11 @@ def _options(tmp_path: Path, **options: object) -> JobOptions:
     ("ends_in_s", "deadline_s", "expected"),
     [
         (3600.0, None, (3600.0, "SLURM_JOB_END_TIME")),
-        (3600.0, 60.0, (60.0, "--deadline")),
+        (3600.0, 60.0, (60.0, batch_job.OWN_BEFORE_SLURMS)),
         (60.0, 3600.0, (60.0, "SLURM_JOB_END_TIME")),
         (None, None, (1800.0, "squeue")),
         (-60.0, None, (1800.0, "squeue")),
-        (None, 60.0, (60.0, "--deadline")),
+        (None, 60.0, (60.0, batch_job.OWN_BEFORE_SLURMS)),
     ],
 )
 def test_earliest_end_counts(
@@ -288,3 +288,15 @@ def test_supervisor_wishes_once_to_save_and_twice_to_end(
 class NoJournal:
     def record(self, event: str, **fields: object) -> None:
         """Keep nothing."""
+
+
+def test_limit_of_the_users_own_before_slurms_requeues_nothing(
+    tmp_path: Path, requeued: list[str]
+) -> None:
+    """A requeue would end what else runs in the batch job, and begin it again."""
+    allocation = replace(ON_SLURM, ends_at=time.time() + 3600.0)
+    job = BatchJob.of(_options(tmp_path, deadline_s=60.0), allocation, {})
+
+    assert job.look(time.time() + 59.0) is Due.END
+    assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
+    assert requeued == []
