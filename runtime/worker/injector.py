@@ -55,6 +55,10 @@ class FaultInjector:
             self._strike(kind)
 
 
+_MUTEX_BYTES = 64
+"""More than a pthread_mutex_t has on any Linux."""
+
+
 def _strike(kind: FaultKind) -> None:
     _STRIKES[kind]()
 
@@ -81,8 +85,14 @@ def _segfault() -> None:
 
 
 def _hold_gil() -> None:
-    """Sleep for ever in a C call that, unlike most, keeps the interpreter's lock."""
-    ctypes.PyDLL(None).pause()
+    """Wait for ever in a C call that, unlike most, keeps the interpreter's lock.
+
+    No signal ends it, not even the one that asks for a stack: a thread that locks a mutex
+    twice waits for itself (pthread_mutex_lock(3p)).
+    """
+    mutex = ctypes.create_string_buffer(_MUTEX_BYTES)  # all zero: PTHREAD_MUTEX_INITIALIZER
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 _STRIKES: dict[FaultKind, Callable[[], None]] = {
