@@ -131,9 +131,10 @@ class BatchJob:
             return code
         if allocation.scheduler is not Scheduler.SLURM:
             return code if allocation.requeue_code is None else allocation.requeue_code
+        # Said before: Slurm ends this process as soon as it has requeued the job.
+        say(f"{allocation.label} is being requeued, and goes on from its newest checkpoint")
         try:
             requeue(allocation.job_id)
-            say(f"{allocation.label} is requeued and goes on from its newest checkpoint")
         except SlurmRefused as error:
             say(
                 f"{allocation.label} is not requeued ({error}); submit it again: "

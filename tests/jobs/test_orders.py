@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, Undisturbed, Workload, assert_whole, request_of
 
+from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = pytest.mark.mpi
@@ -164,7 +165,11 @@ def test_a_supervisor_that_dies_before_its_agent_lives_leaves_nothing_behind(
 ) -> None:
     with start_job(request_of(EVEN, tmp_path, workers=2)) as job:
         job.wait_for("launch")
+        # Killed even earlier, it leaves its directory to the next job (test_surroundings.py).
+        while not (started := [pid for pid in job.processes() if pid != job.pid]):
+            pass
         job.signal(signal.SIGKILL)
+        assert wait_all_ended(started, 90) == ()
 
         ended = job.wait()
 

@@ -139,7 +139,7 @@ def test_slurm_that_refuses_costs_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
     deadline(job)
 
     assert job.end(ExitCode.STOPPED_EARLY, said.append) == ExitCode.STOPPED_EARLY
-    assert said[0].startswith("Slurm job 7 is not requeued (scontrol: it is disabled)")
+    assert said[-1].startswith("Slurm job 7 is not requeued (scontrol: it is disabled)")
 
 
 @pytest.mark.parametrize(
