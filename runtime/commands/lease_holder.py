@@ -16,6 +16,7 @@ from holdfast.runtime.errors import NotSaved, UsageError
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.process_status import signal_state
 from holdfast.runtime.system.signals import SAVE_SIGNAL
 
 
@@ -50,12 +51,7 @@ class LeaseHolder:
     @property
     def is_listening(self) -> bool:
         """Whether the holder has set up its signals: before that, an order would end it."""
-        try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-        except OSError:
-            return False
-        caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), ":0")
-        return bool(int(caught.split(":")[1], 16) >> (SAVE_SIGNAL - 1) & 1)
+        return signal_state(self._process.pid, SAVE_SIGNAL).is_caught
 
     def ask_to_save(self) -> None:
         """Send the signal that asks for a checkpoint; a dead holder gets no signal."""

@@ -90,7 +90,9 @@ class HostWatch:
         if claimed is None:
             return event
         self._witness = claimed
-        limit = min(self._memory or self._limits.memory(), key=_free, default=None)
+        limit = min(
+            self._memory or self._limits.memory(), key=lambda usage: usage.free, default=None
+        )
         is_certain = kills is not None and kills.are_ours
         words = sentences.describe_oom_kill(limit, event.get("peak_bytes"), is_certain=is_certain)
         return {**event, "cause": words}
@@ -154,7 +156,3 @@ def _files_of(living: Sequence[Watched]) -> list[Usage]:
 def _files(place: str, pid: int) -> list[Usage]:
     files = count_open_files(pid)
     return [] if files is None else [Usage(Resource.FILES, place, *files)]
-
-
-def _free(usage: Usage) -> int:
-    return usage.free
