@@ -24,7 +24,8 @@ from holdfast.runtime.chaos.striker import Place, Striker, Struck
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import JournalReader, Record
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.processes import state_of, wait_all_ended
+from holdfast.runtime.system.process_status import state_of
+from holdfast.runtime.system.processes import wait_all_ended
 
 _VARIABLE = "HOLDFAST_CHAOS_JOB"
 _LOOK_S = 0.02

@@ -53,11 +53,22 @@ def signal_state(pid: int, number: int) -> SignalState:
 
 def last_core(pid: int) -> int | None:
     """Return the core on which the main thread of ``pid`` ran last; also of a zombie."""
+    fields = _after_name(pid)
+    return int(fields[36]) if len(fields) > 36 else None
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of the process's state in proc_pid_stat(5), "" if it is gone."""
+    return next(iter(_after_name(pid)), "")
+
+
+def _after_name(pid: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5) after the name, none if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b") ")[2].split()[36])
-    except (OSError, IndexError, ValueError):
-        return None
+            return stat.read().rpartition(b") ")[2].decode().split()
+    except OSError:
+        return []
 
 
 def _fields(path: str) -> dict[str, str]:

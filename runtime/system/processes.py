@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterable
 
 import psutil
 
+from holdfast.runtime.system.process_status import state_of
+
 UNKILLABLE_AFTER_S = 10.0
 """A process that SIGKILL does not end within this time hangs in the kernel: a dead network
 disk, a driver.  It may hang for ever, and runs no more code of its own."""
@@ -109,15 +111,6 @@ def is_stopped(pid: int) -> bool:
 def hangs_in_kernel(pid: int) -> bool:
     """Return whether ``pid`` is in a call that no signal interrupts."""
     return state_of(pid) == "D"
-
-
-def state_of(pid: int) -> str:
-    """Return the letter of the process's state in proc_pid_stat(5), "" if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b") ")[2][:1].decode()
-    except OSError:
-        return ""
 
 
 def resident_bytes(pid: int) -> int | None:
