@@ -200,7 +200,7 @@ class _Variables(dict[str, Any]):
 def _keras(title: str, state: State) -> Way:
     import keras
 
-    class Holder(keras.layers.Layer):
+    class Holder(keras.layers.Layer):  # type: ignore[misc]
         def call(self, inputs: Any) -> Any:
             return inputs
 

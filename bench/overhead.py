@@ -192,7 +192,7 @@ class Guard:
         membership = Membership(config.worker, world, communicator, clock=time.monotonic)
         self._communicator = communicator
         self._records = LoopRecords(context, membership)
-        self._pulse = Pulse(self._page, pulse_interval_s(config.heartbeat_timeout_s))
+        self._pulse = Pulse(self._page, pulse_interval_s(config.options.heartbeat_timeout_s))
         self._pulse.start()
 
     def vote(self) -> None:
@@ -202,7 +202,7 @@ class Guard:
 
     def note(self, step: int) -> None:
         """Tell heartbeat page and journal of an applied step."""
-        self._page.step = step
+        self._page.commit(step)
         self._records.stepped(Cursor(step, 0, Ledger(0, 0), np.zeros(1)), 1, BATCH)
 
     def close(self) -> None:
