@@ -52,15 +52,18 @@ class BatchJob:
 
     @staticmethod
     def of(
-        options: JobOptions, allocation: Allocation | None, environ: Mapping[str, str]
+        options: JobOptions,
+        allocation: Allocation | None,
+        environ: Mapping[str, str],
+        age_s: float = 0.0,
     ) -> BatchJob:
-        """Return the job of these options that begins now."""
+        """Return the job of these options that began ``age_s`` ago."""
         now = time.time()
         asked = options.deadline_s
         theirs = None if allocation is None else _limit_of(allocation, environ, now)
         is_slurms = allocation is not None and allocation.scheduler is Scheduler.SLURM
         source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
-        own = None if asked is None else Deadline(now, now + asked, source)
+        own = None if asked is None else Deadline(now - age_s, now - age_s + asked, source)
         return BatchJob(allocation, earliest(theirs, own), is_requeued=options.requeue)
 
     @property

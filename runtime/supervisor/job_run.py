@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from holdfast.runtime.agent.agent import SOCKET_NAME
+from holdfast.runtime.batch.finding import find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -29,6 +30,7 @@ from holdfast.runtime.system.owned_directory import (
     make_owned_directory,
     remove_dead_directories,
 )
+from holdfast.runtime.system.process_status import age_s
 from holdfast.runtime.system.signals import block
 
 _MEMORY = "/dev/shm"
@@ -56,21 +58,23 @@ def run_job(
     Raises:
         JobError: the job cannot begin; nothing was started.
     """
-    batch = batch or BatchJob.of(options, None, os.environ)
+    around = batch or BatchJob.of(options, None, os.environ)
     setup = _prepare(options)
     if isinstance(setup, Takeover):
-        return _go_on(setup, options, batch)
+        return _go_on(setup, options, batch or batch_of(setup))
     if link is not None:
-        batch.incarnation = link.begin(setup.record.run_id)
+        around.incarnation = link.begin(setup.record.run_id)
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
     base = make_owned_directory(_memory_directory(options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-    return _supervise(setup, base, batch, removed=removed)
+    return _supervise(setup, base, around, removed=removed)
 
 
-def attach(run_dir: Path) -> ExitCode:
+def attach(run_dir: Path) -> int:
     """Take over the job that lives in ``run_dir`` without its supervisor; return its exit code.
+
+    Its time ends when it would have ended: with its batch job, or ``--deadline`` after its start.
 
     Raises:
         RunDirectoryBusy: a supervisor runs it.
@@ -82,7 +86,15 @@ def attach(run_dir: Path) -> ExitCode:
             f"no job lives in {run_dir} on this host without its supervisor; "
             "start or resume it with `holdfast run`"
         )
-    return _go_on(takeover, None, BatchJob())
+    batch = batch_of(takeover)
+    return batch.end(_go_on(takeover, None, batch), say)
+
+
+def batch_of(takeover: Takeover) -> BatchJob:
+    """Return the batch job that the job was started in; this process may be outside of it."""
+    environ = takeover.environment
+    age = age_s(takeover.agent.pid)
+    return BatchJob.of(takeover.config.options, find_allocation(environ), environ, age)
 
 
 def _prepare(options: JobOptions) -> JobSetup | Takeover:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
+
+_STARTED, _LAST_CORE = 19, 36
+"""Places in proc_pid_stat(5), counted from the field after the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,17 @@ def signal_state(pid: int, number: int) -> SignalState:
 def last_core(pid: int) -> int | None:
     """Return the core on which the main thread of ``pid`` ran last; also of a zombie."""
     fields = _after_name(pid)
-    return int(fields[36]) if len(fields) > 36 else None
+    return int(fields[_LAST_CORE]) if len(fields) > _LAST_CORE else None
+
+
+def age_s(pid: int) -> float:
+    """Return the seconds since the process began, 0 if it is gone."""
+    fields = _after_name(pid)
+    if len(fields) <= _STARTED:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_STARTED]) / os.sysconf(
+        "SC_CLK_TCK"
+    )
 
 
 def state_of(pid: int) -> str:

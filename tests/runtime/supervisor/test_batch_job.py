@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -20,8 +22,12 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.supervisor import batch_job
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_run import batch_of
 from holdfast.runtime.supervisor.order_signals import STOPS
 from holdfast.runtime.supervisor.supervisor import Supervisor
+from holdfast.runtime.supervisor.takeover import Takeover
+from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.process_status import age_s
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")
@@ -300,3 +306,44 @@ def test_limit_of_the_users_own_before_slurms_requeues_nothing(
     assert job.look(time.time() + 59.0) is Due.END
     assert job.end(ExitCode.STOPPED_EARLY, lambda text: None) == ExitCode.STOPPED_EARLY
     assert requeued == []
+
+
+@dataclass(frozen=True)
+class Config:
+    options: JobOptions
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is asked of a takeover here; this process stands for the agent."""
+
+    config: Config
+    environment: dict[str, str]
+    agent: HeldProcess
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "environment", "at_s", "due"),
+    [
+        (None, {}, 1e6, Due.NOTHING),
+        (3600.0, {}, 0.0, Due.NOTHING),
+        (3600.0, {}, 3599.0, Due.END),
+        (None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "end"}, 3000.0, Due.NOTHING),
+        (None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "end"}, 3599.0, Due.END),
+    ],
+)
+def test_time_of_a_job_that_is_taken_over_ends_when_it_would_have_ended(
+    deadline_s: float | None, environment: dict[str, str], at_s: float, due: Due
+) -> None:
+    """The end is told by the job's own options and environment, not by those of the successor."""
+    now, age = time.time(), age_s(os.getpid())
+    ends = {"end": str(int(now - age + 3600))}
+    options = JobOptions(Path("script"), Path("run"), deadline_s=deadline_s)
+    settings = {name: ends.get(value, value) for name, value in environment.items()}
+    taken = Taken(Config(options), settings, HeldProcess(os.getpid()))
+
+    job = batch_of(cast(Takeover, taken))
+
+    taken.agent.close()
+    assert age > 0
+    assert job.look(now - age + at_s) is due

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from holdfast.runtime.system.process_status import SignalState, last_core, signal_state
+from holdfast.runtime.system.process_status import SignalState, age_s, last_core, signal_state
 
 pytestmark = pytest.mark.process
 
@@ -55,3 +56,16 @@ def test_stopped_process_runs_no_code_and_a_zombie_is_gone() -> None:
     assert core is not None
     assert 0 <= core < (os.cpu_count() or 1)
     assert (signal_state(child.pid, signal.SIGUSR1), last_core(child.pid)) == (SignalState(), None)
+
+
+def test_age_of_a_process_counts_from_its_start() -> None:
+    before = time.monotonic()
+    with subprocess.Popen(["sleep", "600"]) as child:
+        first = age_s(child.pid)
+        most = time.monotonic() - before + 1 / os.sysconf("SC_CLK_TCK")
+        second = age_s(child.pid)
+        child.kill()
+
+    assert 0 <= first <= second
+    assert first <= most
+    assert age_s(child.pid) == 0
