@@ -130,8 +130,9 @@ def test_dearer_saves_are_rarer_and_failures_make_them_more_frequent(
     [
         (0.0, 0, PRIOR_S),
         (60.0, 0, PRIOR_S + 60),
-        (3600.0, 3, (3600 + PRIOR_S) / 4),
-        (100 * PRIOR_S, 99, 1.01 * PRIOR_S),
+        (60.0, 1, (60 + PRIOR_S / 10) / 1.1),
+        (3600.0, 3, (3600 + PRIOR_S / 10) / 3.1),
+        (100 * PRIOR_S, 100, PRIOR_S),
     ],
 )
 def test_prior_gives_way_to_what_is_seen(seconds: float, failures: int, mean_s: float) -> None:
