@@ -5,6 +5,7 @@
 | ``heartbeat`` | a worker whose counter stands still |
 | ``stall`` | a worker for which all others wait; it is told of at half of the limit |
 | ``standstill`` | all workers, when they wait for each other: MPI has lost a death |
+| ``reading`` | all workers, when they restore and none gets a byte: the disk hangs |
 
 Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
 is killed within two seconds, with or without its stacks (`evidence.inquiry`): a sign of life in
@@ -23,15 +24,26 @@ from holdfast.runtime.agent.hosted_worker import HostedWorker
 from holdfast.runtime.evidence.inquiry import Inquiry
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.heartbeat import Phase
+from holdfast.runtime.system.process_status import characters_read
 
 _STARTING_TIMEOUT_S = 60.0
-"""A script may import or write for long, and ``MPI_Init`` holds the interpreter's lock."""
+"""A script may import or write for long; ``MPI_Init`` and HDF5 hold the interpreter's lock."""
 
 _PHASES_OF_THE_SCRIPT = (Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.LEAVING)
 _PHASES_OF_THE_LOOP = (Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING)
 
 _BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
 """All may wait inside MPI for as many heartbeat timeouts; an exchange takes seconds at most."""
+
+
+_LONGEST_READ_S = 300.0
+"""Some worker gets bytes of a checkpoint in that time, or loads and compares what it has got."""
+
+_WHY = {
+    "standstill": "all workers waited for each other for {:.0f} s",
+    "reading": "no worker got a byte of the checkpoints for {:.0f} s",
+}
+"""Why all workers of a launch are killed at once."""
 
 
 @dataclass(slots=True)
@@ -62,12 +74,14 @@ class Fencing:
 
     def __init__(self, tell: Callable[[Message], None], heartbeat_timeout_s: float) -> None:
         starting_s = max(heartbeat_timeout_s, _STARTING_TIMEOUT_S)
-        users: dict[int, float] = dict.fromkeys(_PHASES_OF_THE_SCRIPT, starting_s)
+        patient = (*_PHASES_OF_THE_SCRIPT, Phase.RESTORING)
+        users: dict[int, float] = dict.fromkeys(patient, starting_s)
         self._tell = tell
         self._silences = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
         self._standing = StallDetector(
             max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S)
         )
+        self._reading = StallDetector(_LONGEST_READ_S)
         self._laggards: LaggardDetector | None = None
         self._known = LaggardDetector()
         self._told: Collection[tuple[WorkerId, Turn]] = ()
@@ -82,6 +96,7 @@ class Fencing:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
         self._close_cases()
         self._standing = StallDetector(self._standing.limit_s)
+        self._reading = StallDetector(_LONGEST_READ_S)
         known = (self._laggards or self._known).next_launch(stall_timeout_s)
         self._known = known
         self._laggards = None if stall_timeout_s == 0 else known
@@ -96,6 +111,8 @@ class Fencing:
                 self._open([found[worker]], now, self._fence("heartbeat", finding.silent_s))
         if not self._cases:  # a worker that is about to die explains why the others wait
             self._look_for_standstill(found, now)
+        if not self._cases:
+            self._look_for_hanging_disk(found, now)
         if not self._cases:
             self._look_for_laggards(found, now)
         over = [case for case in self._cases if case.look(now)]
@@ -114,9 +131,18 @@ class Fencing:
         turns = {worker: Turn(*hosted.page.turn) for worker, hosted in found.items()}
         self._standing = self._standing.observe(turns, now)
         if self._standing.is_stalled:
-            seconds = self._standing.standing_s
+            end = self._end_launch("standstill", self._standing.standing_s)
             self._standing = StallDetector(self._standing.limit_s)
-            self._open(list(found.values()), now, lambda all_: self._end_launch(all_, seconds))
+            self._open(list(found.values()), now, end)
+
+    def _look_for_hanging_disk(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+        """Find a launch that restores, and of which nobody gets anything to read."""
+        turns = {worker: _reading_of(hosted) for worker, hosted in found.items()}
+        self._reading = self._reading.observe(turns, now)
+        if self._reading.is_stalled:
+            end = self._end_launch("reading", self._reading.standing_s)
+            self._reading = StallDetector(_LONGEST_READ_S)
+            self._open(list(found.values()), now, end)
 
     def _look_for_laggards(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find the workers for which all others wait, tell of them, and fence them."""
@@ -185,12 +211,17 @@ class Fencing:
                 }
             )
 
-    def _end_launch(self, them: Sequence[HostedWorker], seconds: float) -> None:
-        workers = sorted(hosted.worker for hosted in them)
-        self._tell({"kind": "stalled", "seconds": round(seconds, 1), "workers": workers})
-        for hosted in them:
-            hosted.limit = "standstill"
-            hosted.kill(f"all workers waited for each other for {seconds:.0f} s")
+    def _end_launch(self, limit: str, seconds: float) -> Callable[[Sequence[HostedWorker]], None]:
+        """Return what kills all workers of a launch that goes on no more."""
+
+        def end(them: Sequence[HostedWorker]) -> None:
+            told = {"kind": "stalled", "limit": limit, "seconds": round(seconds, 1)}
+            self._tell(told | {"workers": sorted(hosted.worker for hosted in them)})
+            for hosted in them:
+                hosted.limit = limit
+                hosted.kill(_WHY[limit].format(seconds))
+
+        return end
 
     def _close_cases(self) -> None:
         for case in self._cases:
@@ -202,3 +233,10 @@ def _pace_of(hosted: HostedWorker) -> Pace:
     """Return how far a worker has come."""
     page = hosted.page
     return Pace(Turn(*page.turn), page.step, page.commits, page.phase in _PHASES_OF_THE_LOOP)
+
+
+def _reading_of(hosted: HostedWorker) -> Turn:
+    """Return what a worker has read so far; only one that restores may wait for the disk."""
+    if hosted.pid is None or hosted.page.phase is not Phase.RESTORING:
+        return Turn(0, waits_for_peers=False)
+    return Turn(characters_read(hosted.pid), waits_for_peers=True)

@@ -11,7 +11,11 @@ import contextlib
 from pathlib import Path
 
 from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.run.bounded_calls import BoundedCalls
 from holdfast.runtime.run.journal import JournalReader, Record, parse_line
+
+_WAITS_S = 10.0
+"""The journal of a year is read in a few seconds."""
 
 _TELLING = ("job_started", "job_ended", "relaunch")
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
@@ -19,9 +23,13 @@ _MARKS = tuple(event.encode() for event in _TELLING)
 
 
 class HistoryReader:
-    """Reads a run's history, and later only what its journal has got since."""
+    """Reads a run's history, and later only what its journal has got since.
+
+    A disk that hangs costs the newest part of it, and holds up no relaunch.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._calls = BoundedCalls("holdfast-history", _WAITS_S)
         self._reader = JournalReader(path)
         self._seconds = 0.0
         self._failures = 0
@@ -30,13 +38,16 @@ class HistoryReader:
 
     def read(self) -> FailureHistory:
         """Return the training time and the failures so far; a journal that fails adds none."""
+        self._calls.run(self._read)
+        return FailureHistory(self._seconds + self._open_seconds(), self._failures)
+
+    def _read(self) -> None:
         with contextlib.suppress(OSError):
             for line in self._reader.lines():
                 record = _telling(line)
                 if record is not None:
                     self._hear(*record)
                 self._before = line
-        return FailureHistory(self._seconds + self._open_seconds(), self._failures)
 
     def _hear(self, event: str, now: float) -> None:
         self._failures += event == "relaunch"

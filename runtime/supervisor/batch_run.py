@@ -8,9 +8,11 @@ from holdfast.runtime.batch.allocation import Allocation
 from holdfast.runtime.batch.finding import CHAIN
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.answering import answering
+from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
-from holdfast.runtime.supervisor.job_run import run_job, say
+from holdfast.runtime.supervisor.job_run import run_job
 
 
 def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
@@ -21,7 +23,8 @@ def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
     """
     if not allocation.chain:
         return run_job(options, BatchJob.of(options, allocation, os.environ))
-    link = ChainLink(options, allocation)
+    with answering(options.run_dir, say):
+        link = ChainLink(options, allocation)
     if link.is_complete:
         say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
         return ExitCode.DONE

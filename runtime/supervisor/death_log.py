@@ -49,6 +49,20 @@ def suspected_line(message: Message) -> str:
     return f"{begin}, and all others wait for it: it is killed after {limit_s:.0f} s"
 
 
+def stalled_line(message: Message) -> str:
+    """Return the line of a launch that is ended because none of its workers comes on."""
+    count, seconds = len(message["workers"]), message["seconds"]
+    if message["limit"] == "reading":
+        return (
+            f"none of {count} workers got a byte of the checkpoints for {seconds:.0f} s, so their "
+            "disk hangs: ending the launch (nothing is known to be damaged)"
+        )
+    return (
+        f"all {count} workers have waited for each other inside MPI for {seconds:.1f} s: "
+        "ending the launch"
+    )
+
+
 def _in(message: Message) -> str:
     where = message.get("where")
     return f", in {where}" if where else ""

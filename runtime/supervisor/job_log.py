@@ -13,7 +13,12 @@ from typing import Any
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.supervisor.death_log import DeathLog, fenced_line, suspected_line
+from holdfast.runtime.supervisor.death_log import (
+    DeathLog,
+    fenced_line,
+    stalled_line,
+    suspected_line,
+)
 from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
@@ -117,11 +122,9 @@ class Narration:
         elif kind == "worker_exited" and not message["clean"]:
             self._died(message)
         elif kind == "stalled":
-            self._say(
-                f"all {len(message['workers'])} workers have waited for each other inside MPI for "
-                f"{message['seconds']:.1f} s: ending the launch"
-            )
-            self._journal.record("stalled", seconds=message["seconds"], workers=message["workers"])
+            self._say(stalled_line(message))
+            fields = {name: message[name] for name in ("limit", "seconds", "workers")}
+            self._journal.record("stalled", **fields)
         elif kind == "pressure":
             self._say(message["text"])
             fields = {name: value for name, value in message.items() if name not in ("kind", "now")}

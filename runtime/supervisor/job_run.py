@@ -17,13 +17,15 @@ from holdfast.runtime.agent.agent import SOCKET_NAME
 from holdfast.runtime.batch.finding import find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.aside import LAST_LINES_WITHIN_S, say
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
 from holdfast.runtime.supervisor.supervisor import Supervisor
-from holdfast.runtime.supervisor.takeover import Takeover, find_takeover
+from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover, find_takeover
 from holdfast.runtime.system.line_sink import LineSink
 from holdfast.runtime.system.owned_directory import (
     hold,
@@ -38,9 +40,6 @@ _SEGMENT_BYTES = 1 << 24
 """What Open MPI maps for each rank (``btl_sm_segment_size``)."""
 
 _LEASE_LOOK_S = 1.0
-
-_LAST_LINES_WITHIN_S = 2.0
-"""A terminal that takes nothing may not keep a job from ending."""
 
 
 def run_job(
@@ -80,7 +79,11 @@ def attach(run_dir: Path) -> int:
         RunDirectoryBusy: a supervisor runs it.
         UsageError: there is no such job.
     """
-    takeover = find_takeover(RunDirectory(run_dir))
+    try:
+        with answering(run_dir, say):
+            takeover = find_takeover(RunDirectory(run_dir))
+    except StoppedAgentEnded as ended:
+        raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
     if takeover is None:
         raise UsageError(
             f"no job lives in {run_dir} on this host without its supervisor; "
@@ -116,6 +119,9 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
                 return takeover
         except RunDirectoryBusy as error:  # it knows more about the owner
             busy = error
+        except StoppedAgentEnded as ended:
+            say(f"{ended}; going on from its newest checkpoint")
+            continue
         if time.monotonic() >= until:
             raise busy
         if not has_said:
@@ -150,17 +156,10 @@ def _supervise(
     finally:
         block()  # this process ends next, with the job's exit code and no other
         supervisor.close()
-        sink.close(_LAST_LINES_WITHIN_S)
+        sink.close(LAST_LINES_WITHIN_S)
         narration.dropped(sink.dropped)
         setup.journal.close()
         supervisor.signals.restore()
-
-
-def say(text: str) -> None:
-    """Write one line beside a job; a stderr that takes nothing keeps no job from ending."""
-    sink = LineSink(2)
-    sink.put(f"holdfast: {' '.join(text.split())}\n".encode(errors="replace"))
-    sink.close(_LAST_LINES_WITHIN_S)
 
 
 def _memory_directory(options: JobOptions) -> str | None:

@@ -13,18 +13,21 @@ from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.mpi_trial.fitness import assess, require, warning_of
-from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec, identify
+from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi_trial.trust import Trust
+from holdfast.runtime.mpi_trial.verdict_file import Verdict
 from holdfast.runtime.mpiexec.launch_line import outside_of_mpi
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
+from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.takeover import Takeover
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -74,12 +77,21 @@ def prepare_job(options: JobOptions) -> JobSetup:
         UsageError: the request cannot be carried out as it stands.
         RunDirectoryBusy: another job owns the run directory.
     """
-    check_files(options)
-    key_file = find_key(options.key_file, options.run_dir)
+    with answering(options.run_dir, say):
+        check_files(options)
+        key_file = find_key(options.key_file, options.run_dir)
     library = identify(find_mpiexec(options.mpiexec))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
     verdict = assess(library, os.environ, needed)
     require(library, verdict, needed)
+    with answering(options.run_dir, say):
+        return _take_directory(options, library, verdict, key_file)
+
+
+def _take_directory(
+    options: JobOptions, library: MpiLibrary, verdict: Verdict, key_file: KeyFile | None
+) -> JobSetup:
+    """Take the run directory for this job, with its record and its journal."""
     directory = RunDirectory(options.run_dir)
     directory.prepare()
     lease = directory.acquire_lease()

@@ -22,9 +22,20 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
 from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.processes import is_alive, is_stopped
 
 ANSWERS_WITHIN_S = 15.0
 """A busy machine may need that long."""
+
+
+_ENDS_WITHIN_S = 10.0
+
+
+class StoppedAgentEnded(Exception):
+    """A job had neither a supervisor nor an agent that runs, so it was ended; the message says it.
+
+    Nobody could have taken it over, and nobody watched it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,7 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
     Raises:
         RunDirectoryBusy: somebody supervises it, its agent does not answer, or it is another
             job than was asked for; the message names the process, and what to do.
+        StoppedAgentEnded: it had no supervisor, and its agent was stopped; both are gone now.
     """
     path = _agent_of(run_dir)
     if path is None:
@@ -70,8 +82,14 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
     answer = _ask(channel, asked)
     if answer["kind"] == "agent_ready" and answer.get("launch"):
         return _taken(channel, agent, answer)
+    is_ended = answer["kind"] == "silent" and _end_if_stopped(agent, run_dir)
     agent.close()
     channel.close()
+    if is_ended:
+        raise StoppedAgentEnded(
+            f"ended the job in {run_dir.path}: it had no supervisor, and its agent, pid "
+            f"{agent.pid}, was stopped"
+        )
     if answer["kind"] == "gone":
         return None
     why = _REFUSALS[answer["kind"]].format(pid=answer.get("pid", agent.pid))
@@ -96,6 +114,21 @@ def _agent_of(run_dir: RunDirectory) -> Path | None:
         return Path(owner["agent"]) if owner["host"] == os.uname().nodename else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _end_if_stopped(agent: HeldProcess, run_dir: RunDirectory) -> bool:
+    """Kill an agent that is stopped and that no supervisor watches; its workers die with it.
+
+    A batch system that suspends a job stops the supervisor as well, which then still lives.
+    """
+    try:
+        supervisor = int(run_dir.lease_owner()["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if is_alive(supervisor) or not is_stopped(agent.pid):
+        return False
+    agent.kill()
+    return agent.has_ended(_ENDS_WITHIN_S)
 
 
 def _ask(channel: Channel, asked: JobOptions | None) -> Message:

@@ -1,4 +1,4 @@
-"""What /proc says of another process: its state, a signal on its way, its core."""
+"""What /proc says of another process: its state, age and core, a signal, what it has read."""
 
 from __future__ import annotations
 
@@ -74,6 +74,14 @@ def age_s(pid: int) -> float:
 def state_of(pid: int) -> str:
     """Return the letter of the process's state in proc_pid_stat(5), "" if it is gone."""
     return next(iter(_after_name(pid)), "")
+
+
+def characters_read(pid: int) -> int:
+    """Return the bytes that the process has got from ``read`` and its like (proc_pid_io(5))."""
+    try:
+        return int(_fields(f"/proc/{pid}/io")["rchar"])
+    except (OSError, KeyError):
+        return 0
 
 
 def _after_name(pid: int) -> list[str]:

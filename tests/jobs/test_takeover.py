@@ -118,6 +118,20 @@ def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) ->
     assert "no job lives in" in refused.stderr
 
 
+def test_job_whose_agent_is_stopped_and_has_no_supervisor_is_ended_and_gone_on_with(
+    tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
+) -> None:
+    """Nobody else could end it: it would own the directory for ever."""
+    orphan.signal(signal.SIGSTOP, "holdfast-agent")
+
+    with start_job(request_of(LONGER, tmp_path / "run", workers=3)) as successor:
+        job = successor.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert "and its agent, pid" in job.stderr
+    assert orphan.wait().leftovers == ()
+
+
 def test_request_of_another_script_takes_no_job_over(tmp_path: Path, orphan: RunningJob) -> None:
     script = tmp_path / "other.py"
     script.write_text("raise SystemExit('never run')")

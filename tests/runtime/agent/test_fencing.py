@@ -77,6 +77,7 @@ class World:
         self.workers = [FakeWorker(n) for n in range(3)]
         self.fencing = Fencing(self.told.append, heartbeat_timeout_s=2.0)
         self.now = 50.0
+        self.read: dict[int, int] = {}
 
     def pass_time(self, seconds: float, *beating: int) -> None:
         for _ in range(round(10 * seconds)):
@@ -94,6 +95,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(module, "Inquiry", FakeInquiry)
     world = World()
+    monkeypatch.setattr(module, "characters_read", lambda pid: world.read.get(pid, 0))
     yield world
     FakeInquiry.all.clear()
     for worker in world.workers:
@@ -203,6 +205,47 @@ def test_launch_whose_workers_wait_for_each_other_ends_with_all_their_stacks(wor
     assert stalled["workers"] == [0, 1, 2]
     assert [worker.limit for worker in world.workers] == ["standstill"] * 3
     assert all(worker.stacks is SEEN for worker in world.workers)
+
+
+def restore(world: World, **read: int) -> None:
+    """Let all workers restore; some have read so many bytes."""
+    for worker in world.workers:
+        worker.page.phase = Phase.RESTORING
+        world.read[worker.pid] = read.get(f"w{worker.worker}", 0)
+
+
+def test_launch_ends_when_none_of_its_workers_gets_a_byte_to_restore(world: World) -> None:
+    world.fencing.begin(0.0)
+    restore(world, w0=100)
+    world.pass_time(299.0, 0, 1, 2)
+    assert world.told == []
+
+    world.pass_time(2.0 + MOST_S, 0, 1, 2)
+
+    (stalled,) = world.of_kind("stalled")
+    assert (stalled["limit"], stalled["workers"]) == ("reading", [0, 1, 2])
+    assert [worker.limit for worker in world.workers] == ["reading"] * 3
+
+
+def test_workers_that_wait_for_the_one_that_reads_are_let_alone(world: World) -> None:
+    world.fencing.begin(0.0)
+
+    for read in range(8):
+        restore(world, w0=read)
+        world.pass_time(100.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+def test_worker_that_holds_the_lock_while_it_restores_has_a_minute(world: World) -> None:
+    world.fencing.begin(0.0)
+    restore(world)
+
+    world.pass_time(59.0, 1, 2)
+    assert world.told == []
+
+    world.pass_time(2.0 + MOST_S, 1, 2)
+    assert [fenced["worker"] for fenced in world.of_kind("worker_fenced")] == [0]
 
 
 def test_another_launch_closes_what_was_asked_of_the_one_before(world: World) -> None:

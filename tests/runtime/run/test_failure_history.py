@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.run import failure_history
 from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.journal import Journal, JournalReader
 
 
 @pytest.fixture
@@ -82,3 +84,19 @@ def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
     journal.close()
 
     assert reader.read().failures == 2
+
+
+def test_disk_that_hangs_costs_only_the_newest_history(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_history, "_WAITS_S", 0.01)
+    hung = threading.Event()
+    path.write_bytes(b"".join(lines(("job_started", 10.0), ("relaunch", 12.0), ("step", 40.0))))
+    reader = HistoryReader(path)
+    known = reader.read()
+    monkeypatch.setattr(JournalReader, "lines", lambda self: iter([b""] * hung.wait()))
+
+    found = reader.read()
+
+    hung.set()
+    assert found == known == FailureHistory(30.0, 1)

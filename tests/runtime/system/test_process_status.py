@@ -10,7 +10,13 @@ import time
 
 import pytest
 
-from holdfast.runtime.system.process_status import SignalState, age_s, last_core, signal_state
+from holdfast.runtime.system.process_status import (
+    SignalState,
+    age_s,
+    characters_read,
+    last_core,
+    signal_state,
+)
 
 pytestmark = pytest.mark.process
 
@@ -69,3 +75,20 @@ def test_age_of_a_process_counts_from_its_start() -> None:
     assert 0 <= first <= second
     assert first <= most
     assert age_s(child.pid) == 0
+
+
+def test_bytes_that_a_process_reads_are_counted() -> None:
+    argv = [sys.executable, "-c", "print('ready', flush=True); print(len(input()), flush=True)"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        before = characters_read(child.pid)
+        child.stdin.write(b"x" * 100 + b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        after = characters_read(child.pid)
+
+    assert after - before >= 101
+    assert characters_read(child.pid) == 0
