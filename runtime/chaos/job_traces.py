@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from holdfast.runtime.system.marked_processes import marked_processes, signal_marked
+from holdfast.runtime.system.owned_directory import is_held
 from holdfast.runtime.system.processes import wait_all_ended
 
 ENDS_WITHIN_S = 30.0
@@ -65,6 +66,9 @@ class JobTraces:
 
 
 def _shared_memory(supervisors: Iterable[int]) -> list[Path]:
-    return sorted(
-        path for pid in set(supervisors) for path in _SHARED_MEMORY.glob(f"holdfast-{pid}-*")
-    )
+    """Return what these supervisors have left; a living one may have got the number of a dead one.
+
+    A directory that is held has a living process, which is named by itself if it is the job's.
+    """
+    found = (path for pid in set(supervisors) for path in _SHARED_MEMORY.glob(f"holdfast-{pid}-*"))
+    return sorted(path for path in found if not is_held(path))

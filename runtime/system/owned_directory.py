@@ -7,7 +7,8 @@ each later job of the same user looks for such directories.
 Invariant: each process that a job needs to go on holds a lock on the directory's marker, and
 the kernel lets go of it when the process ends.  A directory whose marker nobody holds
 belongs to nobody.  The marker gets its name when it is locked already, so a directory that
-is just being made is never taken for a dead one.
+is just being made is never taken for a dead one.  It names its host: a ``TMPDIR`` may lie on
+a file server whose locks hold on one host only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MARKER = "owned"
+_LONGEST_NAME = 256
 _NAME = re.compile(r"holdfast-\d+-\w{8}")
 
 
@@ -33,6 +35,7 @@ def make_owned_directory(place: str | None) -> Path:
     marker = os.open(unnamed, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # without locks, as on Lustre, nobody may call it dead
         fcntl.flock(marker, fcntl.LOCK_SH)
+        os.write(marker, _host())
         unnamed.rename(directory / _MARKER)
     return directory
 
@@ -41,6 +44,21 @@ def hold(directory: Path) -> None:
     """Hold a directory of a job until this process ends; one without a marker needs no holder."""
     with contextlib.suppress(OSError):
         fcntl.flock(os.open(directory / _MARKER, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_SH)
+
+
+def is_held(directory: Path) -> bool:
+    """Return whether a living process on this host holds the directory."""
+    try:
+        marker = _open_marker(directory)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(marker)
+    return False
 
 
 def remove_dead_directories(*places: str) -> tuple[Path, ...]:
@@ -64,10 +82,12 @@ def _is_own_directory(path: Path) -> bool:
 
 def _remove_if_dead(directory: Path) -> bool:
     try:
-        marker = os.open(directory / _MARKER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        marker = _open_marker(directory)
     except OSError:  # not one of ours, not yet, or no more
         return False
     try:
+        if os.read(marker, _LONGEST_NAME) != _host():
+            return False
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -76,3 +96,11 @@ def _remove_if_dead(directory: Path) -> bool:
         return not directory.exists()
     finally:
         os.close(marker)
+
+
+def _open_marker(directory: Path) -> int:
+    return os.open(directory / _MARKER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def _host() -> bytes:
+    return os.fsencode(os.uname().nodename)

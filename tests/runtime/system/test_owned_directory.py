@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.runtime.system.owned_directory import (
     hold,
+    is_held,
     make_owned_directory,
     remove_dead_directories,
 )
@@ -73,9 +74,9 @@ def test_what_holdfast_has_not_made_is_left_alone(tmp_path: Path) -> None:
     kept.mkdir()
     for name in ("holdfast-2024", "holdfast-1-abcdefghi", "other-1-abcdefgh"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "owned").touch()
+        (tmp_path / name / "owned").write_text(os.uname().nodename)
     (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "owned").touch()
+    (tmp_path / "target" / "owned").write_text(os.uname().nodename)
     (tmp_path / "holdfast-2-abcdefgh").symlink_to(tmp_path / "target")
     (tmp_path / "holdfast-3-abcdefgh").write_text("a file")
     before = sorted(tmp_path.rglob("*"))
@@ -89,7 +90,7 @@ def test_directory_of_another_user_is_left_alone(tmp_path: Path) -> None:
         pytest.skip("only root can give a directory to another user")
     directory = tmp_path / "holdfast-1-abcdefgh"
     directory.mkdir()
-    (directory / "owned").touch()
+    (directory / "owned").write_text(os.uname().nodename)
     os.chown(directory, 12345, 12345)
 
     assert remove_dead_directories(str(tmp_path)) == ()
@@ -118,3 +119,26 @@ def test_directory_without_locks_is_made_and_never_called_dead(
 
     assert directory.is_dir()
     assert remove_dead_directories(str(tmp_path)) == ()
+
+
+@pytest.mark.process
+def test_directory_is_held_as_long_as_its_owner_lives(tmp_path: Path) -> None:
+    owner = Owner("make", tmp_path)
+    directory = Path(owner.said)
+
+    assert is_held(directory)
+    owner.kill()
+    assert not is_held(directory)
+    assert not is_held(tmp_path)
+
+
+@pytest.mark.process
+def test_directory_of_another_host_is_not_ours_to_remove(tmp_path: Path) -> None:
+    """Its locks may not be seen from here."""
+    owner = Owner("make", tmp_path)
+    directory = Path(owner.said)
+    owner.kill()
+    (directory / "owned").write_text("another-host")
+
+    assert remove_dead_directories(str(tmp_path)) == ()
+    assert directory.exists()
