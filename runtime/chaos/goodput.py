@@ -24,7 +24,9 @@ from enum import Enum
 from holdfast.runtime.run.journal import Record
 
 _NS = 1_000_000_000
-_LAUNCHES = ("launch", "job_started", "taken_over", "relaunch")
+_LAUNCHES = ("launch", "job_started", "relaunch")
+"""A supervisor that takes a job over launches nothing: training has gone on without it."""
+
 _SAVES = ("checkpoint", "checkpoint_failed")
 
 

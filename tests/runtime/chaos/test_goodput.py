@@ -117,3 +117,9 @@ def test_buckets_add_up_to_the_wall_time_exactly(
     assert sum(buckets_of(spans).values()) == whole
     ends = [round(began * S), *(span.end for span in spans)]
     assert [span.begin for span in spans] == ends[:-1]
+
+
+def test_takeover_beside_which_training_goes_on_is_no_relaunch() -> None:
+    records = [step(1, 1), {"event": "taken_over", "now": 1.5}, step(2, 3)]
+
+    assert _buckets(records, 0, 3) == {Bucket.TRAINING: 3}
