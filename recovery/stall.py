@@ -83,6 +83,8 @@ class Standstill:
     step: int
     is_awaited: bool = True
     """Whether a peer waits for them; otherwise nobody can say that it takes too long."""
+    is_repeated: bool = False
+    """Whether no peer waits, but others were fenced at the same step: it has their limit."""
 
     @property
     def is_over_half(self) -> bool:
@@ -92,7 +94,12 @@ class Standstill:
     @property
     def is_over(self) -> bool:
         """Whether the workers are to be fenced."""
-        return self.is_awaited and self.seconds > self.limit_s
+        return self.has_limit and self.seconds > self.limit_s
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the standstill may end with a fence at all."""
+        return self.is_awaited or self.is_repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +194,12 @@ class LaggardDetector:
             return None
         step = max(pace.step for pace in self._last.values())
         is_awaited = len(working) < len(self._last)
-        if not is_awaited and step == self._fenced_at:
+        is_repeated = not is_awaited and step == self._fenced_at
+        if is_repeated:
             # Nobody waits, so nobody has shown how long it takes: only the work before has.
-            is_awaited, limit_s = True, max(limit_s, _FIRST_STEPS_OF_A_LIMIT * self.longest_s)
-        return Standstill(tuple(sorted(working)), self.standing_s, limit_s, step, is_awaited)
+            limit_s = max(limit_s, _FIRST_STEPS_OF_A_LIMIT * self.longest_s)
+        them = tuple(sorted(working))
+        return Standstill(them, self.standing_s, limit_s, step, is_awaited, is_repeated)
 
     def _course(self, worker: WorkerId, turn: Turn, passed_s: float) -> _Course:
         before = self._courses.get(worker)

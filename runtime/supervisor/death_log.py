@@ -46,7 +46,8 @@ def suspected_line(message: Message) -> str:
     limit_s = message["limit_s"]
     if limit_s is None:
         return f"{begin}, and no other worker waits for it"
-    return f"{begin}, and all others wait for it: it is killed after {limit_s:.0f} s"
+    why = "all others wait for it" if message["is_awaited"] else "others were killed at that step"
+    return f"{begin}, and {why}: it is killed after {limit_s:.0f} s"
 
 
 def stalled_line(message: Message) -> str:

@@ -97,6 +97,8 @@ def test_last_owner_of_what_its_peers_were_fenced_for_is_fenced_too() -> None:
         True,
         False,
     ]
+    assert alone.standstill is not None
+    assert (alone.standstill.is_awaited, alone.standstill.is_repeated) == (False, True)
     assert relaunched.standstill is not None
     assert relaunched.standstill.is_over
 

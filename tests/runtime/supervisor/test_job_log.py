@@ -204,15 +204,19 @@ def test_fence_of_a_stall_tells_where_the_worker_is(told: Told) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "rest"),
+    ("limit_s", "is_awaited", "rest"),
     [
-        (600.0, ", and all others wait for it: it is killed after 600 s"),
-        (None, ", and no other worker waits for it"),
+        (600.0, True, ", and all others wait for it: it is killed after 600 s"),
+        (600.0, False, ", and others were killed at that step: it is killed after 600 s"),
+        (None, False, ", and no other worker waits for it"),
     ],
 )
-def test_suspicion_is_told_and_kept(told: Told, limit_s: float | None, rest: str) -> None:
-    seen = {"seconds": 300.2, "limit_s": limit_s, "step": 7, "where": "f (a.py:1)", "stacks": "f"}
-    told.voice.heard({"kind": "worker_suspected", "now": 1.0, "worker": 4, **seen})
+def test_suspicion_is_told_and_kept(
+    told: Told, limit_s: float | None, *, is_awaited: bool, rest: str
+) -> None:
+    seen = {"seconds": 300.2, "limit_s": limit_s, "is_awaited": is_awaited, "step": 7}
+    place = {"where": "f (a.py:1)", "stacks": "f"}
+    told.voice.heard({"kind": "worker_suspected", "now": 1.0, "worker": 4, **seen, **place})
 
     assert told.lines() == [
         f"holdfast: worker 4 has not come on for 300 s at step 7, in f (a.py:1){rest}"
