@@ -23,14 +23,15 @@ from typing import Any
 from holdfast.recovery.launch_clock import LaunchLimits
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.helper_watch import HelperWatch
-from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
+from holdfast.runtime.agent.hosted_worker import GuardHello
+from holdfast.runtime.agent.orders import Orders
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.standing_still import kill_standing_parent
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
-from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.mpiexec.mpi_host import MpiHost, MpiOrder
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.mpiexec.mpi_host import MpiHost
 from holdfast.runtime.system.channel import FDS, Channel, Listener, Message
 from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.held_process import HeldProcess
@@ -81,14 +82,13 @@ class _Visitor:
 
 
 class Agent:
-    """The agent's loop: connections, the supervisor's orders, and its own end."""
+    """The agent's loop: its connections, its looks, and its own end."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._look_s = pulse_interval_s(settings.heartbeat_timeout_s)
         self._reactor = Reactor()
         self._output = OutputForwarder(verbose=settings.verbose)
         self._directory = settings.directory
-        self._lease = settings.lease
         self._supervisor = SupervisorLink(settings.heartbeat_timeout_s)
         self._stop_asked_at: float | None = None
         self._dropped_told = 0
@@ -99,7 +99,9 @@ class Agent:
         self._listener = Listener(settings.directory / SOCKET_NAME)
         self._reactor.watch(self._listener, self._accept)
         limits = HostLimits(settings.directory)
-        self._watch = HostWatch(limits, self._supervisor.tell, self._ask_for_save)
+        self._watch = HostWatch(
+            limits, self._supervisor.tell, lambda: self._host.ask_all(RequestFlag.SAVE)
+        )
         self._host = WorkerHost(
             self._reactor,
             self._output,
@@ -109,6 +111,10 @@ class Agent:
         )
         self._mpi = MpiHost(self._reactor, self._supervisor.tell, settings.directory)
         self._helpers = HelperWatch(self._host, self._mpi, settings.heartbeat_timeout_s)
+        self._orders = Orders(
+            self._host, self._mpi, self._supervisor, self._watch, self._listener.path
+        )
+        self._orders.lease = settings.lease
         if settings.ready_fd is not None:
             self._say_ready(settings.ready_fd)
 
@@ -229,7 +235,7 @@ class Agent:
             self._reactor.forget(channel)
             channel.close()
             return
-        visitor.on_message = self._obey
+        visitor.on_message = self._hear_supervisor
         visitor.on_end = lambda: self._lose_supervisor(channel)
         self._reactor.prefer(channel)  # a launch is known before its guards arrive
         if self._supervisor.channel is not None:
@@ -261,7 +267,8 @@ class Agent:
             "cwd": os.getcwd(),
             "environment": dict(os.environ),
         }
-        self._supervisor.attach(channel, greeting, () if self._lease is None else (self._lease,))
+        lease = self._orders.lease
+        self._supervisor.attach(channel, greeting, () if lease is None else (lease,))
 
     def _speak_to(self, fds: Sequence[int]) -> None:
         """Let the workers' output go to the stdout and stderr of a new supervisor."""
@@ -277,72 +284,12 @@ class Agent:
         if self._supervisor.channel is channel:
             self._supervisor.detach()
 
-    def _obey(self, message: Message) -> None:
+    def _hear_supervisor(self, message: Message) -> None:
         self._supervisor.heard()
-        kind = message.get("kind")
-        if kind == "ping":
-            self._supervisor.tell({"kind": "pong"})
-        elif kind == "lease":
-            self._take_lease(message.get(FDS, ()))
-        elif kind == "launch":
-            self._begin(message)
-        elif kind == "kill":
-            self._host.kill_all("killed by the supervisor")
-            self._mpi.kill()
-        elif kind == "request":
-            self._ask(str(message.get("what")))
-        elif kind == "shutdown":
+        if message.get("kind") == "shutdown":
             self._end(ExitCode.DONE)
         else:
-            self._refuse(f"there is no order {kind!r}")
-
-    def _take_lease(self, fds: Sequence[int]) -> None:
-        """Hold the lease of a run directory that was made again, in place of the old one."""
-        for fd in fds:
-            if self._lease is not None:
-                os.close(self._lease)
-            self._lease = fd
-
-    def _begin(self, message: Message) -> None:
-        try:
-            launch = HostedLaunch.of(message)
-            order = MpiOrder.of(message["mpi"]) if "mpi" in message else None
-        except (JobError, KeyError, TypeError, ValueError) as error:
-            self._refuse(f"a launch message is incomplete: {type(error).__name__}: {error}")
-            return
-        self._supervisor.log.begin(message)
-        self._watch.begin(len(launch.workers))
-        try:
-            self._host.begin(launch)
-        except OSError as error:
-            self._host.kill_all("its launch cannot begin")
-            self._give_up(launch, f"{len(launch.workers)} workers cannot be made: {error}")
-            return
-        if order is not None:
-            self._start_mpi(launch, order)
-
-    def _start_mpi(self, launch: HostedLaunch, order: MpiOrder) -> None:
-        ranks = len(launch.workers)
-        try:
-            self._mpi.begin(launch.generation, order, ranks, self._listener.path)
-        except OSError as error:
-            self._give_up(launch, f"{order.mpiexec} cannot be started: {error}")
-
-    def _give_up(self, launch: HostedLaunch, words: str) -> None:
-        ended = {"kind": "launch_ended", "generation": launch.generation, "words": words}
-        self._supervisor.tell(ended)
-
-    def _ask(self, what: str) -> None:
-        if what in ("save", "stop"):
-            self._host.ask_all(RequestFlag[what.upper()])
-        else:
-            self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
-
-    def _ask_for_save(self) -> None:
-        self._host.ask_all(RequestFlag.SAVE)
-
-    def _refuse(self, why: str) -> None:
-        self._supervisor.tell({"kind": "refused", "message": why})
+            self._orders.obey(message)
 
     def _tell_dropped(self) -> None:
         dropped = self._output.dropped

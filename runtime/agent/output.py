@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.runtime.agent.noise import NoiseFilter
 from holdfast.runtime.evidence.last_lines import LastLines
+from holdfast.runtime.mpiexec.noise import NoiseFilter
 from holdfast.runtime.system.line_sink import LineSink
 
 _CHUNK_BYTES = 1 << 16

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.agent.agent import SOCKET_NAME
-from holdfast.runtime.agent.peer_silence import PeerSilence
+from holdfast.runtime.agent.peer_silence import SHORTEST_SILENCE_S, PeerSilence
+from holdfast.runtime.agent.standing_still import StandingStill
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.held_process import HeldProcess
@@ -26,6 +27,8 @@ from holdfast.runtime.system.signals import blocked
 _CONNECT_WITHIN_S = 60.0
 """A cold virtual environment on a network file system takes that long."""
 _RETRY_S = 0.005
+_STARTS = 3
+"""An agent that is killed or stopped before it listens is started again, as it is later."""
 _END_WITHIN_S = 10.0
 
 
@@ -63,6 +66,19 @@ def start_agent(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProce
     Raises:
         RecoveryImpossible: the agent ended or did not answer.
     """
+    for _ in range(1, _STARTS):
+        try:
+            return _start_once(terms, environment)
+        except _Struck:
+            continue
+    return _start_once(terms, environment)
+
+
+class _Struck(RecoveryImpossible):
+    """A signal ended the agent, or stopped it for so long that it was killed."""
+
+
+def _start_once(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProcess:
     with blocked():  # until it has handlers of its own
         child = subprocess.Popen(
             terms.command(),
@@ -72,7 +88,7 @@ def start_agent(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProce
             pass_fds=(terms.lease,),
             start_new_session=True,
         )
-    channel = _connected(child, terms.directory / SOCKET_NAME)
+    channel = _connected(child, terms)
     process = HeldProcess.of_peer(channel)
     if process is None:
         raise _not_started(child)
@@ -129,20 +145,28 @@ class AgentProcess:
                 self._child.wait(1.0)
 
 
-def _connected(child: subprocess.Popen[bytes], path: Path) -> Channel:
+def _connected(child: subprocess.Popen[bytes], terms: AgentTerms) -> Channel:
     """Return a channel as soon as the agent listens."""
+    path = terms.directory / SOCKET_NAME
     deadline = time.monotonic() + _CONNECT_WITHIN_S
+    standing = StandingStill(max(terms.heartbeat_timeout_s, SHORTEST_SILENCE_S))
     while child.poll() is None and time.monotonic() < deadline:
         try:
             return connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             time.sleep(_RETRY_S)
+        if standing.look([child.pid], time.monotonic()):
+            child.kill()
+            child.wait()
     raise _not_started(child)
 
 
 def _not_started(child: subprocess.Popen[bytes]) -> RecoveryImpossible:
+    is_struck = (child.poll() or 0) < 0
     child.kill()
-    return RecoveryImpossible(
-        f"the agent of this host did not start (exit code {child.wait()}); "
+    code = child.wait()
+    kind = _Struck if is_struck else RecoveryImpossible
+    return kind(
+        f"the agent of this host did not start (exit code {code}); "
         "its messages are above; run `holdfast doctor`"
     )

@@ -53,6 +53,14 @@ def fail(*_):
 JobSetup.worker_config = fail
 """
 
+STRUCK_AT_ITS_START = """
+from holdfast.runtime.supervisor.agent_process import AgentTerms
+real, strikes = AgentTerms.command, ["KILL", "STOP"]
+def command(self):
+    return ["sh", "-c", f"kill -{strikes.pop()} $$; sleep 600"] if strikes else real(self)
+AgentTerms.command = command
+"""
+
 speechless = pytest.mark.parametrize(
     "preparation",
     [CLOSED_PIPE, FULL_DISK, HELD_TERMINAL],
@@ -140,3 +148,14 @@ def test_mistake_of_the_supervisor_before_a_launch_leaves_nothing_behind(tmp_pat
     assert job.exit_code == 1
     assert "ZeroDivisionError: a mistake" in job.stderr
     assert job.leftovers == ()
+
+
+def test_agent_that_is_struck_before_it_listens_is_started_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    request = request_of(EVEN, tmp_path, workers=2)
+
+    job = _run(request, STRUCK_AT_ITS_START)
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert job.report.relaunches == ()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.agent.noise import NoiseFilter
+from holdfast.runtime.mpiexec.noise import NoiseFilter
 
 RULE = b"-" * 74 + b"\n"
 NBC = (
