@@ -86,8 +86,8 @@ def _play(directory: Path, trial: Trial) -> None:
     draft = directory / f"draft-{os.getpid()}"
     draft.write_text(json.dumps(report), encoding="utf-8")
     draft.replace(directory / f"rank-{rank}.json")
-    if trial.ulfm and rank >= 0 and "failure" not in report:
-        player.leave()
+    if rank >= 0 and "failure" not in report:
+        player.leave()  # Hydra kills what is left of a launch whose first rank just ends
 
 
 class _Player:
