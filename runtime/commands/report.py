@@ -115,6 +115,8 @@ class Failure:
     launch_rank: int | None = None
     core: int | None = None
     stderr: tuple[str, ...] = ()
+    traceback: str = ""
+    """Of the exception of its script, from the script's own first call on."""
     stacks: str = ""
     samples: dict[str, Any] | None = None
     collateral: bool = False
@@ -304,6 +306,8 @@ def describe_evidence(failure: Failure) -> list[str]:
     lines: list[str] = []
     if failure.samples:
         lines += ["computing", f"  {describe_work(failure.samples)}"]
+    if failure.traceback:
+        lines += [f"  {line}" for line in failure.traceback.splitlines()]
     if failure.stacks:
         lines += ["stacks", *failure.stacks.splitlines()]
     if failure.stderr:

@@ -17,6 +17,7 @@ from pathlib import Path
 MOST_CHARACTERS = 16 << 10
 """As much is kept of one worker, in the journal and on its way there."""
 _MOST_FRAMES = 60
+_CUT = "\n  ... more\n"
 
 _FAULTHANDLER_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+")
 _FAULTHANDLER_FRAME = re.compile(
@@ -38,6 +39,11 @@ class Frame:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.file}:{self.line})"
+
+    @property
+    def short(self) -> str:
+        """The call without the folder of its file."""
+        return f"{self.name} ({Path(self.file).name}:{self.line})"
 
     @property
     def is_holdfasts(self) -> bool:
@@ -124,7 +130,7 @@ class Stacks:
     def where(self) -> str:
         """The place where the main thread is, in short; "" if unknown."""
         place = self.threads[0].place if self.threads else None
-        return "" if place is None else f"{place.name} ({Path(place.file).name}:{place.line})"
+        return "" if place is None else place.short
 
     def __str__(self) -> str:
         main = [str(thread) for thread in self.threads[:1]]
@@ -136,3 +142,11 @@ class Stacks:
             return text
         end = "\n  ... more threads"
         return text[: MOST_CHARACTERS - len(end)] + end
+
+
+def shortened(trace: str) -> str:
+    """Return a traceback of ``MOST_CHARACTERS`` at most: its outer calls, and its end."""
+    if len(trace) <= MOST_CHARACTERS:
+        return trace
+    half = MOST_CHARACTERS // 2 - len(_CUT)
+    return f"{trace[:half]}{_CUT}{trace[-half:]}"

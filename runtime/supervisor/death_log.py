@@ -26,6 +26,7 @@ _COPIED = (
     "stderr",
     "stacks",
     "samples",
+    "traceback",
 )
 
 
@@ -62,6 +63,16 @@ def stalled_line(message: Message) -> str:
         f"all {count} workers have waited for each other inside MPI for {seconds:.1f} s: "
         "ending the launch"
     )
+
+
+def died_line(message: Message, cause: str) -> str:
+    """Return the line of a worker that is dead, with the place in the script if it is known."""
+    return f"worker {message['worker']} died at step {message['step']} ({cause}){_in(message)}"
+
+
+def cause_of(error: Message) -> str:
+    """Return the words of a worker's own report of its error."""
+    return f"{error['type']}: {error['message']}"
 
 
 def _in(message: Message) -> str:

@@ -15,6 +15,8 @@ from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.supervisor.death_log import (
     DeathLog,
+    cause_of,
+    died_line,
     fenced_line,
     stalled_line,
     suspected_line,
@@ -33,7 +35,7 @@ class Narration:
         self._journal = journal
         self._write = write
         self._is_verbose = is_verbose
-        self._errors: dict[int, str] = {}
+        self._errors: dict[int, Message] = {}
         self._unsaid: list[str] = []
         self._notices: set[str] = set()
         self._has_completed = False
@@ -84,7 +86,7 @@ class Narration:
         if message.get("kind") == "worker_report":
             report = message["report"]
             if report.get("kind") == "error":
-                self._errors[message["worker"]] = f"{report['type']}: {report['message']}"
+                self._errors[message["worker"]] = report
             self._has_completed |= report.get("kind") == "complete"
         elif message.get("kind") == "worker_exited" and not message["clean"]:
             self._deaths.died(message, str(message["cause"]))
@@ -205,7 +207,7 @@ class Narration:
 
     def _heard_report(self, worker: int, report: Mapping[str, Any]) -> None:
         if report.get("kind") == "error":
-            self._errors[worker] = f"{report['type']}: {report['message']}"
+            self._errors[worker] = dict(report)
         elif report.get("kind") == "world":
             self._say_unsaid()  # the others go on
         elif report.get("kind") == "complete" and not self._has_completed:
@@ -217,14 +219,14 @@ class Narration:
             self._say(report["text"])
 
     def _died(self, message: Message) -> None:
-        worker = message["worker"]
-        cause = self._errors.get(worker, str(message["cause"]))
-        text = f"worker {worker} died at step {message['step']} ({cause})"
-        if worker in self._errors:
-            self._unsaid.append(text)
+        error = self._errors.get(message["worker"])
+        cause = str(message["cause"]) if error is None else cause_of(error)
+        if error is None:
+            self._say(died_line(message, cause))
         else:
-            self._say(text)
-        self._journal.record("failure", **self._deaths.died(message, cause))
+            self._unsaid.append(died_line(message | {"where": error.get("where")}, cause))
+        trace = {} if error is None else {"traceback": error.get("traceback", "")}
+        self._journal.record("failure", **self._deaths.died(message | trace, cause))
         for suspicion in self._deaths.suspicions():
             self._say(suspicion)
             self._journal.record("suspicion", text=suspicion)

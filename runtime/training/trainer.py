@@ -126,6 +126,7 @@ class Trainer:
         config = context.config
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(self._request, config, numerics)
+        contexts.plan(job.work_plan.steps)
         replica = self._replica = _build_replica(self._model, job, context)
         check_metric(job.retention, replica, has_validation=job.validation is not None)
         loop = TrainingLoop(context, replica, job)

@@ -58,6 +58,7 @@ class WorkerContext:
 
 _current: WorkerContext | None = None
 _is_claimed = False
+_planned_steps = 0
 
 
 def install(context: WorkerContext) -> None:
@@ -85,6 +86,17 @@ def claim(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
         install(otherwise())
     assert _current is not None
     return _current
+
+
+def plan(steps: int) -> None:
+    """Remember how many steps the training of this process has."""
+    global _planned_steps  # noqa: PLW0603  (one job trains one model)
+    _planned_steps = steps
+
+
+def planned_steps() -> int:
+    """Return the number of steps of the training that this process has begun, 0 without one."""
+    return _planned_steps
 
 
 def journal_of(config: WorkerConfig) -> Journal:

@@ -20,12 +20,23 @@ from typing import Any, NoReturn
 
 from holdfast.runtime.errors import ExitCode, JobError, StopRequested, UsageError
 from holdfast.runtime.evidence.stack_signal import listen
+from holdfast.runtime.evidence.stacks import Frame, shortened
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
-from holdfast.runtime.worker.context import WorkerContext, injector_of, install, journal_of
+from holdfast.runtime.worker.context import (
+    WorkerContext,
+    injector_of,
+    install,
+    journal_of,
+    planned_steps,
+)
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
+_IN_TRAINING = frozenset(
+    {Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING}
+)
+"""A script that ends in one of these has left its training."""
 
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
@@ -37,7 +48,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     context = _join(config, agent, page)
     install(context)
     page.phase = Phase.STARTING
-    failure = _run_script(config)
+    failure = run_script(config, page)
     context.journal.close()
     if failure is not None:
         agent.send(failure)
@@ -81,43 +92,54 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
     )
 
 
-def _run_script(config: WorkerConfig) -> dict[str, object] | None:
-    """Run the user's script as ``__main__``; return a report of its error, None without one."""
+def run_script(config: WorkerConfig, page: HeartbeatPage) -> dict[str, object] | None:
+    """Run the user's script as ``__main__``; return a report of its error, None without one.
+
+    A script that ends well in mid-training has failed: its training is not complete.
+    """
     script = str(config.options.script.resolve())
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
-        return _exit_report(error)
+        return _exit_report(error, script, page)
     except StopRequested:
         return None
     except JobError as error:
-        return _error_report(error, "")
+        return _error_report(error)
     except ImportError as error:
         return _import_report(error, script)
     except BaseException as error:  # the script may raise anything at all
-        return _error_report(error, _users_traceback(error, script))
-    return None
+        return _script_report(error, script)
+    return _early_end(page)
 
 
-def _exit_report(error: SystemExit) -> dict[str, object] | None:
+def _exit_report(error: SystemExit, script: str, page: HeartbeatPage) -> dict[str, object] | None:
     if error.code in (None, 0):
-        return None
+        report = _early_end(page)
+        return None if report is None else report | _place_of(error, script)
     message = f"the script ended itself with exit code {error.code}"
-    return _report("SystemExit", message, "", ExitCode.PROGRAM_FAILED)
+    return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
+
+
+def _early_end(page: HeartbeatPage) -> dict[str, object] | None:
+    """Report a script that has left its training, None if it was out of training."""
+    if page.phase not in _IN_TRAINING:
+        return None
+    message = f"the script ended at step {page.step} of {planned_steps()}, before training was over"
+    return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
 
 def _import_report(error: ImportError, script: str) -> dict[str, object]:
     """Report that TensorFlow is missing or broken; other imports are the script's errors."""
     if _TENSORFLOW.isdisjoint(_modules_of(error)):
-        return _error_report(error, _users_traceback(error, script))
+        return _script_report(error, script)
     return _error_report(
         UsageError(
             f"TensorFlow cannot be imported: {error}; install it with "
             "`pip install 'holdfast[cpu]'` and look at `holdfast doctor`"
-        ),
-        "",
+        )
     )
 
 
@@ -131,27 +153,30 @@ def _modules_of(error: ImportError) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _error_report(error: BaseException, trace: str) -> dict[str, object]:
+def _script_report(error: BaseException, script: str) -> dict[str, object]:
+    """Report an error of the script, with its place in the script."""
+    return _error_report(error) | _place_of(error, script)
+
+
+def _error_report(error: BaseException) -> dict[str, object]:
     code = error.exit_code if isinstance(error, JobError) else ExitCode.PROGRAM_FAILED
-    return _report(type(error).__name__, str(error), trace, code)
+    return _report(type(error).__name__, str(error), code)
 
 
-def _report(kind: str, message: str, trace: str, code: ExitCode) -> dict[str, object]:
-    return {
-        "kind": "error",
-        "type": kind,
-        "message": message,
-        "traceback": trace,
-        "exit_code": int(code),
-    }
+def _report(kind: str, message: str, code: ExitCode) -> dict[str, object]:
+    fields: dict[str, object] = {"type": kind, "message": message, "exit_code": int(code)}
+    return {"kind": "error", **fields, "traceback": "", "where": ""}
 
 
-def _users_traceback(error: BaseException, script: str) -> str:
-    """Return the traceback from the script's own first frame on; none if it cannot be parsed."""
+def _place_of(error: BaseException, script: str) -> dict[str, object]:
+    """Return the traceback from the script's own first frame on, and its innermost call."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != script:
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame))
+    trace = "".join(traceback.format_exception(type(error), error, frame))
+    calls = [Frame(call.filename, str(call.lineno), call.name) for call in traceback.extract_tb(frame)]
+    users = [call for call in calls if call.is_users]
+    return {"traceback": shortened(trace), "where": users[-1].short if users else ""}
 
 
 def _exit(failure: dict[str, object]) -> NoReturn:

@@ -79,6 +79,16 @@ def test_a_sample_that_kills_whoever_takes_it_is_the_scripts_mistake(tmp_path: P
     assert job.leftovers == ()
 
 
+def test_a_script_that_ends_well_in_mid_training_has_failed(tmp_path: Path) -> None:
+    job = _run(tmp_path, "exit in training")
+
+    assert job.exit_code == 1, job.stderr
+    assert "of 8, before training was over" in job.stderr.splitlines()[-1]
+    assert job.stderr.count("sys.exit(0)") == 1
+    assert all("contribute" in failure.traceback for failure in job.report.failures)
+    assert job.leftovers == ()
+
+
 def test_a_syntax_error_is_shown_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('begins')\ndef train(:\n")

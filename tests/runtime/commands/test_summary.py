@@ -11,6 +11,7 @@ from holdfast.runtime.commands.report import (
     Struck,
     WrongMemory,
     describe_checkpoints,
+    describe_evidence,
     describe_ledger,
     describe_troubles,
     to_json,
@@ -340,3 +341,10 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
         "step 5 differs in the memory of workers 0, 2: no majority shows whose state is right",
     ]
     assert json.loads(to_json(report))["mends"][0]["holder"] == "/mirror"
+
+
+def test_traceback_of_a_death_is_evidence() -> None:
+    trace = "Traceback (most recent call last):\n  train.py\nValueError: odd\n"
+    failure = Failure(0, "ValueError: odd", traceback=trace)
+
+    assert describe_evidence(failure) == [f"  {line}" for line in trace.splitlines()]

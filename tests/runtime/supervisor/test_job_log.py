@@ -132,6 +132,21 @@ def test_error_that_the_end_does_not_explain_is_told_before_it(told: Told) -> No
     ]
 
 
+def test_error_of_one_worker_is_told_with_its_place_and_kept_with_its_traceback(
+    told: Told,
+) -> None:
+    place = {"where": "contribute (train.py:42)", "traceback": "Traceback: here\n"}
+    told.report(2, "error", type="ValueError", message="odd", **place)
+    told.voice.heard({**DEATH, "cause": "exit 1"})
+    told.report(0, "world")
+
+    assert told.lines() == [
+        "holdfast: worker 2 died at step 30 (ValueError: odd), in contribute (train.py:42)"
+    ]
+    (failure,) = told.records("failure")
+    assert (failure["cause"], failure["traceback"]) == ("ValueError: odd", "Traceback: here\n")
+
+
 def test_error_of_several_lines_is_told_in_one(told: Told) -> None:
     told.error(2, "first\n    second\n\nthird")
     told.report(0, "world")

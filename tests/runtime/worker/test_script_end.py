@@ -1,0 +1,79 @@
+"""How a worker reports the end of its script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import worker_config
+
+from holdfast.runtime.evidence.stacks import MOST_CHARACTERS
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.worker.worker import run_script
+
+TRAINED = (Phase.STARTING, Phase.CONCLUDING)
+TRAINING = (Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING)
+
+
+@pytest.fixture(autouse=True)
+def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(contexts, "_planned_steps", 390)
+
+
+def end_of(folder: Path, text: str, phase: Phase) -> Any:
+    script = folder / "train.py"
+    script.write_text(text)
+    page = HeartbeatPage.create()
+    page.phase = phase
+    page.resume(59)
+    return run_script(worker_config(script=script), page)
+
+
+@pytest.mark.parametrize("phase", TRAINED)
+@pytest.mark.parametrize("text", ["", "import sys; sys.exit()", "raise SystemExit(0)"])
+def test_script_that_ends_well_out_of_training_is_done(
+    tmp_path: Path, text: str, phase: Phase
+) -> None:
+    assert end_of(tmp_path, text, phase) is None
+
+
+@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("text", ["", "import sys; sys.exit()", "raise SystemExit(0)"])
+def test_script_that_ends_well_in_mid_training_has_failed(
+    tmp_path: Path, text: str, phase: Phase
+) -> None:
+    report = end_of(tmp_path, text, phase)
+
+    assert (report["type"], report["exit_code"]) == ("SystemExit", 1)
+    assert report["message"] == "the script ended at step 59 of 390, before training was over"
+
+
+def test_exit_in_mid_training_comes_with_its_place(tmp_path: Path) -> None:
+    text = "import sys\ndef contribute():\n    sys.exit(0)\ncontribute()\n"
+
+    report = end_of(tmp_path, text, Phase.TRAINING)
+
+    assert report["where"] == "contribute (train.py:3)"
+    assert 'train.py", line 4, in <module>' in report["traceback"]
+
+
+def test_error_names_the_innermost_call_of_the_user(tmp_path: Path) -> None:
+    text = "import json\ndef read():\n    json.loads('{')\nread()\n"
+
+    report = end_of(tmp_path, text, Phase.TRAINING)
+
+    assert (report["type"], report["where"]) == ("JSONDecodeError", "read (train.py:3)")
+    assert "runpy" not in report["traceback"]
+
+
+def test_traceback_is_bounded_and_keeps_both_ends(tmp_path: Path) -> None:
+    report = end_of(tmp_path, "raise ValueError('x' * 100_000 + 'end')", Phase.TRAINING)
+
+    assert len(report["traceback"]) <= MOST_CHARACTERS
+    assert report["traceback"].startswith("Traceback")
+    assert report["traceback"].endswith("end\n")
