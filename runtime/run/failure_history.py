@@ -17,9 +17,9 @@ from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 _WAITS_S = 10.0
 """The journal of a year is read in a few seconds."""
 
-_TELLING = ("job_started", "job_ended", "relaunch")
+_TELLING = ("job_started", "job_ended", "relaunch", "checkpoint")
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
-_MARKS = tuple(event.encode() for event in _TELLING)
+_MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
 
 
 class HistoryReader:
@@ -33,6 +33,7 @@ class HistoryReader:
         self._reader = JournalReader(path)
         self._seconds = 0.0
         self._failures = 0
+        self._saved_step: int | None = None
         self._began: float | None = None  # of a job that has not ended yet
         self._before = b""
 
@@ -41,15 +42,23 @@ class HistoryReader:
         self._calls.run(self._read)
         return FailureHistory(self._seconds + self._open_seconds(), self._failures)
 
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint that the journal knew of at the last reading."""
+        return self._saved_step
+
     def _read(self) -> None:
         with contextlib.suppress(OSError):
             for line in self._reader.lines():
                 record = _telling(line)
                 if record is not None:
-                    self._hear(*record)
+                    self._hear(record)
                 self._before = line
 
-    def _hear(self, event: str, now: float) -> None:
+    def _hear(self, record: Record) -> None:
+        event, now = record["event"], float(record["now"])
+        if event == "checkpoint":
+            self._saved_step = record.get("step")
         self._failures += event == "relaunch"
         if event == "job_started":
             self._failures += self._began is not None
@@ -69,15 +78,14 @@ class HistoryReader:
         return max(0.0, _moment(self._before, self._began) - self._began)
 
 
-def _telling(line: bytes) -> tuple[str, float] | None:
-    """Return event and time of a line that counts here, None for any other."""
+def _telling(line: bytes) -> Record | None:
+    """Return the record of a line that counts here and has a time, None for any other."""
     if not any(mark in line for mark in _MARKS):
         return None
     record = parse_line(line)
     if record is None or record["event"] not in _TELLING:
         return None
-    now = _time_of(record)
-    return None if now is None else (record["event"], now)
+    return None if _time_of(record) is None else record
 
 
 def _moment(line: bytes, default: float) -> float:

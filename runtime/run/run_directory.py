@@ -176,9 +176,15 @@ class RunDirectory:
     @property
     def has_checkpoints(self) -> bool:
         """Whether a run has saved a step here."""
+        return self.newest_step is not None
+
+    @property
+    def newest_step(self) -> int | None:
+        """The newest step that a run has saved here, None if it has none."""
         with contextlib.suppress(OSError):
-            return any(step_of(name) is not None for name in os.listdir(self.checkpoints_path))
-        return False
+            steps = map(step_of, os.listdir(self.checkpoints_path))
+            return max((step for step in steps if step is not None), default=None)
+        return None
 
     def prepare(self) -> None:
         """Create the directory if needed, and check that it can be written to.

@@ -12,7 +12,9 @@ from typing import Any
 
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.death_log import (
     DeathLog,
     cause_of,
@@ -46,13 +48,14 @@ class Narration:
         options, record = setup.options, setup.record
         if setup.warning:
             self._say(f"warning: {setup.warning}")
-        verb = "resuming" if setup.is_resumed else "starting"
         self._say(
-            f"{verb} {options.script.name} on {_count(options.workers, 'worker')}"
+            f"{_beginning(setup)} on {_count(options.workers, 'worker')}"
             + (f" and {_count(options.spares, 'spare')}" if options.spares else "")
             + f" ({_count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
             f"{_count(record.threads, 'thread')} each) in {options.run_dir}"
         )
+        if setup.lost_step is not None:
+            self.warned(_lost(setup.lost_step, options))
         self._journal.record(
             "job_started",
             workers=options.workers,
@@ -239,6 +242,22 @@ class Narration:
     def _say(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
         self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
+
+
+def _beginning(setup: JobSetup) -> str:
+    """Return what begins, and where."""
+    is_mirrored = setup.options.repair_from is not None
+    is_resuming = setup.is_resumed and (is_mirrored or setup.saved_step is not None)
+    verb = "resuming" if is_resuming else "starting"
+    return f"{verb} {setup.options.script.name} {setup.starting_point}".rstrip()
+
+
+def _lost(step: int, options: JobOptions) -> str:
+    text = f"the journal knows of a checkpoint of step {step}, but none is left in "
+    text += str(RunDirectory(options.run_dir).checkpoints_path)
+    if options.repair_from is not None:
+        return f"{text}: training begins with what {options.repair_from} has, or at step 0"
+    return f"{text}: training begins at step 0; to keep it, stop the job and put it back"
 
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:

@@ -53,6 +53,17 @@ class JobSetup:
     history: HistoryReader
     cwd: Path
     """Where the user has started the job: its script may name files from there."""
+    saved_step: int | None = None
+    """The newest step on the disk, None without any."""
+    lost_step: int | None = None
+    """The newest step that the journal knows of, if no checkpoint is left."""
+
+    @property
+    def starting_point(self) -> str:
+        """Where training begins, in words; a mirror may have a newer step."""
+        if self.options.repair_from is not None or not self.is_resumed:
+            return ""
+        return "from the beginning" if self.saved_step is None else f"from step {self.saved_step}"
 
     def worker_config(self, command: Launch) -> WorkerConfig:
         """Return what the workers of a launch are told; all but the worker is the same for all."""
@@ -98,6 +109,8 @@ def _take_directory(
     if options.fresh:
         directory.set_aside()
     record, is_resumed = open_or_create_record(directory, options, key_file)
+    history = HistoryReader(directory.journal_path)
+    saved_step = directory.newest_step
     return JobSetup(
         options=options,
         record=record,
@@ -111,8 +124,10 @@ def _take_directory(
         is_resumed=is_resumed,
         warning=warning_of(library, verdict) if options.shrink else None,
         key_file=key_file,
-        history=HistoryReader(directory.journal_path),
+        history=history,
         cwd=Path.cwd(),
+        saved_step=saved_step,
+        lost_step=_lost_step(history) if is_resumed and saved_step is None else None,
     )
 
 
@@ -147,7 +162,13 @@ def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
         key_file=config.key_file,
         history=HistoryReader(directory.journal_path),
         cwd=takeover.cwd,
+        saved_step=directory.newest_step,
     )
+
+
+def _lost_step(history: HistoryReader) -> int | None:
+    history.read()
+    return history.saved_step
 
 
 def check_files(options: JobOptions) -> None:

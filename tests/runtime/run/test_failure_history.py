@@ -100,3 +100,16 @@ def test_disk_that_hangs_costs_only_the_newest_history(
 
     hung.set()
     assert found == known == FailureHistory(30.0, 1)
+
+
+def test_newest_checkpoint_is_that_of_the_last_record(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = [{"event": "checkpoint", "step": step, "now": 1.0} for step in (300, 390, 120)]
+    more = {"event": "checkpoint_failed", "step": 400, "now": 2.0}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*lines, more)))
+    reader = HistoryReader(path)
+    assert reader.saved_step is None
+
+    reader.read()
+
+    assert reader.saved_step == 120

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.recovery.event import End, Launch
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal, Record, read_journal
 from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_setup import JobSetup
 
 DEATH = {
     "kind": "worker_exited",
@@ -62,6 +66,46 @@ def told(tmp_path: Path) -> Iterator[Told]:
     told = Told(tmp_path / "journal.jsonl")
     yield told
     told.close()
+
+
+def setup_of(**fields: Any) -> JobSetup:
+    """Return as much of a setup as is told when a job begins."""
+    options = {"script": Path("/a/slow.py"), "run_dir": Path("/run"), "workers": 2}
+    record = SimpleNamespace(microbatches=2, seed=0, threads=1)
+    rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
+    given = {"options": JobOptions(**(options | fields.pop("options", {}))), "record": record}
+    return JobSetup(**(rest | given | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "beginning"),
+    [
+        ({"is_resumed": False}, "starting slow.py on 2 workers"),
+        ({"is_resumed": True, "saved_step": 390}, "resuming slow.py from step 390 on 2 workers"),
+        ({"is_resumed": True}, "starting slow.py from the beginning on 2 workers"),
+        (
+            {"is_resumed": True, "options": {"repair_from": Path("/copy")}},
+            "resuming slow.py on 2 workers",
+        ),
+    ],
+)
+def test_job_begins_with_the_step_that_it_goes_on_from(
+    told: Told, fields: dict[str, Any], beginning: str
+) -> None:
+    told.voice.began(setup_of(**fields))
+
+    (line,) = told.lines()
+    assert line.startswith(f"holdfast: {beginning} (2 microbatches, seed 0")
+    assert line.endswith("in /run")
+
+
+def test_run_that_has_lost_all_checkpoints_says_so(told: Told) -> None:
+    told.voice.began(setup_of(is_resumed=True, lost_step=390))
+
+    assert told.lines()[1:] == [
+        "holdfast: the journal knows of a checkpoint of step 390, but none is left in "
+        "/run/checkpoints: training begins at step 0; to keep it, stop the job and put it back"
+    ]
 
 
 def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
