@@ -51,7 +51,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.launch_view import LaunchView, Sight, conclude
+from holdfast.recovery.launch_view import LaunchView, Sight, conclude, way_back
 from holdfast.recovery.world import WorkerId
 
 CHECKPOINTS_OF_A_REFUND = 3
@@ -79,13 +79,29 @@ class RestartBudget:
         that committed several pays earlier charges back: a job of months that goes on in
         spite of its losses does not end by their number.
         """
-        left = max(0, self.spent - checkpoints // CHECKPOINTS_OF_A_REFUND)
-        return RestartBudget(self.limit, left + (1 if checkpoints else 2))
+        return RestartBudget(self.limit, self._left(checkpoints) + _cost(checkpoints))
+
+    def refusal(self, checkpoints: int) -> str:
+        """Return in words why another relaunch would cost more than is left."""
+        cost = _cost(checkpoints)
+        why = ", as the last launch made no checkpoint" if cost > 1 else ""
+        return (
+            f"the restart budget of {self.limit} allows no other relaunch: "
+            f"{self._left(checkpoints)} is spent, and the next one costs {cost}{why}"
+        )
+
+    def _left(self, checkpoints: int) -> int:
+        return max(0, self.spent - checkpoints // CHECKPOINTS_OF_A_REFUND)
 
     @property
     def is_spent(self) -> bool:
         """Whether more was charged than allowed, so that the job must end."""
         return self.spent > self.limit
+
+
+def _cost(checkpoints: int) -> int:
+    """Return the charge of a relaunch after a launch that has committed ``checkpoints``."""
+    return 1 if checkpoints else 2
 
 
 class JobState(Enum):
@@ -106,6 +122,8 @@ class JobTerms:
     max_restarts: int
     can_shrink: bool
     first_generation: int = 1
+    has_checkpoint: bool = False
+    """Whether the run has one when the job begins."""
 
 
 Commands: TypeAlias = tuple[Command, ...]
@@ -123,6 +141,7 @@ class JobMachine:
         self._next_generation = terms.first_generation
         self._relaunches = 0
         self._stop_code: ExitCode | None = None
+        self._has_checkpoint = terms.has_checkpoint
 
     @property
     def state(self) -> JobState:
@@ -240,18 +259,20 @@ class JobMachine:
     def _conclude(self, event: Event) -> Commands:
         """Give the verdict: over, or the next launch if the budget allows it, else over."""
         assert isinstance(event, LaunchEnded)
-        end = conclude(self._view, self._stop_code)
+        self._has_checkpoint |= self._view.checkpoints > 0
+        end = conclude(self._view, self._stop_code, has_checkpoint=self._has_checkpoint)
         if end is None:
-            self._budget = self._budget.charge(self._view.checkpoints)
+            before, checkpoints = self._budget, self._view.checkpoints
+            self._budget = before.charge(checkpoints)
             causes = event.reason or self._view.causes
             if not self._budget.is_spent:
                 self._relaunches += 1
                 return self._launch(len(self._view.world), causes)
             end = End(
                 ExitCode.RECOVERY_IMPOSSIBLE,
-                f"the restart budget of {self._terms.max_restarts} is spent (a relaunch without a "
-                f"new checkpoint counts double); the last launch ended with {causes}; "
-                "remove the cause, then run again: the run resumes from its newest checkpoint",
+                f"{before.refusal(checkpoints)}; the last launch ended with {causes}; "
+                "remove the cause, then run again: "
+                f"{way_back(has_checkpoint=self._has_checkpoint)}",
             )
         self._state = JobState.OVER
         return (end,)

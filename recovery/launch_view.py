@@ -157,7 +157,16 @@ class LaunchView:
         return said[-1].partition("\n")[0] if said else seen.cause
 
 
-def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
+def way_back(*, has_checkpoint: bool) -> str:
+    """Return where the run begins when it is run again, in words."""
+    if has_checkpoint:
+        return "the run resumes from its newest checkpoint"
+    return "nothing was saved, so the run begins again at step 0"
+
+
+def conclude(
+    view: LaunchView, stop_code: ExitCode | None, *, has_checkpoint: bool = True
+) -> End | None:
     """Return the end of the job, or None if the launch was lost and may be relaunched.
 
     The workers' reports count, never mpiexec's exit code.  The rules, in order of
@@ -173,6 +182,8 @@ def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
     5. a worker has stopped on request;
     6. all workers have left by agreement without training;
     7. the job was told to stop and reached no checkpoint.
+
+    ``has_checkpoint`` tells whether the run has any, of this launch or an older one.
     """
     for completion in view.completions:
         digests = {c.sha256 for c in view.completions if c.step == completion.step}
@@ -183,7 +194,7 @@ def conclude(view: LaunchView, stop_code: ExitCode | None) -> End | None:
         return End(failure.exit_code, failure.message_with_kind, failure.traceback)
     end = _left(view)
     if end is None and stop_code is not None:
-        return End(stop_code, "told to stop; the run resumes from its newest checkpoint")
+        return End(stop_code, f"told to stop; {way_back(has_checkpoint=has_checkpoint)}")
     return end
 
 

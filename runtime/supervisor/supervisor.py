@@ -303,6 +303,7 @@ def _terms_of(setup: JobSetup) -> JobTerms:
         # The death of a single worker leaves no survivor that would wait for ever.
         can_shrink=options.shrink or workers == 1,
         first_generation=setup.first_generation,
+        has_checkpoint=setup.saved_step is not None or options.repair_from is not None,
     )
 
 

@@ -597,6 +597,49 @@ def test_relaunches_without_progress_cost_double_and_much_progress_pays_back(
     assert budget.is_spent is (spent > limit)
 
 
+@pytest.mark.parametrize(
+    ("budget", "checkpoints", "words"),
+    [
+        (RestartBudget(1), 0, ["budget of 1 allows", "0 is spent", "costs 2, as the last launch"]),
+        (RestartBudget(3, 2), 0, ["budget of 3 allows", "2 is spent", "costs 2, as"]),
+        (RestartBudget(3, 4), 3, ["budget of 3 allows", "3 is spent", "costs 1"]),
+    ],
+)
+def test_refusal_names_what_is_spent_and_what_the_next_relaunch_costs(
+    budget: RestartBudget, checkpoints: int, words: list[str]
+) -> None:
+    refusal = budget.refusal(checkpoints)
+
+    assert budget.charge(checkpoints).is_spent
+    assert all(word in refusal for word in words), refusal
+
+
+@pytest.mark.parametrize(
+    ("before", "saves", "way_back"),
+    [
+        (False, [], "nothing was saved, so the run begins again at step 0"),
+        (True, [], "the run resumes from its newest checkpoint"),
+        (False, [saved()], "the run resumes from its newest checkpoint"),
+    ],
+)
+@pytest.mark.parametrize("is_told", [True, False])
+def test_end_tells_the_way_back_only_to_a_checkpoint_that_is_there(
+    before: bool,  # noqa: FBT001
+    saves: list[Event],
+    way_back: str,
+    is_told: bool,  # noqa: FBT001
+) -> None:
+    machine = JobMachine(JobTerms(2, 0, can_shrink=True, has_checkpoint=before))
+    machine.start()
+    for event in (*saves, *([STOP] if is_told else [])):
+        machine.handle(event)
+
+    (end,) = machine.handle(ENDED)
+
+    assert isinstance(end, End)
+    assert end.reason.endswith(way_back)
+
+
 def test_charge_returns_a_new_budget() -> None:
     budget = RestartBudget(2)
 
