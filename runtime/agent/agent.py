@@ -252,8 +252,8 @@ class Agent:
         if job is None or launch is None:
             return None
         options = launch["config"]["options"]
-        is_same = job == [False, options["script"], *options["argv"]]
-        return None if is_same else {"kind": "another_script"}
+        own = [False, options["script"], *options["argv"]]
+        return None if job == own else {"kind": "another_job", "job": own}
 
     def _greet(self, channel: Channel, *, takes_over: bool) -> None:
         greeting: Message = {"kind": "agent_ready", "warm": self._host.is_warm}

@@ -29,7 +29,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -212,6 +212,17 @@ def read_journal(path: Path) -> list[Record]:
         OSError: the file cannot be read.
     """
     return list(JournalReader(path).read())
+
+
+def completed_step(records: Iterable[Record]) -> int | None:
+    """Return the step that the last launch of ``records`` has completed, None if it has not."""
+    step = None
+    for record in records:
+        if record["event"] in ("job_started", "launch"):
+            step = None
+        elif record["event"] == "completed":
+            step = record.get("step")
+    return step
 
 
 def last_generation(path: Path) -> int:

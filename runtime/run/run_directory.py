@@ -229,6 +229,14 @@ class RunDirectory:
         """
         return _owner_in(read_at_most(self.lease_path, LARGEST_LEASE_BYTES))
 
+    def agent_socket(self) -> Path | None:
+        """Return where the agent of the job listens that the lease names, None on another host."""
+        try:
+            owner = self.lease_owner()
+            return Path(owner["agent"]) if owner["host"] == os.uname().nodename else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def share_lease(self, lease: Lease) -> None:
         """Let the other workers of this job hold the lease as well; other jobs stay out.
 

@@ -18,6 +18,7 @@ from holdfast.runtime.batch.finding import find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.answering import answering
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.aside import LAST_LINES_WITHIN_S, say
 from holdfast.runtime.supervisor.batch_job import BatchJob
@@ -86,11 +87,21 @@ def attach(run_dir: Path) -> int:
         raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
     if takeover is None:
         raise UsageError(
-            f"no job lives in {run_dir} on this host without its supervisor; "
-            "start or resume it with `holdfast run`"
+            f"no job lives in {run_dir} on this host without its supervisor; {_next(run_dir)}"
         )
     batch = batch_of(takeover)
     return batch.end(_go_on(takeover, None, batch), say)
+
+
+def _next(run_dir: Path) -> str:
+    """Return what there is to do about a run without a job, in words."""
+    reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
+    step = None
+    with contextlib.suppress(OSError):  # it may not be there
+        step = completed_step(reader.read())
+    if step is None:
+        return "start or resume it with `holdfast run`"
+    return f"the last one completed step {step}: look at it with `holdfast report {run_dir}`"
 
 
 def batch_of(takeover: Takeover) -> BatchJob:

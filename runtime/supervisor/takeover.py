@@ -8,8 +8,8 @@ decides as the last one would have done.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
             job than was asked for; the message names the process, and what to do.
         StoppedAgentEnded: it had no supervisor, and its agent was stopped; both are gone now.
     """
-    path = _agent_of(run_dir)
+    path = run_dir.agent_socket()
     if path is None:
         return None
     try:
@@ -92,6 +92,8 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
         )
     if answer["kind"] == "gone":
         return None
+    if answer["kind"] == "another_job" and asked is not None:
+        raise RunDirectoryBusy(another_job(run_dir, answer["job"], asked))
     why = _REFUSALS[answer["kind"]].format(pid=answer.get("pid", agent.pid))
     raise RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
 
@@ -101,19 +103,27 @@ _REFUSALS = {
     "choose another --run-dir",
     "silent": "a job whose agent, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
     "end it (kill -KILL {pid}), then run again",
-    "another_script": "a job of another script, whose supervisor is gone; go on with it by "
-    "`holdfast attach`, or choose another --run-dir",
     "agent_ready": "a job that has just lost its supervisor, before its first launch; run again "
     "in a minute",
 }
 
 
-def _agent_of(run_dir: RunDirectory) -> Path | None:
-    try:
-        owner = run_dir.lease_owner()
-        return Path(owner["agent"]) if owner["host"] == os.uname().nodename else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def another_job(run_dir: RunDirectory, its: list[Any], asked: JobOptions) -> str:
+    """Return in words how the request differs from the job that lives; ``its`` as `_ask` asks."""
+    _, script, *argv = its
+    if asked.fresh:
+        difference = "which --fresh would set aside"
+    elif script != str(asked.script):
+        difference = f"which runs another script, {script}"
+    else:
+        wanted, had = (shlex.join(words) or "none" for words in (asked.argv, argv))
+        difference = f"which has other arguments of the script (its: {had}; asked for: {wanted})"
+    return (
+        f"run directory {run_dir.path} belongs to a job whose supervisor is gone, and "
+        f"{difference}; "
+        f"take the job over with `holdfast attach {shlex.quote(str(run_dir.path))}`, or choose "
+        "another --run-dir"
+    )
 
 
 def _end_if_stopped(agent: HeldProcess, run_dir: RunDirectory) -> bool:

@@ -174,8 +174,9 @@ def _place_of(error: BaseException, script: str) -> dict[str, object]:
     while frame is not None and frame.tb_frame.f_code.co_filename != script:
         frame = frame.tb_next
     trace = "".join(traceback.format_exception(type(error), error, frame))
-    calls = [Frame(call.filename, str(call.lineno), call.name) for call in traceback.extract_tb(frame)]
-    users = [call for call in calls if call.is_users]
+    calls = traceback.extract_tb(frame)
+    places = [Frame(call.filename, str(call.lineno), call.name) for call in calls]
+    users = [place for place in places if place.is_users]
     return {"traceback": shortened(trace), "where": users[-1].short if users else ""}
 
 

@@ -140,7 +140,8 @@ def test_request_of_another_script_takes_no_job_over(tmp_path: Path, orphan: Run
         refused = job.wait()
 
     assert refused.exit_code == 76, refused.stderr
-    assert "holdfast attach" in refused.stderr
+    assert "runs another script" in refused.stderr
+    assert f"`holdfast attach {tmp_path / 'run'}`" in refused.stderr
     assert orphan.processes()
 
 

@@ -14,7 +14,7 @@ from holdfast.runtime.model.replica import ContributionShape, Microbatch
 
 
 class Mean:
-    """Learns the mean of the inputs; -1 makes its loss infinite, it cannot take -2, and -3 ends it."""
+    """Learns the mean of the inputs; of -1, -2 and -3 its loss is infinite, it raises, it exits."""
 
     shape = ContributionShape(gradient=1, metrics=1)
 
