@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.commands.lease_holder import life_of
 from holdfast.runtime.commands.report import (
     Report,
     describe_checkpoints,
@@ -40,7 +41,8 @@ def report(run_dir: Path, *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(summary))
     else:
-        _print(summary, Console(soft_wrap=True, highlight=False))
+        outcome = describe_outcome(summary, life_of(RunDirectory(run_dir)), run_dir)
+        _print(summary, outcome, Console(soft_wrap=True, highlight=False))
 
 
 def _read(run_dir: Path) -> list[dict[str, object]]:
@@ -58,8 +60,8 @@ def _read(run_dir: Path) -> list[dict[str, object]]:
     return records
 
 
-def _print(summary: Report, console: Console) -> None:
-    console.print(_facts(summary))
+def _print(summary: Report, outcome: str, console: Console) -> None:
+    console.print(_facts(summary, outcome))
     tables = (_deaths(summary), _repeats(summary), _recoveries(summary))
     more = (_relaunches(summary), _troubles(summary))
     for table in (*tables, *more):
@@ -69,13 +71,13 @@ def _print(summary: Report, console: Console) -> None:
         console.print(Text(line))  # no markup: [w0] is the user's
 
 
-def _facts(summary: Report) -> Table:
+def _facts(summary: Report, outcome: str) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")  # a digest may be broken, but never cut short
     for name, text in (
         ("run", summary.run_id or "-"),
-        ("outcome", describe_outcome(summary)),
+        ("outcome", outcome),
         ("steps", str(summary.steps)),
         ("samples", str(summary.samples)),
         ("epochs", f"{len(summary.epochs)} ({describe_ledger(summary)})"),

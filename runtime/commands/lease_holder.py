@@ -10,14 +10,50 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+from enum import Enum
 from pathlib import Path
 
-from holdfast.runtime.errors import NotSaved, UsageError
+from holdfast.runtime.errors import JobError, NotSaved, UsageError
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import connect
 from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.process_status import signal_state
+from holdfast.runtime.system.processes import is_stopped
 from holdfast.runtime.system.signals import SAVE_SIGNAL
+
+
+class Life(Enum):
+    """What is left of the job that owns a run directory, or owned it last."""
+
+    SUPERVISED = "supervised"
+    ORPHANED = "orphaned"
+    """Its agent lives without its supervisor."""
+    GONE = "gone"
+    UNKNOWN = "unknown"
+    """It belongs to another host or user, or to a script that has no supervisor."""
+
+
+def life_of(directory: RunDirectory) -> Life:
+    """Return what is left of the job in ``directory``."""
+    try:
+        LeaseHolder.find(directory).close()
+    except Orphaned:
+        return Life.ORPHANED
+    except NotHeld:
+        return Life.GONE
+    except JobError:
+        return Life.UNKNOWN
+    return Life.SUPERVISED
+
+
+class NotHeld(NotSaved):
+    """No process of a job holds the directory."""
+
+
+class Orphaned(NotSaved):
+    """The job in the directory lives without its supervisor."""
 
 
 class LeaseHolder:
@@ -46,12 +82,19 @@ class LeaseHolder:
                 holder.close()
                 raise NotSaved(_NO_ORDERS.format(directory.path, pid))
             holder.close()
-        raise NotSaved(_NOBODY.format(directory.path))
+        if _has_agent(directory):
+            raise Orphaned(_ORPHANED.format(directory.path, shlex.quote(str(directory.path))))
+        raise (NotHeld if takes_orders else NotSaved)(_NOBODY.format(directory.path))
 
     @property
     def is_listening(self) -> bool:
         """Whether the holder has set up its signals: before that, an order would end it."""
         return signal_state(self._process.pid, SAVE_SIGNAL).is_caught
+
+    @property
+    def stopped_pid(self) -> int | None:
+        """The holder's process id, if it is stopped."""
+        return self._process.pid if is_stopped(self._process.pid) else None
 
     def ask_to_save(self) -> None:
         """Send the signal that asks for a checkpoint; a dead holder gets no signal."""
@@ -92,6 +135,21 @@ class LeaseHolder:
 
 _NO_ORDERS = "{} belongs to pid {}, which takes no orders; only a job of `holdfast run` does"
 _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
+
+_ORPHANED = (
+    "the job in {} lives, but its supervisor is gone; take it over with `holdfast attach {}`, "
+    "then ask again"
+)
+
+
+def _has_agent(directory: RunDirectory) -> bool:
+    """Return whether the agent that the lease names listens; asking it changes nothing."""
+    socket = directory.agent_socket()
+    with contextlib.suppress(OSError):
+        if socket is not None:
+            connect(socket).close()
+            return True
+    return False
 
 
 def _owner_of(directory: RunDirectory) -> tuple[str, int, bool]:

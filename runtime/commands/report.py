@@ -9,8 +9,10 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from holdfast.runtime.commands.lease_holder import Life
 from holdfast.runtime.evidence.repeats import describe_work
 
 
@@ -229,6 +231,16 @@ class Report:
     goodput: float
     final_sha256: str | None
     pressures: tuple[Pressure, ...] = ()
+    completed_step: int | None = None
+    """The step that the last launch has completed; its script may go on for a while."""
+
+
+_LIVES = {
+    Life.SUPERVISED: "still running",
+    Life.ORPHANED: "still running without its supervisor: take it over with `holdfast attach {}`",
+    Life.GONE: "lost with its supervisor: go on with `holdfast run`",
+    Life.UNKNOWN: "still running, or its supervisor was lost",
+}
 
 
 def to_json(report: Report) -> str:
@@ -236,10 +248,14 @@ def to_json(report: Report) -> str:
     return json.dumps(_finite(dataclasses.asdict(report)), indent=2, allow_nan=False)
 
 
-def describe_outcome(report: Report) -> str:
-    """Return how the last job ended, in words."""
+def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
+    """Return how the last job ended, in words, or whether it lives."""
     if report.exit_code is None:
-        return "still running, or its supervisor was lost"
+        done = report.completed_step
+        has_completed = "" if done is None else f"completed step {done}; "
+        if life is Life.GONE and done is not None:
+            return f"completed step {done}, after its supervisor was lost"
+        return has_completed + _LIVES[life].format(run_dir)
     return f"exit {report.exit_code}" + (f": {report.reason}" if report.reason else "")
 
 

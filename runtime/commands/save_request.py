@@ -148,6 +148,12 @@ class _Order:
         if watch.failure is not None:
             raise NotSaved(f"the job in {path} goes on but cannot save: {watch.failure}")
         if time.monotonic() > self._deadline:
+            pid = self._holder.stopped_pid
+            if pid is not None:
+                raise NotSaved(
+                    f"the supervisor of the job in {path}, pid {pid}, is stopped; "
+                    f"let it go on with `kill -CONT {pid}`, then ask again"
+                )
             raise NotSaved(
                 f"the job in {path} has not committed a checkpoint within {self._timeout_s:g} s; "
                 "give a longer --timeout, or look at `holdfast report`"

@@ -35,7 +35,7 @@ from holdfast.runtime.commands.report import (
     WrongMemory,
 )
 from holdfast.runtime.evidence.repeats import repeated_samples, repeated_step
-from holdfast.runtime.run.journal import Record
+from holdfast.runtime.run.journal import Record, completed_step
 
 _Value = TypeVar("_Value")
 
@@ -52,6 +52,7 @@ def summarize(records: Sequence[Record]) -> Report:
         run_id=records[-1].get("run_id") if records else None,
         exit_code=ended.get("exit_code"),
         reason=ended.get("reason"),
+        completed_step=completed_step(records),
         steps=max([completed.get("step", 0)] + [step["step"] for step in steps[-1:]]),
         samples=_count_samples(steps, epochs),
         epochs=epochs,

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.commands.lease_holder import LeaseHolder
+from holdfast.runtime.commands import lease_holder
+from holdfast.runtime.commands.lease_holder import LeaseHolder, Life, life_of
 from holdfast.runtime.commands.save_request import Saved, SaveWatch, order_save
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import Listener
 
 WORLD = {"event": "world", "now": 1.0}
 LAUNCH = {"event": "launch", "now": 1.0}
@@ -156,6 +158,43 @@ def test_holder_that_takes_no_orders_is_not_asked(directory: RunDirectory) -> No
         lease.release()
 
 
+def test_orphaned_job_is_told_with_the_command_that_takes_it_over(directory: RunDirectory) -> None:
+    lease = directory.acquire_lease()
+    socket = directory.path / "agent.sock"
+    lease.name_agent(socket)
+    lease.release()
+    listener = Listener(socket)
+    try:
+        with pytest.raises(NotSaved, match=r"its supervisor is gone; .* `holdfast attach .*/run`"):
+            LeaseHolder.find(directory)
+        assert life_of(directory) is Life.ORPHANED
+    finally:
+        listener.close()
+    assert life_of(directory) is Life.GONE
+
+
+def test_life_of_a_job_is_that_of_its_holder(directory: RunDirectory) -> None:
+    assert life_of(directory) is Life.UNKNOWN
+    lease = directory.acquire_lease()
+    assert life_of(directory) is Life.SUPERVISED
+    lease.release()
+    assert life_of(directory) is Life.GONE
+    own(directory, os.getpid(), host="elsewhere")
+    assert life_of(directory) is Life.UNKNOWN
+
+
+def test_supervisor_that_is_stopped_is_named(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_holder, "is_stopped", lambda pid: pid == os.getpid())
+    lease = directory.acquire_lease()
+    try:
+        with pytest.raises(NotSaved, match=rf"pid {os.getpid()}, is stopped; .*kill -CONT"):
+            order_save(directory, timeout_s=0.1, is_waiting=True)
+    finally:
+        lease.release()
+
+
 def test_job_without_a_journal_yet_is_waited_for(directory: RunDirectory) -> None:
     lease = directory.acquire_lease()
     try:
@@ -170,6 +209,7 @@ import os, signal, sys
 from pathlib import Path
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import Listener
 
 directory = RunDirectory(Path(sys.argv[1]))
 lease = directory.acquire_lease()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.runtime.commands.lease_holder import Life
 from holdfast.runtime.commands.report import (
     Failure,
     Rejected,
@@ -13,6 +15,7 @@ from holdfast.runtime.commands.report import (
     describe_checkpoints,
     describe_evidence,
     describe_ledger,
+    describe_outcome,
     describe_troubles,
     to_json,
 )
@@ -348,3 +351,32 @@ def test_traceback_of_a_death_is_evidence() -> None:
     failure = Failure(0, "ValueError: odd", traceback=trace)
 
     assert describe_evidence(failure) == [f"  {line}" for line in trace.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("events", "life", "words"),
+    [
+        (["job_started", "launch"], Life.SUPERVISED, "still running"),
+        (
+            ["job_started", "launch"],
+            Life.ORPHANED,
+            "still running without its supervisor: take it over with `holdfast attach /run`",
+        ),
+        (["job_started", "launch"], Life.GONE, "lost with its supervisor: go on with"),
+        (["launch", "completed"], Life.GONE, "completed step 325, after its supervisor was lost"),
+        (["launch", "completed"], Life.SUPERVISED, "completed step 325; still running"),
+        (["completed", "launch"], Life.SUPERVISED, "still running"),
+        (["completed", "job_started"], Life.UNKNOWN, "still running, or its supervisor was lost"),
+        (["completed", "job_ended"], Life.GONE, "exit 0: completed"),
+    ],
+)
+def test_outcome_of_a_job_without_an_end_tells_whether_it_lives(
+    events: list[str], life: Life, words: str
+) -> None:
+    story = Story().tell("job_started")
+    for event in events:
+        story.tell(event, step=325, exit_code=0, reason="completed")
+
+    outcome = describe_outcome(summarize(story.records), life, Path("/run"))
+
+    assert outcome.startswith(words)
