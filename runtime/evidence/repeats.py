@@ -4,7 +4,7 @@ Pure: it reads the fields of ``failure`` records, as the supervisor and ``holdfa
 them.  Only deaths of a worker's own count, not those of workers that were killed with others.
 
 * A *step* fails again and again if the newest deaths, two at least, happened at it.  What the
-  victims were computing is named with its samples.
+  victims were computing is named with its samples.  Deaths before any step accuse none.
 * *Samples* are named if the newest deaths, three at least, of different microbatches had them
   in hand: a sample comes back in each epoch, in other company.
 * A *place* (a worker id, a rank at launch or a core) is named if it has three deaths, and
@@ -24,6 +24,7 @@ LEAST_DEATHS_OF_SAMPLES = 3
 LEAST_DEATHS_OF_A_PLACE = 3
 _TIMES_THE_AVERAGE = 3
 _MOST_IDS_SHOWN = 20
+_BEFORE_ALL_STEPS = frozenset({"starting", "joining", "restoring"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class RepeatedPlace:
 
 def repeated_step(failures: Sequence[Mapping[str, Any]]) -> RepeatedStep | None:
     """Return the step at which the newest deaths happened, None if they have none in common."""
-    own = [failure for failure in failures if _is_own(failure)]
+    own = [failure for failure in failures if _is_own(failure) and _has_begun(failure)]
     newest: list[Mapping[str, Any]] = []
     for failure in reversed(own):
         if _step_of(failure) != _step_of(own[-1]):
@@ -142,6 +143,11 @@ def _listed(ids: Sequence[int], count: int) -> str:
 
 def _is_own(failure: Mapping[str, Any]) -> bool:
     return not failure.get("collateral", False)
+
+
+def _has_begun(failure: Mapping[str, Any]) -> bool:
+    """Return whether the victim had come to a step: before that no step can have killed it."""
+    return failure.get("phase") not in _BEFORE_ALL_STEPS
 
 
 def _step_of(failure: Mapping[str, Any]) -> int:

@@ -36,6 +36,12 @@ def test_step_that_kills_its_workers_one_by_one_is_named_with_its_samples() -> N
     )
 
 
+@pytest.mark.parametrize("phase", ["starting", "joining", "restoring"])
+def test_deaths_of_workers_that_could_not_begin_accuse_no_step(phase: str) -> None:
+    assert repeated_step([death(1, 0, phase=phase), death(0, 0, phase=phase)]) is None
+    assert repeated_step([death(1, 0, phase="compiling"), death(0, 0, phase="compiling")])
+
+
 def test_one_death_is_no_repetition() -> None:
     assert repeated_step([]) is None
     assert repeated_step([death(0, 7, 5)]) is None
