@@ -37,6 +37,7 @@ from holdfast.runtime.system.processes import usable_cores
 _BOTH = (RUN, IMPORT)
 _THE_SCRIPTS = "what the script says"
 _DEFAULT_SEED = 0
+_PRELOADED = ("tensorflow", "keras")
 
 
 def _check_timeout(seconds: float) -> None:
@@ -259,7 +260,7 @@ class JobOptions:
     preload: tuple[str, ...] = option(
         "--preload",
         "Modules that warm processes import ahead of becoming workers.",
-        ("tensorflow", "keras"),
+        _PRELOADED,
         read=read_words(","),
         metavar="MODULES",
         commands=_BOTH,
@@ -288,6 +289,11 @@ class JobOptions:
                 found.refuse(getattr(self, name))
             except ValueError as error:
                 raise UsageError(str(error)) from error
+
+    @property
+    def named_modules(self) -> tuple[str, ...]:
+        """The modules to preload that the user has named himself."""
+        return tuple(module for module in self.preload if module not in _PRELOADED)
 
     @property
     def new_microbatches(self) -> int:

@@ -40,6 +40,8 @@ class Narration:
         self._errors: dict[int, Message] = {}
         self._unsaid: list[str] = []
         self._notices: set[str] = set()
+        self._named_modules: tuple[str, ...] = ()
+        self._failed_modules: set[str] = set()
         self._has_completed = False
         self._deaths = DeathLog()
 
@@ -54,6 +56,9 @@ class Narration:
             + f" ({_count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
             f"{_count(record.threads, 'thread')} each) in {options.run_dir}"
         )
+        self._named_modules = options.named_modules
+        for module in setup.missing_modules:
+            self._not_preloaded(module, "there is no such module; correct --preload or install it")
         if setup.lost_step is not None:
             self.warned(_lost(setup.lost_step, options))
         self._journal.record(
@@ -72,6 +77,7 @@ class Narration:
         if setup.warning:
             self._say(f"warning: {setup.warning}")
         options = setup.options
+        self._named_modules = options.named_modules
         self._say(
             f"taking over the job in {options.run_dir}, which lost its supervisor: "
             f"{options.script.name} on {_count(len(takeover.launch.workers), 'worker')}"
@@ -138,8 +144,8 @@ class Narration:
             self._journal.record("pool_restarted", cause=message["cause"])
         elif kind == "output_dropped":
             self._journal.record("output_dropped", of="workers", lines=message["lines"])
-        elif kind == "preload_failed" and self._is_verbose:
-            self._say(f"{message['module']} is not preloaded: {message['message']}")
+        elif kind == "preload_failed":
+            self._not_preloaded(message["module"], message["message"])
 
     def noted(self, text: str, event: str, **fields: object) -> None:
         """Say something about the batch job around this one."""
@@ -233,6 +239,15 @@ class Narration:
         for suspicion in self._deaths.suspicions():
             self._say(suspicion)
             self._journal.record("suspicion", text=suspicion)
+
+    def _not_preloaded(self, module: str, reason: str) -> None:
+        """Say once that a module is not preloaded, if the user has named it or asks for more."""
+        if module in self._failed_modules:
+            return
+        self._failed_modules.add(module)
+        if self._is_verbose or module in self._named_modules:
+            self._say(f"{module} is not preloaded: {reason}")
+        self._journal.record("preload_failed", module=module, message=reason)
 
     def _say_unsaid(self) -> None:
         for text in self._unsaid:

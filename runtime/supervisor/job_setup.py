@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from holdfast.checkpoint.format.key_file import KeyFile
@@ -57,6 +58,16 @@ class JobSetup:
     """The newest step on the disk, None without any."""
     lost_step: int | None = None
     """The newest step that the journal knows of, if no checkpoint is left."""
+
+    @property
+    def missing_modules(self) -> tuple[str, ...]:
+        """The modules to preload that the user has named, and that are not there."""
+        return tuple(filter(self._is_missing, self.options.named_modules))
+
+    def _is_missing(self, module: str) -> bool:
+        name = module.partition(".")[0]
+        places = [str(self.options.script.parent), *sys.path]
+        return name not in sys.builtin_module_names and not PathFinder.find_spec(name, places)
 
     @property
     def starting_point(self) -> str:

@@ -295,8 +295,28 @@ def test_module_that_is_not_warm_concerns_only_who_asks(
     voice.heard({"kind": "preload_failed", "module": "torch", "message": "none"})
     journal.close()
 
+    (record,) = read_journal(tmp_path / "journal.jsonl")
+    assert (record["event"], record["module"]) == ("preload_failed", "torch")
     said = b"".join(written).decode()
     assert said == ("holdfast: torch is not preloaded: none\n" if is_verbose else "")
+
+
+def test_module_that_the_user_has_named_is_told_if_it_is_not_there(told: Told) -> None:
+    named = {"preload": ("tensorflow", "tensorflw", "json", "sys")}
+    told.voice.began(setup_of(is_resumed=False, options=named))
+
+    assert told.lines()[1:] == [
+        "holdfast: tensorflw is not preloaded: there is no such module; "
+        "correct --preload or install it"
+    ]
+    for _ in range(2):
+        failed = {"kind": "preload_failed", "module": "json", "message": "it keeps threads"}
+        told.voice.heard(failed)
+    assert told.lines() == ["holdfast: json is not preloaded: it keeps threads"]
+    told.voice.heard({"kind": "preload_failed", "module": "keras", "message": "none"})
+    assert told.lines() == []
+    modules = [record["module"] for record in told.records("preload_failed")]
+    assert modules == ["tensorflw", "json", "keras"]
 
 
 @pytest.mark.parametrize("message", [{}, {"kind": "warm", "pid": 3}, {"kind": "stranger"}])
