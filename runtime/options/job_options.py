@@ -310,6 +310,15 @@ class JobOptions:
         """Seed of a run that is created now."""
         return _DEFAULT_SEED if self.seed is None else self.seed
 
+    def differences(self, asked: JobOptions) -> tuple[str, ...]:
+        """Return each option that is another one in ``asked``, with both values, in words."""
+        return tuple(
+            f"{found.flags[-1]} {_in_words(getattr(self, name))}, "
+            f"not {_in_words(getattr(asked, name))}"
+            for name, found in OPTIONS.items()
+            if found.flags and getattr(self, name) != getattr(asked, name)
+        )
+
     def to_json(self) -> dict[str, object]:
         """Return the fields as a JSON object."""
         return {name: _plain(getattr(self, name)) for name in OPTIONS}
@@ -340,6 +349,15 @@ OPTIONS: Mapping[str, Option] = {
 """The option behind each field."""
 
 _MAY_BE_OPEN = {field.name for field in dataclasses.fields(JobOptions) if field.default is None}
+
+
+def _in_words(value: object) -> str:
+    """Return an option's value as a person reads it."""
+    if value is None or value == ():
+        return "left out"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _plain(value: object) -> object:

@@ -157,7 +157,7 @@ def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
             f"run directory {directory.path} has lost its RUN.json while its job lives; "
             f"stop the job (pid {takeover.agent.pid}), then run again"
         )
-    is_another = asked is not None and asked != options
+    kept = () if asked is None else options.differences(asked)
     return JobSetup(
         options=options,
         record=record,
@@ -169,12 +169,16 @@ def setup_of_takeover(takeover: Takeover, asked: JobOptions | None) -> JobSetup:
         preload=useful_preload(options.preload, options.script),
         environment=takeover.environment,
         is_resumed=True,
-        warning="the job keeps the options that it was started with" if is_another else None,
+        warning=_kept(kept) if kept else None,
         key_file=config.key_file,
         history=HistoryReader(directory.journal_path),
         cwd=takeover.cwd,
         saved_step=directory.newest_step,
     )
+
+
+def _kept(differences: tuple[str, ...]) -> str:
+    return f"the job keeps the options that it was started with: {'; '.join(differences)}"
 
 
 def _lost_step(history: HistoryReader) -> int | None:

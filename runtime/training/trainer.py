@@ -180,6 +180,9 @@ def _conclude(
             f"stopped at step {cursor.step} of {job.work_plan.steps} with a checkpoint; "
             "run again to go on"
         )
+    surplus = job.surplus(cursor.step)
+    if surplus is not None:
+        context.notify(surplus)
     progress = loop.progress
     sha256 = state_sha256(whole_state(replica, cursor))
     result = Result(

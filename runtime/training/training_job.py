@@ -80,6 +80,16 @@ class TrainingJob:
         """The part of the job that the saver needs."""
         return SaveTerms(self.work_plan, self.retention, self.identity, self.numerics.to_json())
 
+    def surplus(self, step: int) -> str | None:
+        """Return in words that a run at ``step`` is beyond this job's end, None if it is not."""
+        work_plan = self.work_plan
+        if step <= work_plan.steps:
+            return None
+        return (
+            f"the run is at step {step}, and the script asks for {work_plan.steps} steps "
+            f"(epochs={work_plan.epochs}): nothing was trained; ask for more epochs to go on"
+        )
+
     def transactions(self, replica: Replica, notes: WorkNotes) -> dict[Work, Transaction]:
         """Return an empty transaction for each kind of work, which takes notes of its work."""
         contributors: dict[Work, Contributor] = {

@@ -200,3 +200,16 @@ def _config(options: JobOptions) -> WorkerConfig:
         seed=0,
         threads=1,
     )
+
+
+def test_differences_are_named_with_both_values() -> None:
+    own = JobOptions(Path("/a.py"), Path("/run"), workers=2)
+    asked = dataclasses.replace(own, workers=4, save_every="10", shrink=False, preload=())
+
+    assert own.differences(own) == ()
+    assert own.differences(asked) == (
+        "--workers 2, not 4",
+        "--save-every left out, not 10",
+        "--shrink yes, not no",
+        "--preload tensorflow,keras, not left out",
+    )

@@ -158,3 +158,13 @@ def test_what_the_ledger_cannot_count_is_refused_when_the_job_begins(
 
     with pytest.raises(ProgramError, match=complaint):
         describe_job(request, worker_config(microbatches=microbatches), Numerics.here(threads=1))
+
+
+def test_run_beyond_the_end_of_its_job_is_named() -> None:
+    job = describe_job(REQUEST, CONFIG, Numerics.here(threads=1))
+    steps = job.work_plan.steps
+
+    assert job.surplus(steps) is None
+    assert f"at step {steps + 1}, and the script asks for {steps} steps (epochs=2)" in str(
+        job.surplus(steps + 1)
+    )
