@@ -67,16 +67,20 @@ class Chain:
             found.append(incarnation)
         return tuple(reversed(found))
 
-    def objection(self, step: int) -> str | None:
-        """Return why another incarnation would be in vain, None if it may help."""
+    def objection(self, step: int, variable: str | None = None) -> str | None:
+        """Return why another incarnation would be in vain, None if it may help.
+
+        ``variable`` is the one that holds the chain's name, None if the batch system names it.
+        """
         idle = self.idle(step)
         if len(idle) < MOST_WITHOUT_PROGRESS:
             return None
         labels = " and ".join(incarnation.label for incarnation in idle[-MOST_WITHOUT_PROGRESS:])
+        renamed = "" if variable is None else f" with a new {variable} (it was {self.name})"
         return (
             f"{labels} began at step {step} and have saved no later one, so this chain of jobs "
-            "stops; `holdfast report` shows why they ended; remove the cause or give more time, "
-            "then submit the job again"
+            "stops. Their output tells why they ended. Remove the cause or give more time, "
+            f"then submit again{renamed}"
         )
 
     def to_json(self) -> dict[str, Any]:

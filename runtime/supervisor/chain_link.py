@@ -7,8 +7,10 @@ when the run is complete, and when it does not get on.
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from holdfast.runtime.batch.allocation import Allocation
+from holdfast.runtime.batch.finding import CHAIN
 from holdfast.runtime.batch.incarnations import Chain, ChainFile, Incarnation, identity_of
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.options.job_options import JobOptions
@@ -46,7 +48,7 @@ class ChainLink:
         """
         step = self._file.newest_step()
         chain = self._before or Chain(self._allocation.chain, run_id)
-        objection = chain.objection(step)
+        objection = chain.objection(step, CHAIN if os.environ.get(CHAIN) else None)
         if objection is not None:
             raise RecoveryImpossible(objection)
         number = max(len(chain.incarnations), self._allocation.restarts) + 1

@@ -53,6 +53,16 @@ def test_objection_names_the_incarnations_and_the_step() -> None:
     assert objection.startswith("job 2 and job 3 began at step 40 and have saved no later one")
 
 
+def test_objection_asks_for_a_new_name_where_the_user_gives_it() -> None:
+    """The same name again would be the same chain, which has ended."""
+    chain = chain_of(0, 0)
+
+    assert str(chain.objection(0)).endswith("then submit again")
+    assert str(chain.objection(0, "HOLDFAST_CHAIN")).endswith(
+        "then submit again with a new HOLDFAST_CHAIN (it was slurm 7)"
+    )
+
+
 @given(st.lists(st.integers(0, 5), max_size=20))
 def test_chain_starts_at_most_twice_from_any_step(gains: list[int]) -> None:
     """Whatever each incarnation achieves, the same step is begun with twice at most."""

@@ -62,6 +62,18 @@ def test_two_incarnations_without_progress_stop_the_chain(options: JobOptions) -
     assert "incarnation 1" in start(options, replace(JOB, chain="slurm 8"))
 
 
+def test_end_of_a_chain_that_the_user_named_asks_for_another_name(
+    options: JobOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CHAIN", "c1")
+    start(options, replace(JOB, chain="c1"))
+    start(options, replace(JOB, chain="c1"))
+
+    with pytest.raises(RecoveryImpossible, match=r"a new HOLDFAST_CHAIN \(it was c1\)"):
+        start(options, replace(JOB, chain="c1"))
+    assert "incarnation 1" in start(options, replace(JOB, chain="c2"))
+
+
 def test_progress_keeps_a_chain_going(options: JobOptions) -> None:
     for step in (10, 20, 30, 40):
         start(options)
