@@ -43,6 +43,19 @@ def recovery_times(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[float
         yield seconds(ends[0] - moment) if ends else None
 
 
+def pauses(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[bool]:
+    """Yield for each hit whether training has paused.
+
+    Without repair and relaunch, the next step begins after two usual ones at the latest.
+    """
+    lost = [_owner(span, hits) for span in spans if span.bucket in _LOST]
+    steps = sorted(seconds(span.end - span.begin) for span in spans if span.bucket in _WORK)
+    usual_s = steps[len(steps) // 2] if steps else 0.0
+    for hit, recovered_s in zip(hits, recovery_times(hits, spans), strict=True):
+        is_late = recovered_s is not None and recovered_s > 2 * usual_s
+        yield is_late or any(owner is hit for owner in lost)
+
+
 def unexplained(hits: Sequence[Hit], spans: Sequence[Span]) -> Iterator[Span]:
     """Yield the repairs and relaunches that no strike explains."""
     explained: list[Hit] = []

@@ -13,11 +13,13 @@ moment is a time since the run began, a step, or the n-th record of an event in 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.journal import EVENTS
 
 DEFAULT_FOR_S = 3.0
 """How long a stopped process or a full place stays so: less than any limit of a watcher."""
@@ -53,6 +55,10 @@ PLACES = (Target.STDERR, Target.DISK, Target.SHM)
 PROCESSES = tuple(target for target in Target if target not in PLACES)
 LASTING = (Kind.STOP_CONT, Kind.FULL)
 """The kinds that end after a time."""
+
+
+def _names(choices: Iterable[Enum]) -> str:
+    return ", ".join(str(choice.value) for choice in choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,10 @@ class Blow:
     def __post_init__(self) -> None:
         """Refuse what makes no sense: places are filled, and processes get signals."""
         if (self.kind is Kind.FULL) != (self.target in PLACES):
-            raise ValueError(f"{self.target.value} cannot be struck by {self.kind.value!r}")
+            raise ValueError(
+                f"{self.kind.value!r} and {self.target.value!r} do not go together: full needs "
+                f"one of {_names(PLACES)}; the other kinds need a process"
+            )
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.target.value}"
@@ -141,12 +150,26 @@ def parse_blows(text: str) -> tuple[Blow, ...]:
         words = set(item.split())
         blows = [b for b in BLOWS if words <= {b.kind.value, b.target.value}]
         if not blows:
-            raise UsageError(
-                f"cannot read the kind of strike {item!r}: give a kind, a target or both "
-                f"(kinds: {_values(Kind)}; targets: {_values(Target)})"
-            )
+            raise UsageError(f"cannot read the kind of strike {item!r}: {_trouble(words)}")
         found += [blow for blow in blows if blow not in found]
+    if not found:
+        raise UsageError(f"--kinds is empty: {_WANTED}")
     return tuple(found)
+
+
+_WANTED = f"give a kind, a target or both (kinds: {_names(Kind)}; targets: {_names(Target)})"
+
+
+def _trouble(words: set[str]) -> str:
+    """Return why no blow has all these words."""
+    kinds = [kind for kind in Kind if kind.value in words]
+    targets = [target for target in Target if target.value in words]
+    if len(kinds) == len(targets) == 1 and len(words) == 2:
+        try:
+            Blow(kinds[0], targets[0])
+        except ValueError as error:
+            return str(error)
+    return _WANTED
 
 
 _LINE = re.compile(
@@ -167,11 +190,10 @@ def parse_strike(line: str) -> Strike:
     if match is None:
         raise UsageError(f"cannot read the strike {line.strip()!r} (examples: {_EXAMPLE})")
     try:
-        blow = Blow(Kind(match["kind"]), Target(match["target"]))
+        blow = Blow(_member(Kind, match["kind"]), _member(Target, match["target"]))
+        _check(match, blow)
     except ValueError as error:
         raise UsageError(f"cannot read the strike {line.strip()!r}: {error}") from error
-    if match["lasting"] is not None and blow.kind not in LASTING:
-        raise UsageError(f"cannot read the strike {line.strip()!r}: only full and stop+cont last")
     return Strike(blow, _moment(match), int(match["index"] or 0), _lasting(blow, match["lasting"]))
 
 
@@ -179,10 +201,29 @@ def parse_plan(text: str) -> tuple[Strike, ...]:
     """Return the strikes of a plan, one a line; empty lines and ``#`` lines do not count.
 
     Raises:
-        UsageError: a line describes no strike.
+        UsageError: a line describes no strike, or there is none; the message has its number.
     """
-    lines = (line.strip() for line in text.splitlines())
-    return tuple(parse_strike(line) for line in lines if line and not line.startswith("#"))
+    found: list[Strike] = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if line and not line.startswith("#"):
+            try:
+                found.append(parse_strike(line))
+            except UsageError as error:
+                raise UsageError(f"line {number} of the plan: {error}") from error
+    if not found:
+        raise UsageError(f"the plan has no strike; write one a line (examples: {_EXAMPLE})")
+    return tuple(found)
+
+
+def _check(match: re.Match[str], blow: Blow) -> None:
+    """Refuse an event that no journal has, and a length where nothing lasts."""
+    event = match["event"]
+    if event is not None and event not in EVENTS:
+        raise ValueError(f"no journal has an event {event!r}; events: {', '.join(sorted(EVENTS))}")
+    if match["lasting"] is not None and blow.kind not in LASTING:
+        raise ValueError(
+            f"{blow.kind.value} cannot last; leave `for` out, or take full or stop+cont"
+        )
 
 
 def _moment(match: re.Match[str]) -> Moment:
@@ -199,5 +240,13 @@ def _lasting(blow: Blow, text: str | None) -> float | None:
     return DEFAULT_FOR_S if text is None else float(text)
 
 
-def _values(kinds: type[Enum]) -> str:
-    return ", ".join(str(kind.value) for kind in kinds)
+_Choice = TypeVar("_Choice", Kind, Target)
+
+
+def _member(choices: type[_Choice], word: str) -> _Choice:
+    """Return the kind or target that ``word`` names; raises ``ValueError`` with the list."""
+    for choice in choices:
+        if choice.value == word:
+            return choice
+    noun = "kind" if choices is Kind else "target"
+    raise ValueError(f"{word!r} is no {noun}; {noun}s: {_names(choices)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.runtime.chaos.followed_run import FollowedRun
 from holdfast.runtime.chaos.goodput import Span, buckets_of, seconds, spans_of
-from holdfast.runtime.chaos.recovery_times import Hit, recovery_times, unexplained
+from holdfast.runtime.chaos.recovery_times import Hit, pauses, recovery_times, unexplained
 from holdfast.runtime.chaos.strike import Target
 from holdfast.runtime.commands.report import Report
 from holdfast.runtime.commands.summary import summarize
@@ -19,12 +19,13 @@ class Recovery:
     """The time from strikes of one kind to the training that went on, in seconds.
 
     ``strikes`` of them hit, and after ``recovered`` of them training went on; the others
-    came after the last step.
+    came after the last step.  Training has paused for ``paused`` of them.
     """
 
     blow: str
     strikes: int
     recovered: int
+    paused: int
     median_s: float | None
     p99_s: float | None
 
@@ -38,6 +39,7 @@ class Told:
     step: int
     victim: str | None
     recovered_s: float | None
+    has_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,17 @@ class Verdict:
     def is_good(self) -> bool:
         """Whether everything that must hold does."""
         return not self.complaints
+
+    @property
+    def in_words(self) -> str:
+        """The verdict, with the strikes that have told nothing."""
+        missed = sum(told.victim is None for told in self.strikes)
+        if not self.is_good:
+            return "BAD"
+        if not self.strikes:
+            return "good, but nothing was struck"
+        of_all = f"{missed} of {len(self.strikes)}"
+        return f"good, but {of_all} strikes found no victim" if missed else "good"
 
 
 def judge(run: FollowedRun, twin: FollowedRun) -> Verdict:
@@ -110,11 +123,20 @@ def _complaints(run: FollowedRun, report: Report, expected: Report) -> Iterator[
         yield f"not survived: {run.failure}"
         return
     if report.final_sha256 is None or report.final_sha256 != expected.final_sha256:
-        yield f"wrong bytes: {report.final_sha256} instead of {expected.final_sha256}"
+        yield (
+            f"wrong bytes: {report.final_sha256} instead of {expected.final_sha256}; {_hint(run)}"
+        )
     if _ledger(report) != _ledger(expected):
         yield f"another ledger: {_ledger(report)} instead of {_ledger(expected)}"
     yield from (f"left behind: {what}" for what in run.leftovers)
     yield from _unexplained_ends(run)
+
+
+def _hint(run: FollowedRun) -> str:
+    """Return how to tell a script without the same bytes twice from a job that lost some."""
+    if any(struck.has_hit for struck in run.struck):
+        return "`holdfast chaos --count 0` tells whether two undisturbed runs agree"
+    return "nothing was struck, so look for a seed from the clock, or data that change"
 
 
 def _unexplained_ends(run: FollowedRun) -> Iterator[str]:
@@ -150,7 +172,8 @@ def _unexplained(run: FollowedRun, spans: Sequence[Span]) -> Iterator[str]:
 
 
 def _tell(run: FollowedRun, spans: Sequence[Span]) -> Iterator[Told]:
-    times = iter(recovery_times(_hits(run), spans))
+    hits = _hits(run)
+    times, paused = recovery_times(hits, spans), pauses(hits, spans)
     for struck in run.struck:
         yield Told(
             strike=str(struck.strike),
@@ -158,6 +181,7 @@ def _tell(run: FollowedRun, spans: Sequence[Span]) -> Iterator[Told]:
             step=struck.step,
             victim=struck.victim,
             recovered_s=next(times) if struck.has_hit else None,
+            has_paused=struck.has_hit and next(paused),
         )
 
 
@@ -170,6 +194,7 @@ def _recoveries(run: FollowedRun, told: Sequence[Told]) -> Iterator[Recovery]:
             blow=blow,
             strikes=len(hits),
             recovered=len(times),
+            paused=sum(t.has_paused for t in hits),
             median_s=percentile(times, 0.5) if times else None,
             p99_s=percentile(times, 0.99) if times else None,
         )

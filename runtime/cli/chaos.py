@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,10 +23,13 @@ from holdfast.runtime.chaos.verdict import Verdict, shares
 from holdfast.runtime.cli.option_flags import PATH, given_flags
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.system.helper_process import program_command
 
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
 _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}
+_SETTLES = {"plan": ("mtbf", "seed", "count", "kinds"), "mtbf": ("count",)}
+"""What an option decides, so that others beside it would be ignored."""
 
 
 @click.command(
@@ -58,17 +62,23 @@ _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}
 @click.option("--disk-mb", type=click.IntRange(min=1), default=64, help="Room for a full disk.")
 @click.option("--shm-mb", type=click.IntRange(min=1), default=256, help="Room for full shm.")
 @click.argument("command", metavar="-- run [OPTIONS] SCRIPT [ARGS]...", nargs=-1, required=True)
-def chaos(command: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def chaos(context: click.Context, /, command: tuple[str, ...], **options: Any) -> None:
     """Strike a job as the world does, and compare it with an undisturbed one.
 
     Kills, stops and terminates any process of the job at moments that follow from a seed.
     Starts the job again as a batch system would.  Exits with 0 only if the run came to its end
     with the bytes of the undisturbed run, and left nothing behind.
     """
-    arguments = _arguments(command)
+    given = _given(context, options)
     if options["seed"] is None:
         options["seed"] = secrets.randbelow(1 << 32)
-    terms = _with_places(_terms(arguments, options), _line(options, command))
+    if "plan" not in given:
+        given["seed"] = options["seed"]
+    inner = _inner(context, command)
+    terms = _terms(command[1:], options)
+    check_script(inner.params["script"])
+    terms = _with_places(terms, _line(given, command))
     # A signal to end must not leave a job behind that nobody follows.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(ExitCode.TERMINATED))
@@ -76,34 +86,43 @@ def chaos(command: tuple[str, ...], **options: Any) -> None:
     _print(verdict, Console(soft_wrap=True, highlight=False))
     click.echo(f"report  {terms.out / REPORT_NAME}")
     if not verdict.is_good:
-        again = _line({**options, "out": None}, command)
+        again = _line({**given, "out": None}, command)
         click.echo(f"replay  {shlex.join(['holdfast', *again])}")
         sys.exit(ExitCode.PROGRAM_FAILED)
 
 
-def _arguments(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what follows ``run``; refuse what chaos itself decides."""
+def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that stand on the command line; refuse those that do nothing."""
+    typed = ParameterSource.COMMANDLINE
+    given = {k: v for k, v in options.items() if context.get_parameter_source(k) is typed}
+    for name, others in _SETTLES.items():
+        for other in others:
+            if name in given and other in given:
+                raise UsageError(f"--{name} and --{other} both choose the strikes; give one")
+    return given
+
+
+def _inner(context: click.Context, command: tuple[str, ...]) -> click.Context:
+    """Return what `run` was told; refuse what chaos itself decides."""
     if command[0] != "run":
         raise UsageError(f"after -- comes `run` with its options and script, not {command[0]!r}")
-    given = given_flags(run.make_context("run", list(command[1:])))
+    inner = run.make_context("run", list(command[1:]), parent=context.parent)
     for name, flag in _OURS.items():
-        if name in given:
+        if name in given_flags(inner):
             raise UsageError(
                 f"leave out {flag}: chaos makes two run directories of its own in --out"
             )
-    return command[1:]
+    return inner
 
 
 def _terms(arguments: tuple[str, ...], options: dict[str, Any]) -> ChaosTerms:
-    if options["plan"] is not None and options["mtbf"] is not None:
-        raise UsageError("--plan and --mtbf both say when to strike; give one of them")
     seed = options["seed"]
     out = options["out"] or Path(f"holdfast-chaos-{seed}")
     return ChaosTerms(
         arguments=arguments,
         out=out.absolute(),
         seed=seed,
-        blows=parse_blows(options["kinds"]) if options["kinds"] else DEFAULT_BLOWS,
+        blows=parse_blows(options["kinds"]) if options["kinds"] is not None else DEFAULT_BLOWS,
         count=options["count"],
         mtbf_s=options["mtbf"],
         strikes=None if options["plan"] is None else parse_plan(_read(options["plan"])),
@@ -117,7 +136,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"the plan {path} cannot be read: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"the plan {path} cannot be read: {reason}") from error
 
 
 def _with_places(terms: ChaosTerms, line: list[str]) -> ChaosTerms:
@@ -145,7 +165,7 @@ def _facts(verdict: Verdict) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
-    table.add_row("verdict", "good" if verdict.is_good else "BAD")
+    table.add_row("verdict", verdict.in_words)
     for complaint in verdict.complaints:
         table.add_row("", Text(complaint))
     runs = [(code, len(list(same))) for code, same in itertools.groupby(verdict.exit_codes)]
@@ -162,9 +182,8 @@ def _strikes(verdict: Verdict) -> Table:
     table = Table("strike", "at", "step", "victim", "training again after")
     for told in verdict.strikes:
         victim = told.victim or "missed"
-        table.add_row(
-            Text(told.strike), f"{told.at_s:.2f} s", str(told.step), victim, _time(told.recovered_s)
-        )
+        again = _time(told.recovered_s, has_paused=told.has_paused)
+        table.add_row(Text(told.strike), f"{told.at_s:.2f} s", str(told.step), Text(victim), again)
     return table
 
 
@@ -172,7 +191,8 @@ def _recoveries(verdict: Verdict) -> Table:
     table = Table("time to recover", "strikes", "recovered", "median", "99 %")
     for found in verdict.recoveries:
         counts = (str(found.strikes), str(found.recovered))
-        table.add_row(found.blow, *counts, _time(found.median_s), _time(found.p99_s))
+        times = (_time(t, has_paused=found.paused > 0) for t in (found.median_s, found.p99_s))
+        table.add_row(found.blow, *counts, *times)
     return table
 
 
@@ -186,8 +206,10 @@ def _buckets(verdict: Verdict) -> Table:
     return table
 
 
-def _time(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"
+def _time(value: float | None, *, has_paused: bool) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if has_paused else "no pause"
 
 
 def _line(options: dict[str, Any], command: tuple[str, ...]) -> list[str]:

@@ -7,6 +7,7 @@ options here.  No other file reads an option from the environment.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,18 @@ def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> Buil
         if values.get(name) is not None:
             values[name] = sources.directory / values[name]
     return BuiltOptions(JobOptions(**values), origins)
+
+
+def check_script(script: Path) -> None:
+    """Refuse a script that cannot be read.
+
+    Raises:
+        UsageError: there is none, or it is no file of the user's.
+    """
+    if not script.exists():
+        raise UsageError(f"script {script} does not exist; give the path of a Python file")
+    if not script.is_file() or not os.access(script, os.R_OK):
+        raise UsageError(f"script {script} is not a readable file; give the path of a Python file")
 
 
 def default_run_dir(script: Path, directory: Path) -> Path:

@@ -20,6 +20,7 @@ from holdfast.runtime.mpi_trial.verdict_file import Verdict
 from holdfast.runtime.mpiexec.launch_line import outside_of_mpi
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
+from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.failure_history import HistoryReader
@@ -195,10 +196,7 @@ def check_files(options: JobOptions) -> None:
         UsageError: one sentence says which.
     """
     script, mirror, run_dir = options.script, options.repair_from, options.run_dir
-    if not script.exists():
-        raise UsageError(f"script {script} does not exist; give the path of a Python file")
-    if not script.is_file() or not os.access(script, os.R_OK):
-        raise UsageError(f"script {script} is not a readable file; give the path of a Python file")
+    check_script(script)
     # Not resolve(): that raises RuntimeError for a link to itself.
     if mirror is not None and os.path.realpath(mirror) == os.path.realpath(run_dir):
         raise UsageError(f"--repair-from {mirror} is the run itself; give another copy of it")

@@ -15,7 +15,7 @@ from holdfast.runtime.chaos.strike import (
     AtTime,
     OnEvent,
     Strike,
-    parse_plan,
+    parse_strike,
 )
 
 BY_COUNT = [
@@ -49,7 +49,7 @@ def test_strikes_of_a_count_lie_in_the_run(seed: int, count: int, steps: int) ->
     assert strikes == strikes_by_count(seed, count, steps, DEFAULT_BLOWS)
     moments = [strike.moment for strike in strikes]
     assert all(moment.step <= steps for moment in moments if isinstance(moment, AtStep))
-    assert parse_plan("\n".join(map(str, strikes))) == strikes
+    assert tuple(map(parse_strike, map(str, strikes))) == strikes
 
 
 @pytest.mark.parametrize("mtbf_s", [0.5, 60.0])

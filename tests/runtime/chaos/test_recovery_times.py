@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast.runtime.chaos.goodput import Bucket, Span
-from holdfast.runtime.chaos.recovery_times import Hit, can_interrupt, recovery_times, unexplained
+from holdfast.runtime.chaos.recovery_times import (
+    Hit,
+    can_interrupt,
+    pauses,
+    recovery_times,
+    unexplained,
+)
 from holdfast.runtime.chaos.strike import PROCESS_BLOWS, Blow, Kind, Target
 
 S = 1_000_000_000
@@ -34,6 +40,15 @@ def test_stopped_agent_is_charged_with_the_relaunch_not_the_harmless_strike_afte
     times = list(recovery_times([Hit(1, STOP_AGENT), Hit(3, TERM_POOL)], spans))
 
     assert times == [8, 6]  # the other one waits for the next step that begins
+
+
+def test_harmless_strike_is_no_pause_and_a_late_step_is_one() -> None:
+    """A stopped worker that goes on has no repair, and its step lasts as long as the stop."""
+    spans = _spans((TRAINING, 0, 1), (TRAINING, 1, 2), (TRAINING, 2, 6), (REPAIR, 6, 7),
+                   (TRAINING, 7, 8), (TRAINING, 8, 9))  # fmt: skip
+    hits = [Hit(0.5, TERM_POOL), Hit(2.1, TERM_POOL), Hit(5.9, KILL_WORKER), Hit(8.5, KILL_AGENT)]
+
+    assert list(pauses(hits, spans)) == [False, True, True, False]
 
 
 def test_second_death_takes_the_gap_over() -> None:

@@ -88,6 +88,41 @@ def test_line_that_is_no_strike_is_refused_with_its_words(line: str) -> None:
         parse_strike(line)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("kill wrker at 3s", "'wrker' is no target; targets: worker, guard"),
+        ("maim worker at 3s", "'maim' is no kind; kinds: kill, stop"),
+        ("kill worker on chekpoint 2", "no journal has an event 'chekpoint'; events: agent_killed"),
+        ("full worker at 3s", "'full' and 'worker' do not go together"),
+        ("kill worker at 3s for 3s", "kill cannot last; leave `for` out"),
+    ],
+)
+def test_message_says_which_word_is_wrong_and_on_which_line(line: str, words: str) -> None:
+    with pytest.raises(UsageError, match=r"line 3 of the plan: .*" + re.escape(words)):
+        parse_plan(f"# mine\n\n{line}\n")
+
+
+@pytest.mark.parametrize("text", ["", "\n# kill worker at 3s\n"])
+def test_plan_without_a_strike_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="the plan has no strike"):
+        parse_plan(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "--kinds is empty"),
+        (" , ", "--kinds is empty"),
+        ("full agent", "'full' and 'agent' do not go together"),
+        ("kill wrker", "give a kind, a target or both"),
+    ],
+)
+def test_list_of_kinds_that_means_nothing_is_refused_with_the_reason(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_blows(text)
+
+
 def test_plan_has_comments_and_empty_lines() -> None:
     plan = parse_plan("# first\n\nkill agent at 1s\n  term pool at step 2\n")
 

@@ -77,6 +77,34 @@ def test_recoveries_are_told_by_kind_without_the_missed_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    ("strikes", "words"),
+    [
+        ((), "good, but nothing was struck"),
+        (("77 holdfast-w0", "78 holdfast-w1"), "good"),
+        (("77 holdfast-w0", None, None), "good, but 2 of 3 strikes found no victim"),
+    ],
+)
+def test_good_verdict_tells_how_many_strikes_were_missed(
+    strikes: tuple[str | None, ...], words: str
+) -> None:
+    kill = parse_strike("kill worker at 1s")
+    struck = tuple(Struck(kill, 0.75, 0, victim) for victim in strikes)
+
+    assert judge(dataclasses.replace(TWIN, struck=struck), TWIN).in_words == words
+    bad = judge(dataclasses.replace(TWIN, struck=struck, records=_records("bb")), TWIN)
+    assert bad.in_words == "BAD"
+
+
+def test_wrong_bytes_come_with_the_way_to_suspect_the_script() -> None:
+    run = dataclasses.replace(TWIN, records=_records("bb"))
+    hit = Struck(parse_strike("kill worker at 1s"), 0.75, 0, "77 holdfast-w0")
+
+    assert "look for a seed from the clock" in judge(run, TWIN).complaints[0]
+    struck = judge(dataclasses.replace(run, struck=(hit,)), TWIN)
+    assert "--count 0` tells whether two undisturbed runs agree" in struck.complaints[0]
+
+
+@pytest.mark.parametrize(
     ("part", "expected"), [(0.5, 2.0), (0.99, 4.0), (0.25, 1.0), (0.0, 1.0), (1.0, 4.0)]
 )
 def test_percentile_is_a_value_that_was_measured(part: float, expected: float) -> None:
