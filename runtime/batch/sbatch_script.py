@@ -8,6 +8,7 @@ would keep to itself until its child has ended.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,20 @@ WAIT_FOR_LEASE_S = 120
 _FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
 """sbatch hands on the variables of the step that it was called in, as by ``srun --pty bash``."""
 
+_SHORTEST = len("--de")
+"""sbatch takes each long option by its first letters, too, and refuses ambiguous ones itself."""
+
 _NAMES = ("-J", "--job-name")
 _DEPENDENCIES = ("-d", "--dependency")
+_NO_REQUEUE = "--no-requeue"
+_TASKS = ("-n", "--ntasks")
+_CORES = ("-c", "--cpus-per-task")
+_REFUSED = {
+    ("-a", "--array"): "all its tasks would have one run directory; submit a job for each, "
+    "with a --run-dir of its own",
+    ("-D", "--chdir"): "script and run directory are meant from the directory of this command; "
+    "go there first",
+}
 _NOT_SUBMITTING = ("-W", "--wait", "--wrap", "--test-only")
 """With these sbatch waits for the job's end, takes another script, or submits nothing."""
 
@@ -38,6 +51,8 @@ class BatchRequest:
         run_dir: where the run lives; its name is part of the job's.
         programs: the directory of the ``holdfast`` command.
         chain: the number of links, None for one job that is requeued.
+        requeues: whether the job asks Slurm to requeue it.
+        workers: the workers and spares that the user has asked for, None if Slurm's tasks count.
     """
 
     sbatch: tuple[str, ...]
@@ -45,6 +60,8 @@ class BatchRequest:
     run_dir: Path
     programs: Path
     chain: int | None = None
+    requeues: bool = False
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what would make no chain, or no script."""
@@ -58,9 +75,31 @@ class BatchRequest:
         for option in _NOT_SUBMITTING:
             if _is_given((option,), self.sbatch):
                 raise UsageError(f"holdfast sbatch submits and returns; leave {option} out")
+        for names, reason in _REFUSED.items():
+            if _is_given(names, self.sbatch):
+                raise UsageError(f"leave {' and '.join(names)} out: {reason}")
+        if self.requeues and self.chain is None and _is_given((_NO_REQUEUE,), self.sbatch):
+            raise UsageError(
+                "sbatch's --no-requeue forbids what the job would ask for at its time limit; "
+                "give --no-requeue after `run` as well, or use --chain"
+            )
         broken = [word for word in (*self.sbatch, *self.run) if "\n" in word or "\0" in word]
         if broken:
             raise UsageError(f"{broken[0]!r} has several lines; a batch script cannot hold it")
+
+    @property
+    def warning(self) -> str | None:
+        """What is likely to be a mistake, None if nothing is."""
+        tasks = _number(_TASKS, self.sbatch)
+        if self.workers is None or tasks is None:
+            return None
+        cores = tasks * (_number(_CORES, self.sbatch) or 1)
+        if self.workers <= cores:
+            return None
+        return (
+            f"{self.workers} workers will share {cores} cores: --ntasks is {tasks}. "
+            "Leave -n out after `run`, and each task is a worker"
+        )
 
     @property
     def default_name(self) -> str:
@@ -112,11 +151,24 @@ def _one_a_line(options: Sequence[str]) -> Iterator[str]:
 
 
 def _is_given(names: tuple[str, ...], options: Sequence[str]) -> bool:
-    """Return whether one of ``names`` is among options; ``-Jname`` and ``--name=x`` count."""
-    return any(
-        word == name
-        or word.startswith(f"{name}=")
-        or (len(name) == 2 and word.startswith(name) and not word.startswith("--"))
-        for word in options
-        for name in names
-    )
+    """Return whether one of ``names`` is among options."""
+    return any(_is_option(word, name) for word in options for name in names)
+
+
+def _is_option(word: str, name: str) -> bool:
+    """Return whether ``word`` gives an option: also as ``-Jname``, ``--name=x`` or ``--na=x``."""
+    if len(name) == len("-J"):
+        return word.startswith(name)
+    typed = word.partition("=")[0]
+    return typed == name or (len(typed) >= _SHORTEST and name.startswith(typed))
+
+
+def _number(names: tuple[str, ...], options: Sequence[str]) -> int | None:
+    """Return the number that an option has, None if it is not given or has another value."""
+    for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
+        for name in names:
+            if _is_option(word, name):
+                joined = word[2:] if len(name) == len("-J") else word.partition("=")[2]
+                value = joined or after
+                return int(value) if value.isdecimal() else None
+    return None

@@ -14,7 +14,7 @@ from holdfast.runtime.batch.slurm_commands import SlurmRefused, submit
 from holdfast.runtime.cli.option_flags import SETTINGS
 from holdfast.runtime.cli.run import run, sources_of
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.options.sources import build_options
+from holdfast.runtime.options.sources import build_options, check_script
 
 _OURS = ("--chain", "--dry-run", "-h", "--help")
 _REST = "what follows --"
@@ -55,6 +55,8 @@ class _Sbatch(click.Command):
 def sbatch(context: click.Context, /, *, chain: int | None, dry_run: bool) -> None:
     """Submit `holdfast run` to Slurm; each job goes on where the last one has stopped."""
     request = _request(context, chain)
+    if request.warning is not None:
+        click.echo(f"holdfast sbatch: {request.warning}", err=True)
     script = script_of(request, secrets.token_hex(8))
     if dry_run:
         click.echo(script, nl=False)
@@ -72,17 +74,21 @@ def _request(context: click.Context, chain: int | None) -> BatchRequest:
     if command[:1] != ("run",):
         raise UsageError(
             "`holdfast sbatch` submits `holdfast run`; give it as in "
-            "`holdfast sbatch --time=1:00:00 -n 4 -- run train.py`"
+            "`holdfast sbatch --time=1:00:00 -N 1 -n 4 -- run train.py`"
         )
     words = command[1:]
     with run.make_context("run", list(words), parent=context.parent) as inner:
         built = build_options(inner.params["script"], inner.params["argv"], sources_of(inner, None))
+    options = built.options
+    check_script(options.script)
     return BatchRequest(
         sbatch=context.meta[__name__],
         run=words,
-        run_dir=built.options.run_dir,
+        run_dir=options.run_dir,
         programs=_programs(),
         chain=chain,
+        requeues=options.requeue,
+        workers=options.workers + options.spares if "workers" in built.origins else None,
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,7 @@ def test_script_of_a_chain() -> None:
     ("given_option", "left_out"),
     [
         ("-J mine", "--job-name=h"), ("-Jmine", "--job-name=h"), ("--job-name=x", "--job-name=h"),
+        ("--job=x", "--job-name=h"), ("--open=truncate", "--open-mode=append"),
         ("--no-requeue", "--requeue"), ("--open-mode=truncate", "--open-mode=append"),
     ],
 )  # fmt: skip
@@ -78,6 +82,11 @@ def test_job_is_named_after_its_run_directory_and_no_other() -> None:
         (lambda: request(chain=0), "--chain must be at least 1"),
         (lambda: request("--dependency=afterok:3", chain=2), "leave --dependency out"),
         (lambda: request("-d afterok:3", chain=2), "leave --dependency out"),
+        (lambda: request("--depend=afterok:3", chain=2), "leave --dependency out"),
+        (lambda: request("--array=1-3"), "leave -a and --array out: all its tasks would have one"),
+        (lambda: request("-a1-3"), "leave -a and --array out"),
+        (lambda: request("-D /else"), "leave -D and --chdir out"),
+        (lambda: request("--chdir=/else"), "leave -D and --chdir out"),
         (lambda: request("--comment='a\nb'"), "has several lines"),
         (lambda: request("--wait"), "leave --wait out"),
         (lambda: request("-W"), "leave -W out"),
@@ -89,6 +98,35 @@ def test_request_that_makes_no_chain_is_refused(made: object, words: str) -> Non
     assert callable(made)
     with pytest.raises(UsageError, match=words):
         made()
+
+
+def test_requeue_that_slurm_would_refuse_is_not_submitted() -> None:
+    words = {"sbatch": ("--no-requeue",), "run": ("train.py",), "run_dir": Path("/r")}
+    made: Callable[..., BatchRequest] = partial(BatchRequest, **words, programs=Path("/bin"))
+
+    with pytest.raises(UsageError, match="give --no-requeue after `run` as well"):
+        made(requeues=True)
+    assert made(requeues=False).sbatch == made(requeues=True, chain=2).sbatch
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "workers", "words"),
+    [
+        ("--ntasks=4", 8, "8 workers will share 4 cores: --ntasks is 4"),
+        ("-n 4", 5, "5 workers will share 4 cores"),
+        ("-n4", 5, "5 workers will share 4 cores"),
+        ("--ntasks=4", 4, None),
+        ("--ntasks=1 -c 8", 8, None),
+        ("--nodes=1", 8, None),
+        ("--ntasks=4", None, None),
+    ],
+)
+def test_more_workers_than_cores_are_warned_of(
+    sbatch: str, workers: int | None, words: str | None
+) -> None:
+    warning = replace(request(sbatch), workers=workers).warning
+
+    assert (warning is None) if words is None else str(warning).startswith(words)
 
 
 _WORD = st.text(st.characters(exclude_characters="\n\0\r", exclude_categories=("Cs",)), min_size=1)

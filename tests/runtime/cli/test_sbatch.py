@@ -47,6 +47,16 @@ def test_dry_run_prints_the_script_and_submits_nothing(
     assert not (slurm / "sbatch.scripts").exists()
 
 
+def test_more_workers_than_tasks_are_told_beside_the_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _sbatch("--ntasks=4", "--dry-run", "--", "run", "-n", "8", "train.py") == 0
+
+    said = capsys.readouterr()
+    assert said.err.startswith("holdfast sbatch: 8 workers will share 4 cores")
+    assert said.out.startswith("#!/bin/bash")
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("chain", [["--chain", "3"], ["--chain=3"]])
 def test_chain_is_submitted_link_by_link(
@@ -88,6 +98,8 @@ def test_without_slurm_a_line_says_so(
         (["--", "verify", "x"], "submits `holdfast run`"),
         (["--", "run", "--no-such", "train.py"], "No such option"),
         (["--", "run", "-n", "many", "train.py"], "is not a valid integer"),
+        (["--", "run", "nosuch.py"], "nosuch.py does not exist; give the path"),
+        (["--no-requeue", "--", "run", "train.py"], "give --no-requeue after `run` as well"),
         (["--", "run"], "Missing argument"),
         (["--chain", "0", "--", "run", "train.py"], "--chain must be at least 1"),
     ],
