@@ -39,6 +39,7 @@ from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms, 
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.supervisor.missed_faults import missed_faults
 from holdfast.runtime.supervisor.order_signals import Order, OrderSignals
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
@@ -111,6 +112,9 @@ class Supervisor:
             self._reactor.run_once(_LOOK_S)
             self._look(time.monotonic())
         self._keeper.look()
+        if self._end.exit_code == ExitCode.DONE:
+            for sentence in missed_faults(self._setup.options):
+                self._narration.warned(sentence)
         self._narration.ended(self._end)
         return self._end.exit_code
 
