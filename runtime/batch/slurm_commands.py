@@ -5,6 +5,7 @@ A controller that is down or busy lets its clients wait for minutes.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -21,11 +22,12 @@ class SlurmRefused(Exception):
 
 
 def time_left_s(job_id: str) -> float | None:
-    """Return the seconds until a job's limit, None if it has none or Slurm does not say."""
+    """Return the seconds until a job's limit, infinite without one, None if Slurm is silent."""
     try:
-        return clock_s(_call(("squeue", "-h", "-j", job_id, "-o", "%L")))
+        said = _call(("squeue", "-h", "-j", job_id, "-o", "%L"))
     except SlurmRefused:
         return None
+    return math.inf if said == "UNLIMITED" else clock_s(said)
 
 
 def requeue(job_id: str) -> None:

@@ -10,6 +10,7 @@ which would cut the last save short.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from holdfast.runtime.batch.slurm_commands import SlurmRefused, requeue, time_le
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.supervisor.order_signals import STOPS
 from holdfast.runtime.system.channel import Message
+
+_UNKNOWN = "time limit not known: give --deadline"
 
 LIMITS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -41,11 +44,13 @@ class BatchJob:
         deadline: Deadline | None = None,
         *,
         is_requeued: bool = False,
+        unknown: str = "",
     ) -> None:
         self.allocation = allocation
         self.incarnation = "" if allocation is None else allocation.label
         """The batch job, and which start of the run this is, in words."""
         self._deadline = deadline
+        self._unknown = unknown
         self._is_requeued = is_requeued
         self._hit_limit = False
         self._orders = 0
@@ -62,9 +67,14 @@ class BatchJob:
         asked = options.deadline_s
         theirs = None if allocation is None else _limit_of(allocation, environ, now)
         is_slurms = allocation is not None and allocation.scheduler is Scheduler.SLURM
+        unknown = _UNKNOWN if is_slurms and theirs is None and asked is None else ""
+        if theirs is not None and math.isinf(theirs.ends_at):
+            theirs = None
         source = OWN_BEFORE_SLURMS if theirs is not None and is_slurms else "--deadline"
         own = None if asked is None else Deadline(now - age_s, now - age_s + asked, source)
-        return BatchJob(allocation, earliest(theirs, own), is_requeued=options.requeue)
+        return BatchJob(
+            allocation, earliest(theirs, own), is_requeued=options.requeue, unknown=unknown
+        )
 
     @property
     def stops(self) -> Mapping[signal.Signals, ExitCode]:
@@ -75,7 +85,7 @@ class BatchJob:
 
     def introduce(self, note: Callable[..., None]) -> None:
         """Say which batch job this is, and when its time ends, if either is known."""
-        words = [self.incarnation] if self.incarnation else []
+        words = [word for word in (self.incarnation, self._unknown) if word]
         if self._deadline is not None:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._deadline.ends_at))
             words.append(f"time until {at} ({self._deadline.source})")
@@ -135,7 +145,10 @@ class BatchJob:
         if allocation.scheduler is not Scheduler.SLURM:
             return code if allocation.requeue_code is None else allocation.requeue_code
         # Said before: Slurm ends this process as soon as it has requeued the job.
-        say(f"{allocation.label} is being requeued, and goes on from its newest checkpoint")
+        say(
+            f"asking Slurm to requeue {allocation.label}: "
+            "it then goes on from its newest checkpoint"
+        )
         try:
             requeue(allocation.job_id)
         except SlurmRefused as error:

@@ -40,7 +40,7 @@ def test_job_comes_back_by_requeue_until_it_is_complete(
     for incarnation in (1, 2, 3):
         assert f"Slurm job {job}, incarnation {incarnation}, from step" in run.log
     assert run.log.count("(squeue)") == 3
-    assert run.log.count("is being requeued") == 2
+    assert run.log.count("asking Slurm to requeue") == 2
 
 
 def test_chain_goes_on_link_by_link_and_ends_by_itself(

@@ -38,7 +38,7 @@ def test_job_is_requeued_before_each_limit_of_a_minute(
     assert int(facts["Restarts"]) >= 2
     assert run.events("completed")[0]["sha256"] == sha256
     assert "DUE TO TIME LIMIT" not in run.log
-    assert run.log.count("is being requeued") == int(facts["Restarts"])
+    assert run.log.count("asking Slurm to requeue") == int(facts["Restarts"])
 
 
 def test_job_goes_through_a_limit_of_two_minutes(

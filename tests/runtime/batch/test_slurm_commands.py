@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def _write(programs: Path, name: str, line: str) -> None:
     [
         ("echo 1:30", 90.0),
         ("echo 1-00:00:00", 86_400.0),
-        ("echo UNLIMITED", None),
+        ("echo UNLIMITED", math.inf),
         ("echo", None),
         ("echo 'Invalid job id specified' >&2; exit 1", None),
     ],

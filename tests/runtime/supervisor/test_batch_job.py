@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -145,6 +146,7 @@ def test_slurm_that_refuses_costs_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
     deadline(job)
 
     assert job.end(ExitCode.STOPPED_EARLY, said.append) == ExitCode.STOPPED_EARLY
+    assert said[0].startswith("asking Slurm to requeue Slurm job 7")
     assert said[-1].startswith("Slurm job 7 is not requeued (scontrol: it is disabled)")
 
 
@@ -236,6 +238,33 @@ def test_earliest_end_counts(
     assert job.look(now + left_s) is Due.END
     assert said[0].startswith("Slurm job 7, time until ")
     assert said[0].endswith(f"({source})")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "deadline_s", "words"),
+    [
+        (None, None, "Slurm job 7, time limit not known: give --deadline"),
+        (None, 60.0, "Slurm job 7, time until "),
+        (math.inf, None, "Slurm job 7"),
+        (math.inf, 60.0, "Slurm job 7, time until "),
+    ],
+)
+def test_limit_that_slurm_does_not_tell_is_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left_s: float | None,
+    deadline_s: float | None,
+    words: str,
+) -> None:
+    monkeypatch.setattr(batch_job, "time_left_s", lambda job: left_s)
+    over = replace(ON_SLURM, ends_at=time.time() - 60.0)
+    said = list[str]()
+
+    job = BatchJob.of(_options(tmp_path, deadline_s=deadline_s), over, {})
+    job.introduce(lambda text, _: said.append(text))
+
+    assert said[0].startswith(words)
+    assert (said[0] == words) == (deadline_s is None)
 
 
 def test_job_on_several_hosts_is_told_that_it_uses_one() -> None:
