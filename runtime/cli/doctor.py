@@ -20,7 +20,7 @@ from holdfast.runtime.mpi_trial.mpi_library import (
     find_mpiexec,
     identify,
 )
-from holdfast.runtime.mpi_trial.trial_table import FIRST_DEATH, PLAIN_START
+from holdfast.runtime.mpi_trial.trial_table import FIRST_DEATH, PLAIN_START, Level
 from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.helper_process import program_command
@@ -43,7 +43,7 @@ class Diagnosis:
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("."), show_default=True)
 @click.option("--mpiexec", type=click.Path(path_type=Path), help="The mpiexec to examine.")
 @click.option(
-    "--mpi", "is_campaign", is_flag=True, help="Try MPI by real deaths for a minute, and only it."
+    "--mpi", "is_campaign", is_flag=True, help="Try MPI by real deaths for minutes, and only it."
 )
 def doctor(run_dir: Path, mpiexec: Path | None, is_campaign: bool) -> None:  # noqa: FBT001
     """Examine MPI, TensorFlow and the run directory; exit 2 if a job could not run."""
@@ -110,8 +110,11 @@ def _examine_mpi(mpiexec: Path | None) -> Iterator[Diagnosis]:
 
 def _print_finding(finding: Finding) -> None:
     outcome = finding.outcome
-    mark = "ok  " if outcome.has_passed else "FAIL"
+    is_free = outcome.trial.level is Level.SPAWN and not outcome.wrong
+    mark = "ok  " if outcome.has_passed else "note" if is_free else "FAIL"
     fault = outcome.wrong or outcome.failure
+    if mark == "note":
+        fault += "; no job needs it, so the verdict stays"
     name = f"{outcome.trial.name} ({outcome.seconds:.1f} s)"
     click.echo(f"{mark}  {outcome.trial.level.value:<13} {name}{': ' if fault else ''}{fault}")
 

@@ -188,4 +188,7 @@ CAMPAIGN = (
     *_deaths_by_the_clock(),
     Trial("a rank in place of a dead one", Level.SPAWN, 3, (Death(2, Where.VOTE),), spawns=1),
 )
-"""What `holdfast doctor --mpi` runs: about 40 launches in a minute on two idle cores."""
+"""What `holdfast doctor --mpi` runs: about 40 launches, in a minute on two idle cores.
+
+Busy ones take three.
+"""

@@ -9,7 +9,7 @@ from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.mpi_trial.campaign import Finding
-from holdfast.runtime.mpi_trial.trial_table import Trial
+from holdfast.runtime.mpi_trial.trial_table import CAMPAIGN, Level, Trial
 from holdfast.runtime.mpi_trial.trust import Outcome, Trust
 from holdfast.runtime.mpi_trial.verdict_file import Verdict
 
@@ -141,6 +141,32 @@ def test_campaign_prints_its_trials_and_what_can_be_trusted(
     assert lines[-1].startswith("ok" if trust is Trust.ALL else "FAIL")
     assert ("--no-shrink" in lines[-1]) is (trust in (Trust.RELAUNCH, Trust.ONE))
     assert not any("TensorFlow" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mark", "end"),
+    [("", "note", "; no job needs it, so the verdict stays"), ("a wrong sum", "FAIL", "")],
+)
+def test_trial_that_no_job_needs_is_a_note_unless_a_sum_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+    mark: str,
+    end: str,
+) -> None:
+    trial = CAMPAIGN[-1]
+    assert trial.level is Level.SPAWN
+
+    def examine(library: object, environment: object, on_finding: object) -> Verdict:
+        on_finding(Finding(Outcome(trial, "it hung", wrong, seconds=45.2)))  # type: ignore[operator]
+        return Verdict(Trust.ALL, "", is_campaign=True)
+
+    monkeypatch.setattr(doctor_file, "examine", examine)
+
+    _, lines = _doctor(capsys, "--mpi")
+
+    assert lines[1].startswith(f"{mark}  spawn")
+    assert lines[1].endswith(f"(45.2 s): {wrong or 'it hung'}{end}")
 
 
 def test_tensorflow_that_cannot_be_imported_is_found(
