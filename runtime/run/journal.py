@@ -126,6 +126,9 @@ class Journal:
             self._warn_once(str(error))
 
     def _open(self) -> None:
+        intruder = intruder_in(self._path.parent, self._common["run_id"])
+        if intruder is not None:
+            raise OSError(f"its directory belongs to run {intruder} now")
         fd = open_to_write(self._path, os.O_APPEND)
         try:
             self._is_empty = os.fstat(fd).st_size == 0
@@ -142,10 +145,6 @@ class Journal:
             return True
         try:
             self._path.parent.mkdir(exist_ok=True)
-            intruder = intruder_in(self._path.parent, self._common["run_id"])
-            if intruder is not None:
-                self._warn_once(f"its directory belongs to run {intruder} now")
-                return False
             self._open()
         except OSError as error:
             self._warn_once(str(error))

@@ -126,6 +126,20 @@ def test_journal_of_another_run_that_took_the_directory_gets_no_line(
     assert "its directory belongs to run other now" in caplog.text
 
 
+def test_journal_that_is_opened_in_the_directory_of_another_run_gets_no_line(path: Path) -> None:
+    """The snapshot writer opens one for each event."""
+    other = RunRecord("other", FORMAT, 1.5, microbatches=1, seed=0, threads=1)
+    RunDirectory(path.parent).create_record(other)
+
+    with pytest.raises(OSError, match="belongs to run other now"):
+        _journal(path)
+    late = Journal(path, run_id="ours", source="worker 1", is_required=False)
+    late.record("step", step=7)
+    late.close()
+
+    assert not path.exists()
+
+
 def test_journal_whose_file_system_is_gone_loses_lines_and_raises_nothing(path: Path) -> None:
     folder = path.parent / "mount" / "run"
     folder.mkdir(parents=True)
