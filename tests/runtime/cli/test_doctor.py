@@ -178,7 +178,7 @@ def test_tensorflow_that_cannot_be_imported_is_found(
 
     assert code == ExitCode.USAGE
     assert "ImportError: libtensorflow.so: bad" in _failures(lines)[0]
-    assert "holdfast[cpu]" in _failures(lines)[0]
+    assert "pip install tensorflow-cpu" in _failures(lines)[0]
 
 
 def test_run_directory_that_cannot_be_written_is_found(

