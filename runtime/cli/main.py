@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -80,12 +80,15 @@ def main(argv: list[str] | None = None) -> None:
     try:
         sys.exit(_exit_code_of(argv))
     finally:
-        _forget_unwritable_stderr()
+        _forget_unwritable(sys.stdout)
+        _forget_unwritable(sys.stderr)
 
 
 def _exit_code_of(argv: list[str] | None) -> int:
     try:
         result = holdfast.main(args=argv, prog_name="holdfast", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except JobError as error:
         return _fail(str(error), error.exit_code)
     except CheckpointError as error:
@@ -94,6 +97,12 @@ def _exit_code_of(argv: list[str] | None) -> int:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", ExitCode.INTERRUPTED)
+    except OSError:
+        # Was it stdout?  A stream without a buffer remembers no failure, so write once more.
+        failure = _forget_unwritable(sys.stdout, "\n")
+        if failure is None:
+            raise
+        return _fail_to_print(failure)
     return result if isinstance(result, int) else ExitCode.DONE
 
 
@@ -126,13 +135,29 @@ def _fail(sentence: str, exit_code: int) -> int:
     return exit_code
 
 
-def _forget_unwritable_stderr() -> None:
-    """Drop what stderr does not take: Python would write it again at its end, and exit with 120."""
-    if sys.stderr is None:
-        return
+def _fail_to_print(failure: OSError) -> int:
+    """Say that stdout is full; a reader that has gone, such as ``head``, wants to hear nothing."""
+    if isinstance(failure, BrokenPipeError):
+        return ExitCode.PROGRAM_FAILED
+    return _fail(
+        f"stdout takes nothing: {failure.strerror}; send the output to another place",
+        ExitCode.PROGRAM_FAILED,
+    )
+
+
+def _forget_unwritable(stream: TextIO | None, text: str = "") -> OSError | None:
+    """Write ``text``; drop what the stream does not take, and return why it does not.
+
+    Python would write it again at its end, and exit with 120.
+    """
+    if stream is None:
+        return None
     try:
-        sys.stderr.flush()
-    except OSError:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stderr.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+        return error
+    return None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,37 @@ def test_processes_around_the_workers_load_no_heavy_library(module: str) -> None
     )
 
     assert answer.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["run", "--show-config", "train.py"]])
+def test_full_stdout_is_one_sentence_on_stderr(
+    argv: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+
+    with Path("/dev/full").open("w") as full:
+        code = _code_with_stdout(argv, full.fileno(), tmp_path)
+
+    assert code == ExitCode.PROGRAM_FAILED
+    assert capfd.readouterr().err == (
+        "holdfast: error: stdout takes nothing: No space left on device; "
+        "send the output to another place\n"
+    )
+
+
+def test_reader_that_has_gone_hears_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    assert _code_with_stdout(["--help"], writer, tmp_path) == ExitCode.PROGRAM_FAILED
+
+    os.close(writer)
+    assert capfd.readouterr().err == ""
+
+
+def _code_with_stdout(argv: list[str], stdout: int, directory: Path) -> int:
+    program = "from holdfast.runtime.cli.main import main; main()"
+    command = [sys.executable, "-c", program, *argv]
+    return subprocess.run(command, stdout=stdout, cwd=directory, check=False).returncode
