@@ -72,15 +72,18 @@ class Option:
         """Whether the flag takes no value."""
         return self.metavar is None
 
-    def refuse(self, value: object) -> None:
-        """Raise ``ValueError`` with a whole sentence for a value that makes no sense."""
+    def refuse(self, value: object, label: str = "") -> None:
+        """Raise ``ValueError`` with a whole sentence for a value that makes no sense.
+
+        ``label`` names the place where the value stands, if it is no flag.
+        """
         try:
             if self.check is not None and value is not None:
                 self.check(value)
         except ValueError as error:
             reason = str(error)
             link = " " if reason.startswith("must") else ": "
-            raise ValueError(f"{self.label}{link}{reason}") from error
+            raise ValueError(f"{label or self.label}{link}{reason}") from error
 
 
 def option(flag: str, help: str, default: Any, **terms: Any) -> Any:  # noqa: A002

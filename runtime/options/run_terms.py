@@ -10,7 +10,7 @@ import time
 
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.job_options import OPTIONS, JobOptions
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import refuse_other_key
@@ -57,14 +57,16 @@ def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:
 
 def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
     """Return the terms of an old run under new wishes; what fixes the bytes may not change."""
-    for flag, wanted, fixed in (
-        ("--microbatches", options.microbatches, record.microbatches),
-        ("--seed", options.seed, record.seed),
+    for name, wanted, fixed in (
+        ("microbatches", options.microbatches, record.microbatches),
+        ("seed", options.seed, record.seed),
     ):
         if wanted is not None and wanted != fixed:
+            found = OPTIONS[name]
             raise UsageError(
-                f"the run in {options.run_dir} was begun with {flag} {fixed}, not {wanted}; "
-                f"leave {flag} out, or choose another --run-dir"
+                f"the run in {options.run_dir} was begun with {name} {fixed}, not {wanted}; "
+                f"leave {name} out ({found.flags[-1]}, {found.variable} and holdfast.toml), "
+                "or choose another --run-dir"
             )
     threads = record.threads if options.threads is None else options.threads
     if options.strict:

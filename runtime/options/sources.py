@@ -86,6 +86,8 @@ def build_options(script: Path, argv: tuple[str, ...], sources: Sources) -> Buil
         if given is not None:
             origins[name], value = given
             values[name] = _read(found, origins[name], value)
+            if name not in sources.flags:
+                _refuse(found, origins[name], values[name])
     values.setdefault("run_dir", default_run_dir(script, sources.directory))
     for name in _RELATIVE:
         if values.get(name) is not None:
@@ -183,8 +185,19 @@ def _read(found: Option, origin: str, value: Any) -> Any:
     try:
         return found.read(value)
     except ValueError as error:
-        key = f" {_as_typed([found.key])}" if origin == CONFIG_FILE else ""
-        raise UsageError(f"{origin}{key}: {error}") from error
+        raise UsageError(f"{_place(found, origin)}: {error}") from error
+
+
+def _refuse(found: Option, origin: str, value: Any) -> None:
+    """Refuse a value that makes no sense, and name the place where it stands."""
+    try:
+        found.refuse(value, _place(found, origin))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _place(found: Option, origin: str) -> str:
+    return f"{origin} {_as_typed([found.key])}" if origin == CONFIG_FILE else origin
 
 
 def _toml(value: Any) -> str:

@@ -52,5 +52,5 @@ def test_second_job_gets_the_record_of_the_first(options: JobOptions) -> None:
     assert is_resumed
     assert second == first
     other = dataclasses.replace(options, seed=first.seed + 1)
-    with pytest.raises(UsageError, match="was begun with --seed"):
+    with pytest.raises(UsageError, match="was begun with seed"):
         open_or_create_record(directory, other, None)
