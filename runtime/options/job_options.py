@@ -127,10 +127,10 @@ class JobOptions:
     )
     threads: int | None = _number(
         "--threads",
-        "Threads of each worker, fixed for the life of the run.",
+        "Threads of each worker; a run keeps those of its begin, and other ones change its bytes.",
         None,
         1,
-        default_text="cores / N",
+        default_text="those of the run; of a new run cores / N",
         commands=_BOTH,
     )
     seed: int | None = _number(

@@ -101,12 +101,17 @@ class Numerics:
         return Numerics(**fields)  # type: ignore[arg-type]  # checked above
 
 
-def differences(began: Numerics, now: Numerics) -> tuple[str, ...]:
-    """Return one sentence for each field of ``now`` that differs from ``began``."""
+def differences(
+    began: Numerics, now: Numerics, origin: str = "the run began with"
+) -> tuple[str, ...]:
+    """Return one sentence for each field of ``now`` that differs from ``began``.
+
+    ``origin`` says, in words, whose ``began`` is.
+    """
     names = [field.name for field in dataclasses.fields(Numerics)]
     triples = [(name, getattr(began, name), getattr(now, name)) for name in names]
     return tuple(
-        f"{name.replace('_', ' ')} is {_shown(new)}, but the job began with {_shown(old)}"
+        f"{name.replace('_', ' ')} is {_shown(new)}, but {origin} {_shown(old)}"
         for name, old, new in triples
         if old != new
     )

@@ -20,7 +20,7 @@ def check_peers(context: WorkerContext, communicator: Communicator, mine: Numeri
     everyones = [Numerics.from_json(json.loads(card)) for card in cards]
     for rank, theirs in enumerate(everyones):
         subject = f"worker {context.config.workers[rank]} has other numerics than worker 0"
-        _judge(context, subject, differences(everyones[0], theirs))
+        _judge(context, subject, differences(everyones[0], theirs, "worker 0 has"))
 
 
 def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> None:
@@ -30,7 +30,7 @@ def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> No
         UsageError: they differ and the job is strict.
     """
     subject = f"the numerics of the run in {context.run_dir} have changed"
-    _judge(context, subject, differences(before, now))
+    _judge(context, subject, differences(before, now, "the checkpoint was made with"))
 
 
 def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None:

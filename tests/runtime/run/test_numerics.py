@@ -46,13 +46,13 @@ def test_every_field_is_compared() -> None:
         other = not value if isinstance(value, bool) else f"{value}9"
         changed = dataclasses.replace(BEGAN, **{name: other})
         (sentence,) = differences(BEGAN, changed)
-        assert sentence == f"{name.replace('_', ' ')} is {other}, but the job began with {value}"
+        assert sentence == f"{name.replace('_', ' ')} is {other}, but the run began with {value}"
 
 
 def test_a_missing_library_is_called_so() -> None:
     (sentence,) = differences(BEGAN, dataclasses.replace(BEGAN, tensorflow=""))
 
-    assert sentence == "tensorflow is not installed, but the job began with 2.21.0"
+    assert sentence == "tensorflow is not installed, but the run began with 2.21.0"
 
 
 @pytest.mark.parametrize(
