@@ -68,10 +68,14 @@ Schedule: TypeAlias = EverySteps | EverySeconds | EachEpoch | Auto
 
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """The seconds that a run was trained, and how often it lost all of its workers meanwhile."""
+    """The seconds that a run was trained, and how often it lost all of its workers meanwhile.
+
+    ``rejected`` are the steps that a restore has rejected and that no save or mend made anew.
+    """
 
     seconds: float = 0.0
     failures: int = 0
+    rejected: tuple[int, ...] = ()
 
     @property
     def mean_time_between_failures_s(self) -> float:

@@ -182,9 +182,14 @@ class Pruner:
         return next((step for step in newest if step not in self._marks), None)
 
 
-def prune(store: CheckpointStore, retention: Retention, now: float = 0.0) -> tuple[str, ...]:
-    """Keep ``store`` to ``retention`` once, as a process that has read nothing of it yet."""
-    return Pruner(store, retention, ReadMarks()).prune(now)
+def prune(
+    store: CheckpointStore, retention: Retention, unsound: Set[int] = frozenset()
+) -> tuple[str, ...]:
+    """Keep ``store`` to ``retention`` once, as a process that knows only what is ``unsound``."""
+    marks = ReadMarks()
+    for step in unsound:
+        marks.mark_damaged(step)
+    return Pruner(store, retention, marks).prune(0.0)
 
 
 def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> None:

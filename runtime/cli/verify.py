@@ -9,6 +9,7 @@ import click
 from rich.filesize import decimal
 
 from holdfast.checkpoint.errors import CheckpointInvalid
+from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.upkeep.inventory import CountBytes
 from holdfast.checkpoint.upkeep.verification import StepCheck, verify_step
@@ -31,6 +32,13 @@ def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps:
     steps = run.steps() if step is None else (run.step(step),)
     with ByteProgress("verifying", _total(run, steps)) as progress:
         verdicts = [_tell(run, known, progress) for known in steps]
+    damaged = [verdict.step for verdict in verdicts if not verdict.is_valid]
+    if damaged:
+        click.echo(
+            f"holdfast: mend damaged steps with `holdfast repair {run_dir} --from COPY`, or "
+            f"remove {run.store.directory / step_name(damaged[0])}",
+            err=True,
+        )
     is_valid = all(verdict.is_valid for verdict in verdicts)
     sys.exit(ExitCode.DONE if is_valid else ExitCode.PROGRAM_FAILED)
 

@@ -130,7 +130,7 @@ class JobOptions:
         "Threads of each worker; a run keeps those of its begin, and other ones change its bytes.",
         None,
         1,
-        default_text="those of the run; of a new run cores / N",
+        default_text="cores / N",
         commands=_BOTH,
     )
     seed: int | None = _number(

@@ -84,7 +84,7 @@ class WorkerConfig:
             "options": JobOptions.from_json(fields["options"]),
             "workers": tuple(WorkerId(worker) for worker in fields["workers"]),
             "key_file": key_file and KeyFile(**key_file),
-            "history": FailureHistory(**fields["history"]),
+            "history": _history(fields["history"]),
         }
         return WorkerConfig(**{**fields, **made})
 
@@ -96,3 +96,7 @@ class WorkerConfig:
     def decode(text: str) -> WorkerConfig:
         """Return the configuration that ``encode`` wrote; raises what ``from_json`` does."""
         return WorkerConfig.from_json(json.loads(text))
+
+
+def _history(fields: Mapping[str, Any]) -> FailureHistory:
+    return FailureHistory(**{**fields, "rejected": tuple(fields["rejected"])})

@@ -17,7 +17,7 @@ from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 _WAITS_S = 10.0
 """The journal of a year is read in a few seconds."""
 
-_TELLING = ("job_started", "job_ended", "relaunch", "checkpoint")
+_TELLING = ("job_started", "job_ended", "relaunch", "rejected", "checkpoint", "mended")
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
 
@@ -34,13 +34,15 @@ class HistoryReader:
         self._seconds = 0.0
         self._failures = 0
         self._saved_step: int | None = None
+        self._rejected: set[int] = set()
         self._began: float | None = None  # of a job that has not ended yet
         self._before = b""
 
     def read(self) -> FailureHistory:
         """Return the training time and the failures so far; a journal that fails adds none."""
         self._calls.run(self._read)
-        return FailureHistory(self._seconds + self._open_seconds(), self._failures)
+        rejected = tuple(sorted(self._rejected))
+        return FailureHistory(self._seconds + self._open_seconds(), self._failures, rejected)
 
     @property
     def saved_step(self) -> int | None:
@@ -53,6 +55,7 @@ class HistoryReader:
                 record = _telling(line)
                 if record is not None:
                     self._hear(record)
+                    self._hear_step(record["event"], record.get("step"))
                 self._before = line
 
     def _hear(self, record: Record) -> None:
@@ -67,6 +70,12 @@ class HistoryReader:
         elif event == "job_ended" and self._began is not None:
             self._seconds += max(0.0, now - self._began)
             self._began = None
+
+    def _hear_step(self, event: str, step: object) -> None:
+        if event == "rejected" and isinstance(step, int):
+            self._rejected.add(step)
+        elif event in ("checkpoint", "mended"):
+            self._rejected.discard(step)  # type: ignore[arg-type]  # a set may be asked for all
 
     def _open_seconds(self) -> float:
         """Return the time of a job without an end, up to its last line.

@@ -43,6 +43,7 @@ class Upkeep:
         self._submit = submit
         self._store = store
         self._marks = ReadMarks()
+        self._made_anew: set[int] = set()
         self._pruner = Pruner(store, retention, self._marks)
         config = context.config
         mender = Mender(context, mirrors(context))
@@ -54,7 +55,11 @@ class Upkeep:
     def committed(self, step: int, generation: int) -> None:
         """Prune, and begin to read an old step again if that is due; ``step`` is new."""
         now = time.monotonic()
+        self._made_anew.add(step)
         self._marks.forget(step)
+        for rejected in self._context.unsound - self._made_anew:
+            if rejected not in self._marks:
+                self._marks.mark_damaged(rejected)
         reasons = self._pruner.prune(now) + self._store.clean_staging(generation)
         for reason in reasons:
             self._context.journal.record("prune_failed", reason=reason)

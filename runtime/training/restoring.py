@@ -21,6 +21,7 @@ import numpy as np
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.format.layout import specs_of
+from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.store.reader import Restored, compare_specs
 from holdfast.checkpoint.store.state_reader import StateReader
 from holdfast.checkpoint.upkeep.retention import prune
@@ -100,8 +101,12 @@ class JobRestore:
 
     def _prune(self) -> None:
         """Prune as a process that has died meanwhile would have."""
-        for reason in prune(self._store, self._job.retention):
+        for reason in prune(self._store, self._job.retention, self._unsound()):
             self._context.journal.record("prune_failed", reason=reason)
+
+    def _unsound(self) -> set[int]:
+        """Return the steps that do not count as kept; the one that was restored is sound."""
+        return self._context.unsound - {self.saved_step}
 
     def _record(self, step: int) -> None:
         generation = self._context.config.generation
@@ -129,10 +134,13 @@ class JobRestore:
         step, restored = candidate.step, None
         if candidate.is_here:
             restored = self._read(communicator, step, fresh)
+            if restored is None:
+                self._context.rejected.add(step)
         if restored is None and self._is_mended(communicator, step):
             restored = self._read(communicator, step, fresh)
         if restored is not None:
             self.saved_step = step
+            self._context.rejected.discard(step)
         elif candidate.is_in_memory:
             restored = self._read(communicator, step, fresh, from_memory=True)
         return restored
@@ -187,8 +195,18 @@ class JobRestore:
         reason = next(filter(None, reasons), None)
         if reason is not None and communicator.rank == 0:
             self._context.journal.record("rejected", step=step, reason=reason)
-            self._context.notify(f"checkpoint step {step} was rejected: {reason}")
+            self._context.notify(
+                f"checkpoint step {step} was rejected: {reason}{self._advice(step)}"
+            )
         return reason is None
+
+    def _advice(self, step: int) -> str:
+        if self._has_second_holder or step not in self._store.steps():
+            return ""
+        return (
+            f"; mend it from a copy with `holdfast repair {self._context.run_dir} --from COPY`, "
+            f"or remove {self._store.directory / step_name(step)}"
+        )
 
     def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
         """Refuse a state that is not this job's, on all workers alike."""

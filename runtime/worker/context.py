@@ -7,7 +7,7 @@ without ``holdfast run`` makes its own (`worker.standalone`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,18 @@ class WorkerContext:
     """Hands a snapshot and its descriptor to the agent; None if there is no agent."""
     ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
     """Asks the agent and waits for its answer, which always comes; None without an agent."""
+    rejected: set[int] = field(default_factory=set)
+    """Steps on the disk that this launch has rejected, and not mended or saved again."""
 
     @property
     def run_dir(self) -> Path:
         """The directory of the checkpoints and the journal."""
         return self.config.run_dir
+
+    @property
+    def unsound(self) -> set[int]:
+        """Steps on the disk that this launch, or one before it, has rejected."""
+        return self.rejected | set(self.config.history.rejected)
 
     def notify(self, text: str) -> None:
         """Show one line to the user, once for all workers that send the same line."""

@@ -123,7 +123,9 @@ def test_a_tensorflow_that_cannot_be_imported(tmp_path: Path, module: str, conte
 
     job = _run(tmp_path / "run", script=script, environment={"PYTHONPATH": search_path})
 
-    assert_refused(job, 2, "TensorFlow cannot be imported", "pip install tensorflow-cpu", "holdfast doctor")
+    assert_refused(
+        job, 2, "TensorFlow cannot be imported", "pip install tensorflow-cpu", "holdfast doctor"
+    )
     assert job.report.relaunches == ()
 
 

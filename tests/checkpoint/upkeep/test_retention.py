@@ -234,6 +234,14 @@ def test_damaged_step_goes_once_enough_newer_ones_are_sound(store: CheckpointSto
     assert store.steps() == (50, 40)
 
 
+def test_step_that_another_process_has_rejected_does_not_count(store: CheckpointStore) -> None:
+    fill(store, 10, 20, 30, 40)
+
+    prune(store, Retention(2), {30})
+
+    assert store.steps() == (40, 30, 20)
+
+
 def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointStore) -> None:
     fill(store, 10, 20, 30, 40)
     damage(store, 40)

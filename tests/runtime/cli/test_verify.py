@@ -60,7 +60,9 @@ def test_damage_is_exit_1_and_one_line_with_the_reason(
     code, out, err = holdfast("verify", run_dir, "--all")
 
     newest, older = out.splitlines()
-    assert (code, err) == (1, "")
+    assert code == 1
+    assert f"`holdfast repair {run_dir} --from COPY`, or remove {run_dir}/checkpoints/" in err
+    assert err.endswith("step-000000000006\n")
     assert newest.startswith("step 6: not valid: ")
     assert reason in newest
     assert older.startswith("step 4: valid")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import read_back
 from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.saving.checkpoint_care import Upkeep
@@ -38,6 +40,7 @@ class Committer:
         self.told: list[dict[str, object]] = []
         self.submitted: list[Callable[[], None]] = []
         self._run_dir = run_dir
+        self._history = config.pop("history", FailureHistory())
         self._changed = config
         self._upkeep = Upkeep(self._context(), self.store, Retention(2), self.submitted.append)
 
@@ -58,6 +61,7 @@ class Committer:
 
     def _context(self) -> WorkerContext:
         config = worker_config(run_dir=self._run_dir, generation=7, **self._changed)
+        config = dataclasses.replace(config, history=self._history)
         return WorkerContext(
             config,
             LocalCommunicator(),
@@ -101,6 +105,36 @@ def test_damage_that_stops_the_pruning_is_recorded(committer: Committer) -> None
     assert [reason.split(":")[0] for reason in reasons] == [
         "step 30 does not verify, so it replaces no older step",
     ]
+
+
+def test_step_that_a_restore_has_rejected_replaces_no_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = FailureHistory(rejected=(20,))
+    committer = Committer(tmp_path / "run", monkeypatch, history=history)
+    for step in (10, 20, 30):
+        save(committer.store, {"a": np.full(1000, step)}, header=Header("r", 1, step))
+    damage(committer.store, 20)
+
+    committer.commit(40)
+    assert committer.store.steps() == (40, 30)
+
+
+def test_rejected_step_does_not_count_until_it_is_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = FailureHistory(rejected=(20,))
+    committer = Committer(tmp_path / "run", monkeypatch, history=history)
+    for step in (10, 20):
+        save(committer.store, {"a": np.full(1000, step)}, header=Header("r", 1, step))
+    damage(committer.store, 20)
+
+    committer.commit(30)
+    assert committer.store.steps() == (30, 20, 10)
+
+    shutil.rmtree(committer.store.directory / "step-000000000020")
+    committer.commit(20)
+    assert committer.store.steps() == (30, 20)
 
 
 def test_old_step_is_read_once_an_hour(committer: Committer) -> None:

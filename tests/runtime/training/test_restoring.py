@@ -53,6 +53,8 @@ def test_byte_that_one_finds_wrong_sends_all_to_the_older_step(run: Run) -> None
     assert run.restore(ranks=4) == [(10, 1.0)] * 4
     (reason,) = run.reasons()
     assert "in shard 2 have a wrong digest" in reason
+    (notice,) = {notice for notice in run.notices if "was rejected" in notice}
+    assert f"`holdfast repair {run.directory} --from COPY`, or remove {directory}" in notice
 
 
 def test_run_without_checkpoints_starts_fresh(run: Run) -> None:
