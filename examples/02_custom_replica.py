@@ -11,8 +11,7 @@ import argparse
 
 import numpy as np
 
-from holdfast import ArrayData, Trainer
-from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast import ArrayData, ContributionShape, Microbatch, Trainer
 
 LEARNING_RATE = np.float32(0.1)
 MOMENTUM = np.float32(0.9)

@@ -14,12 +14,13 @@ workers are those of MPI.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -66,7 +67,15 @@ def standalone() -> WorkerContext:
     atexit.register(journal.close)  # before the end by agreement, as that was registered first
     injector = injector_of(config, journal)
     page = HeartbeatPage.create()
-    return WorkerContext(config, communicator, journal, page, injector, lambda report: None)
+    return WorkerContext(config, communicator, journal, page, injector, _tell)
+
+
+def _tell(report: Mapping[str, object]) -> None:
+    """Say the end of the training, as ``holdfast run`` does; all else is in the journal."""
+    if report["kind"] == "complete" and report["is_first"] and sys.stderr is not None:
+        line = f"holdfast: completed step {report['step']}, state sha256 {report['sha256']}\n"
+        with contextlib.suppress(OSError):  # a stderr that takes nothing ends no job
+            sys.stderr.write(line)
 
 
 def _options(workers: int) -> JobOptions:

@@ -103,3 +103,11 @@ def test_unknown_option_in_the_file_is_refused(directory: RunDirectory) -> None:
 
     with pytest.raises(UsageError, match=r"holdfast.toml sets unknown options .*: save-evry"):
         standalone._agreed_config(Rank(0))
+
+
+def test_end_of_the_training_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for is_first in (False, True):
+        standalone._tell({"kind": "complete", "is_first": is_first, "step": 7, "sha256": "ab"})
+    standalone._tell({"kind": "notice", "text": "x"})
+
+    assert capsys.readouterr().err == "holdfast: completed step 7, state sha256 ab\n"
