@@ -32,6 +32,10 @@ Sight = (
 )
 
 
+_CONSEQUENCE = "killed by the supervisor"
+"""The cause of a death that ends a launch which was lost before."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchView:
     """One launch, from its start on; each event makes a new value."""
@@ -114,9 +118,10 @@ class LaunchView:
 
     @property
     def causes(self) -> str:
-        """The ends of the members of the newest world, in a few words."""
+        """The ends of the members of the newest world, in a few words; first causes first."""
         ends = (self.exits[worker] for worker in self.world if worker in self.exits)
         unclean = [end for end in ends if not end.is_clean]
+        unclean.sort(key=lambda end: self._cause(end).startswith(_CONSEQUENCE))
         return ", ".join(f"worker {e.worker}: {self._cause(e)}" for e in unclean) or (
             "no worker died" if self.exits else "no worker started"
         )

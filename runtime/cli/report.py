@@ -16,10 +16,12 @@ from holdfast.runtime.commands.report import (
     describe_evidence,
     describe_failure,
     describe_ledger,
+    describe_lost_lines,
     describe_metrics,
     describe_ms,
     describe_outcome,
     describe_suspected,
+    describe_time,
     describe_troubles,
     to_json,
 )
@@ -85,6 +87,7 @@ def _facts(summary: Report, outcome: str) -> Table:
         ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
         ("goodput", f"{summary.goodput:.1%}"),
         ("checkpoints", describe_checkpoints(summary)),
+        ("output", describe_lost_lines(summary)),
         ("final sha256", summary.final_sha256 or "-"),
     ):
         table.add_row(name, text)
@@ -92,9 +95,9 @@ def _facts(summary: Report, outcome: str) -> Table:
 
 
 def _deaths(summary: Report) -> Table:
-    table = Table("failures")
+    table = Table("failures", "time")
     for failure in summary.failures:
-        table.add_row(describe_failure(failure))
+        table.add_row(describe_failure(failure), describe_time(failure))
     return table
 
 
@@ -112,7 +115,7 @@ def _evidence(summary: Report) -> list[str]:
 
 
 def _repeats(summary: Report) -> Table:
-    table = Table("again and again, or slow")
+    table = Table("failures that repeat, and workers without progress")
     for suspected in summary.suspected:
         table.add_row(Text(describe_suspected(suspected)))
     for sentence in summary.repeated:
@@ -121,7 +124,9 @@ def _repeats(summary: Report) -> Table:
 
 
 def _recoveries(summary: Report) -> Table:
-    table = Table("recovered at step", "lost", "survivors", "attempts", "from death to next step")
+    table = Table(
+        "recovered at step", "lost workers", "survivors", "attempts", "death to next step"
+    )
     for recovery in summary.recoveries:
         table.add_row(
             str(recovery.step),

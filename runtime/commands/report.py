@@ -123,6 +123,10 @@ class Failure:
     samples: dict[str, Any] | None = None
     collateral: bool = False
     """Whether it was killed together with others, and not for anything of its own."""
+    job: int | None = None
+    """The number of the run's job that it belonged to, from 1."""
+    after_s: float | None = None
+    """Its time, from the begin of that job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,8 @@ class Report:
     pressures: tuple[Pressure, ...] = ()
     completed_step: int | None = None
     """The step that the last launch has completed; its script may go on for a while."""
+    lost_lines: int = 0
+    """Lines of the workers and of holdfast that stdout and stderr have not taken."""
 
 
 _LIVES = {
@@ -261,6 +267,8 @@ def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
 
 def describe_ledger(report: Report) -> str:
     """Return, in words, whether every sample of every epoch was applied exactly once."""
+    if not report.epochs:
+        return "none has ended"
     wrong = [str(epoch.epoch) for epoch in report.epochs if not epoch.exact]
     return f"not exact: {', '.join(wrong)}" if wrong else "every sample exactly once"
 
@@ -303,9 +311,23 @@ def describe_failure(failure: Failure) -> str:
     """Return the worker that died, the cause, the step and the phase."""
     where = f" at step {failure.step}" if failure.step is not None else ""
     phase = f" while {failure.phase}" if failure.phase else ""
-    fenced = ", fenced" if failure.fenced else ""
+    is_said = failure.cause.startswith("fenced")
+    fenced = ", fenced" if failure.fenced and not is_said else ""
     limit = f" ({failure.limit} limit)" if failure.limit else ""
     return f"worker {failure.worker}: {failure.cause}{where}{phase}{fenced}{limit}"
+
+
+def describe_time(failure: Failure) -> str:
+    """Return the job of a death and the time in it."""
+    if failure.job is None or failure.after_s is None:
+        return "-"
+    return f"job {failure.job}, {failure.after_s:.1f} s"
+
+
+def describe_lost_lines(report: Report) -> str:
+    """Return how much of the output was lost."""
+    lines = "1 line was" if report.lost_lines == 1 else f"{report.lost_lines} lines were"
+    return f"{lines} lost, because stdout or stderr took nothing" if report.lost_lines else "whole"
 
 
 def describe_suspected(suspected: Suspected) -> str:

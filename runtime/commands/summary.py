@@ -15,6 +15,7 @@ because a relaunch rolled them back.  The rules are
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -58,7 +59,7 @@ def summarize(records: Sequence[Record]) -> Report:
         epochs=epochs,
         metrics=_final_metrics(completed, epochs),
         faults=_all(Struck, records, "fault"),
-        failures=_all(Failure, records, "failure"),
+        failures=tuple(_failures(records)),
         suspected=_all(Suspected, records, "suspected"),
         repeated=_repeated(jobs, steps),
         recoveries=tuple(recovery for job in jobs for recovery in _recoveries(job)),
@@ -77,6 +78,7 @@ def summarize(records: Sequence[Record]) -> Report:
         goodput=step_s / wall_s if wall_s > 0 else 0.0,
         final_sha256=completed.get("sha256"),
         pressures=_all(Pressure, records, "pressure"),
+        lost_lines=sum(_lost_lines(job, of) for job in jobs for of in ("workers", "supervisor")),
     )
 
 
@@ -184,6 +186,25 @@ def _final_metrics(completed: Record, epochs: Sequence[EpochReport]) -> dict[str
     else:
         return {}
     return dict(metrics) | {f"val_{name}": value for name, value in validation.items()}
+
+
+def _failures(records: Sequence[Record]) -> Iterable[Failure]:
+    job, began = 0, 0.0
+    for record in records:
+        if record["event"] == "job_started":
+            job, began = job + 1, record["now"]
+        elif record["event"] == "failure":
+            failure = _take(Failure, record)
+            after_s = record["now"] - began
+            yield dataclasses.replace(failure, job=job, after_s=after_s) if job else failure
+
+
+def _lost_lines(job: Sequence[Record], of: str) -> int:
+    """Return the lines that a job has lost; each agent of it counts anew from 0."""
+    told = [record for record in job if record["event"] == "output_dropped"]
+    counts = [record["lines"] for record in told if record.get("of") == of]
+    ends = [after < count for count, after in itertools.pairwise([*counts, 0])]
+    return sum(itertools.compress(counts, ends))
 
 
 def _recoveries(job: Sequence[Record]) -> Iterable[Recovery]:

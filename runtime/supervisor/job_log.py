@@ -43,6 +43,7 @@ class Narration:
         self._named_modules: tuple[str, ...] = ()
         self._failed_modules: set[str] = set()
         self._has_completed = False
+        self._lost_lines = 0
         self._deaths = DeathLog()
 
     def began(self, setup: JobSetup) -> None:
@@ -143,6 +144,7 @@ class Narration:
         elif kind == "pool_restarted":
             self._journal.record("pool_restarted", cause=message["cause"])
         elif kind == "output_dropped":
+            self._lost_lines = message["lines"]
             self._journal.record("output_dropped", of="workers", lines=message["lines"])
         elif kind == "preload_failed":
             self._not_preloaded(message["module"], message["message"])
@@ -170,6 +172,14 @@ class Narration:
         """Say that the terminal is gone, and that the job goes on."""
         self._say("SIGHUP: the job goes on without its terminal")
         self._journal.record("hung_up")
+
+    def lost_output(self) -> None:
+        """Say, once at the end, how many lines of the workers were lost."""
+        if self._lost_lines:
+            self._say(
+                f"{_count(self._lost_lines, 'line')} of the workers' output were lost, because "
+                "stdout or stderr took nothing; send the output to a place that takes it"
+            )
 
     def dropped(self, lines: int) -> None:
         """Record how many lines of the supervisor itself stderr has not taken."""

@@ -167,6 +167,7 @@ def _supervise(
     finally:
         block()  # this process ends next, with the job's exit code and no other
         supervisor.close()
+        narration.lost_output()
         sink.close(LAST_LINES_WITHIN_S)
         narration.dropped(sink.dropped)
         setup.journal.close()

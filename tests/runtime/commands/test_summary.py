@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast.runtime.commands.report import (
     WrongMemory,
     describe_checkpoints,
     describe_evidence,
+    describe_failure,
     describe_ledger,
     describe_outcome,
     describe_troubles,
@@ -120,7 +122,9 @@ def test_recovery_is_timed_from_the_fault_to_the_next_step(story: Story) -> None
     assert recovery.next_step_ms == 40.0
     assert recovery.since_failure_ms == pytest.approx(50.0)
     assert report.faults == (Struck("kill", 2, 3, "reduce", 1),)
-    assert report.failures == (Failure(2, "signal SIGKILL", 2, "training"),)
+    (failure,) = report.failures
+    assert replace(failure, job=None, after_s=None) == Failure(2, "signal SIGKILL", 2, "training")
+    assert failure.job == 1
 
 
 def test_recovery_of_two_is_timed_from_the_first_death(story: Story) -> None:
@@ -380,3 +384,34 @@ def test_outcome_of_a_job_without_an_end_tells_whether_it_lives(
     outcome = describe_outcome(summarize(story.records), life, Path("/run"))
 
     assert outcome.startswith(words)
+
+
+def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Story) -> None:
+    story.tell("failure", after=2.5, worker=1, cause="signal SIGKILL")
+    story.tell("job_ended", exit_code=70).tell("job_started", after=9.0, workers=4)
+    story.tell("failure", after=4.0, worker=2, cause="exit 1")
+
+    failures = summarize(story.records).failures
+
+    assert [(failure.job, failure.after_s) for failure in failures] == [(1, 2.5), (2, 4.0)]
+
+
+def test_lost_lines_are_counted_over_jobs_and_agents(story: Story) -> None:
+    for lines in (3, 7, 2):  # the third is of another agent
+        story.tell("output_dropped", of="workers", lines=lines)
+    story.tell("output_dropped", of="supervisor", lines=1)
+    story.tell("job_started", workers=4).tell("output_dropped", of="workers", lines=10)
+
+    assert summarize(story.records).lost_lines == 7 + 2 + 1 + 10
+
+
+def test_stall_that_is_in_the_cause_is_not_said_twice() -> None:
+    failure = Failure(1, "fenced after 20.1 s at one piece of work", fenced=True, limit="stall")
+
+    assert describe_failure(failure) == (
+        "worker 1: fenced after 20.1 s at one piece of work (stall limit)"
+    )
+
+
+def test_run_without_an_epoch_claims_nothing_of_samples(story: Story) -> None:
+    assert describe_ledger(summarize(story.records)) == "none has ended"

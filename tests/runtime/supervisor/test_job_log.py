@@ -324,3 +324,16 @@ def test_message_that_concerns_nobody_is_not_told(told: Told, message: dict[str,
     told.voice.heard(message)
 
     assert told.lines() == []
+
+
+def test_lost_output_is_said_once_at_the_end(told: Told) -> None:
+    told.voice.lost_output()
+    assert told.lines() == []
+    for lines in (40, 260):
+        told.voice.heard({"kind": "output_dropped", "lines": lines})
+    assert told.lines() == []
+
+    told.voice.lost_output()
+
+    (line,) = told.lines()
+    assert line.startswith("holdfast: 260 lines of the workers' output were lost, because stdout")
