@@ -59,7 +59,9 @@ def holdfast(context: click.Context) -> None:
     # Options of a job are taken from the tables by `sources`, those of other commands by click.
     context.obj = _options_from_file(context, Path(CONFIG_FILE))
     context.default_map = {
-        name: table for name, table in context.obj.items() if name not in (RUN, IMPORT)
+        name: _by_parameter(context, name, table)
+        for name, table in context.obj.items()
+        if name not in (RUN, IMPORT)
     }
 
 
@@ -117,7 +119,8 @@ def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str
                 f"{path} has a heading [{name}], but there is no such command; "
                 f"commands are {commands}"
             )
-        refuse_unknown(path, name, table, _known_keys(name, command))
+        if name == context.invoked_subcommand:  # a slip in one table stops no other command
+            refuse_unknown(path, name, table, _known_keys(name, command))
     return tables
 
 
@@ -125,7 +128,23 @@ def _known_keys(name: str, command: click.Command) -> list[str]:
     """Return the names that the table of a command may hold."""
     if name in (RUN, IMPORT):
         return keys_of(name)
-    return sorted(option.name for option in command.params if option.name)
+    return sorted(_parameters(command))
+
+
+def _parameters(command: click.Command) -> dict[str, str]:
+    """Return the parameters of a command by the names that a user types."""
+    return {
+        max(parameter.opts, key=len).lstrip("-").replace("-", "_"): parameter.name
+        for parameter in command.params
+        if parameter.name
+    }
+
+
+def _by_parameter(context: click.Context, name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table with the names that click gives to the parameters of a command."""
+    command = holdfast.get_command(context, name)
+    names = _parameters(command) if command else {}
+    return {names.get(key, key): value for key, value in table.items()}
 
 
 def _fail(sentence: str, exit_code: int) -> int:

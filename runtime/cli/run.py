@@ -13,7 +13,8 @@ from holdfast.runtime.batch.allocation import Allocation
 from holdfast.runtime.batch.finding import find_allocation, options_of, refuse_copies
 from holdfast.runtime.cli.option_flags import EPILOG, PATH, SETTINGS, flags_of, given_flags
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.sources import Sources, build_options
+from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
+from holdfast.runtime.supervisor.aside import say
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -47,6 +48,8 @@ def run(
 
 def sources_of(context: click.Context, allocation: Allocation | None) -> Sources:
     """Return everything that the options of ``holdfast run`` may stand in."""
+    for sentence in mistyped_variables(os.environ):
+        say(sentence)
     tables = context.find_object(dict) or {}
     given = given_flags(context)
     return Sources(

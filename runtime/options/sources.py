@@ -6,6 +6,7 @@ options here.  No other file reads an option from the environment.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -24,6 +25,11 @@ else:
     import tomli as tomllib
 
 CONFIG_FILE = "holdfast.toml"
+
+_PREFIX = "HOLDFAST_"
+
+_NEAR = 0.75
+"""Two names that have so large a part of their letters in common differ by a slip."""
 
 _RELATIVE = ("script", "run_dir", "initial", "repair_from", "key_file")
 """Paths that are meant from the working directory; that of mpiexec may be a plain name."""
@@ -153,6 +159,20 @@ def refuse_unknown(
 def _as_typed(keys: Iterable[str]) -> str:
     """Return keys with the dashes that a user types."""
     return ", ".join(key.replace("_", "-") for key in keys)
+
+
+def mistyped_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each variable whose name is nearly that of an option's."""
+    known = {option.variable for option in OPTIONS.values() if option.flags}
+    names = {variable.removeprefix(_PREFIX) for variable in known}
+    for variable in sorted(environ):
+        name = variable.removeprefix(_PREFIX)
+        if name != variable and name not in names:
+            for near in difflib.get_close_matches(name, names, 1, _NEAR):
+                yield (
+                    f"warning: {variable} is no option of holdfast and is ignored; "
+                    f"did you mean {_PREFIX}{near}?"
+                )
 
 
 def keys_of(command: str) -> list[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -111,6 +112,31 @@ def test_config_file_with_a_mistake_is_refused(
 
     assert _exit_code("run", "train.py") == ExitCode.USAGE
     assert complaint in capsys.readouterr().err
+
+
+def test_slip_in_the_table_of_another_command_stops_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "holdfast.toml").write_text("[report]\njsn = true\n")
+
+    assert _exit_code("run", "--show-config", "train.py") == ExitCode.DONE
+    assert _exit_code("report", "nowhere") == ExitCode.USAGE
+
+    assert "unknown options under [report]: jsn; known are json, run-dir" in capsys.readouterr().err
+
+
+def test_option_in_the_file_has_the_name_of_its_flag(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "holdfast.toml").write_text("[report]\njson = true\n")
+    journal = '{"event": "job_started", "now": 1.0, "wall": 1.0, "run_id": "r"}\n'
+    (tmp_path / "journal.jsonl").write_text(journal)
+
+    assert _exit_code("report", ".") == ExitCode.DONE
+
+    assert json.loads(capsys.readouterr().out)["jobs"] == 1
 
 
 @pytest.mark.parametrize(

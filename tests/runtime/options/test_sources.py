@@ -15,6 +15,7 @@ from holdfast.runtime.options.sources import (
     Sources,
     build_options,
     default_run_dir,
+    mistyped_variables,
     read_config_file,
 )
 
@@ -180,3 +181,13 @@ def test_option_outside_of_a_table_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"sets 'workers' outside a table; .* heading \[run\]"):
         read_config_file(path)
+
+
+def test_variable_that_is_nearly_an_option_is_named_with_it() -> None:
+    ours = ("AGENT", "GENERATION", "CHAIN", "CHAOS_JOB", "CHAOS_NAMESPACE", "VENV", "WORKERS")
+    environ = {f"HOLDFAST_{name}": "1" for name in ours} | {"WORKER": "1", "HOLDFAST_WORKER": "3"}
+
+    assert list(mistyped_variables(environ)) == [
+        "warning: HOLDFAST_WORKER is no option of holdfast and is ignored; "
+        "did you mean HOLDFAST_WORKERS?"
+    ]
