@@ -93,7 +93,9 @@ class CheckpointInvalid(CheckpointError):
     """A committed step does not verify, so nothing of it was used."""
 
     def __init__(self, step: int, reason: str) -> None:
-        super().__init__(f"checkpoint step {step} is invalid: {reason}; use an older step")
+        super().__init__(
+            f"checkpoint step {step} is invalid: {reason}; use an older step with --step N"
+        )
         self.step = step
         self.reason = reason
 

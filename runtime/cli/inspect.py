@@ -135,7 +135,16 @@ def _signed(manifest: Manifest) -> str:
 
 def _pairs(fields: object) -> str:
     assert isinstance(fields, dict)
-    return ", ".join(f"{name}={value}" for name, value in fields.items()) or "-"
+    return ", ".join(f"{name}={_value(value)}" for name, value in fields.items()) or "-"
+
+
+def _value(value: object) -> str:
+    """Return a value of a cursor in words: no quotes and braces of Python's own."""
+    if isinstance(value, dict):
+        return f"({_pairs(value)})"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_value, value))})"
+    return "-" if value is None else str(value)
 
 
 def _tree(manifest: Manifest) -> Tree:

@@ -26,6 +26,9 @@ from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_f
 # They load NumPy, which takes longer than all else that starts a job.
 _WITH_NUMPY = ("chaos", "export", "inspect", "repair", "verify")
 
+_LONGEST_SUMMARY = 200
+"""Letters: more than the first sentence on any command has."""
+
 
 class _Commands(click.Group):
     """The subcommands; those with NumPy are imported when they are asked for."""
@@ -33,6 +36,18 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, for the help."""
         return sorted([*self.commands, *_WITH_NUMPY])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first sentence on each command in full; click cuts it to a line."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(_LONGEST_SUMMARY))
+                    for name, command in commands.items()
+                    if command is not None
+                ]
+            )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand by its name, None if there is none."""
@@ -96,7 +111,7 @@ def _exit_code_of(argv: list[str] | None) -> int:
     except CheckpointError as error:
         return _fail(str(error), ExitCode.PROGRAM_FAILED)
     except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
+        return _fail(_message_of(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", ExitCode.INTERRUPTED)
     except OSError:
@@ -106,6 +121,14 @@ def _exit_code_of(argv: list[str] | None) -> int:
             raise
         return _fail_to_print(failure)
     return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _message_of(error: click.ClickException) -> str:
+    """Return what is wrong, and for a missing argument where to read on."""
+    message = error.format_message()
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        return f"{message.rstrip('.')}; see `{error.ctx.command_path} --help`"
+    return message
 
 
 def _options_from_file(context: click.Context, path: Path) -> dict[str, dict[str, Any]]:

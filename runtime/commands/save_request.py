@@ -99,6 +99,8 @@ def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -
     Raises:
         NotSaved: no job runs there, it ended or failed to save, or time ran out.
     """
+    if not directory.path.is_dir():
+        raise NotSaved(f"{directory.path} is no directory; give the directory of a run")
     with LeaseHolder.find(directory) as holder:
         return _Order(directory, holder, timeout_s).carry_out(is_waiting=is_waiting)
 

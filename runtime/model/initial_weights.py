@@ -71,7 +71,8 @@ def _of_archive(path: Path) -> Tensors:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return dict(archive)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as the weights to begin with: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"{path} cannot be read as the weights to begin with: {reason}") from error
 
 
 def _take(replica: Replica, found: Tensors, source: Path) -> None:

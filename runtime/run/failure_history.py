@@ -75,7 +75,7 @@ class HistoryReader:
         if event == "rejected" and isinstance(step, int):
             self._rejected.add(step)
         elif event in ("checkpoint", "mended"):
-            self._rejected.discard(step)  # type: ignore[arg-type]  # a set may be asked for all
+            self._rejected.discard(step)
 
     def _open_seconds(self) -> float:
         """Return the time of a job without an end, up to its last line.

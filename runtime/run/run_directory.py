@@ -353,6 +353,8 @@ class RunDirectory:
     def _unusable(self, error: OSError) -> UsageError:
         if isinstance(error, ForeignFile):
             return UsageError(str(error))
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            return UsageError(f"{self.path} is no directory; choose another --run-dir")
         reason = error.strerror or str(error)
         return UsageError(
             f"run directory {self.path} cannot be used: {reason}; "

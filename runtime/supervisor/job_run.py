@@ -82,6 +82,8 @@ def attach(run_dir: Path) -> int:
     """
     try:
         with answering(run_dir, say):
+            if not run_dir.is_dir():
+                raise UsageError(f"{run_dir} is no directory; give the directory of a run")
             takeover = find_takeover(RunDirectory(run_dir))
     except StoppedAgentEnded as ended:
         raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended

@@ -188,7 +188,7 @@ def _lost_step(history: HistoryReader) -> int | None:
 
 
 def check_files(options: JobOptions) -> None:
-    """Refuse a script that cannot be read, and a mirror that is the run itself.
+    """Refuse a script that cannot be read, a mirror that is the run itself, and lost weights.
 
     Whether there is a mirror at all matters only once one is needed.
 
@@ -200,6 +200,20 @@ def check_files(options: JobOptions) -> None:
     # Not resolve(): that raises RuntimeError for a link to itself.
     if mirror is not None and os.path.realpath(mirror) == os.path.realpath(run_dir):
         raise UsageError(f"--repair-from {mirror} is the run itself; give another copy of it")
+    _check_initial(options)
+
+
+def _check_initial(options: JobOptions) -> None:
+    """Refuse weights that are not there; a run that resumes does not look at them."""
+    path = options.initial
+    is_resumed = RunDirectory(options.run_dir).record_path.exists() and not options.fresh
+    if path is None or is_resumed:
+        return
+    if not path.exists() and not path.with_name(f"{path.name}.index").exists():
+        raise UsageError(
+            f"--initial {path} does not exist; begin with a .weights.h5, .keras or .npz file, the "
+            "prefix or directory of a TensorFlow checkpoint, or another run's directory"
+        )
 
 
 def open_journal(directory: RunDirectory, run_id: str) -> Journal:

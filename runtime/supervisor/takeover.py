@@ -94,13 +94,16 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
         return None
     if answer["kind"] == "another_job" and asked is not None:
         raise RunDirectoryBusy(another_job(run_dir, answer["job"], asked))
-    why = _REFUSALS[answer["kind"]].format(pid=answer.get("pid", agent.pid))
+    kind = "needs_nobody" if asked is None and answer["kind"] == "supervised" else answer["kind"]
+    why = _REFUSALS[kind].format(pid=answer.get("pid", agent.pid))
     raise RunDirectoryBusy(f"run directory {run_dir.path} belongs to {why}")
 
 
 _REFUSALS = {
     "supervised": "another job, which pid {pid} supervises; wait for it to end, stop it, or "
     "choose another --run-dir",
+    "needs_nobody": "a job that pid {pid} supervises; it needs no `holdfast attach`, and "
+    "`holdfast report` shows how it goes",
     "silent": "a job whose agent, pid {pid}, does not answer; let it go on (kill -CONT {pid}) or "
     "end it (kill -KILL {pid}), then run again",
     "agent_ready": "a job that has just lost its supervisor, before its first launch; run again "

@@ -41,5 +41,5 @@ def test_invalid_checkpoint_names_step_and_reason() -> None:
 
     assert (error.step, error.reason) == (30, "shard 1 has 7 of 9 bytes")
     assert str(error) == (
-        "checkpoint step 30 is invalid: shard 1 has 7 of 9 bytes; use an older step"
+        "checkpoint step 30 is invalid: shard 1 has 7 of 9 bytes; use an older step with --step N"
     )

@@ -84,6 +84,16 @@ def test_name_that_looks_like_markup_is_printed_as_it_is(
     assert "[run]" in out
 
 
+def test_cursor_is_shown_without_the_marks_of_python(holdfast: Holdfast, tmp_path: Path) -> None:
+    cursor = {"step": 1, "metrics": {"of step": 1, "values": {"val/loss": 0.5}}, "best": None}
+    save(CheckpointStore(tmp_path), {"a": np.zeros(3)}, header=Header("r", 1, 1), cursor=cursor)
+
+    code, out, _ = holdfast("inspect", tmp_path)
+
+    assert code == 0
+    assert "metrics=(of step=1, values=(val/loss=0.5)), best=-" in " ".join(out.split())
+
+
 def test_two_steps_differ_in_what_training_changes(holdfast: Holdfast, run_dir: Path) -> None:
     code, out, _ = holdfast("inspect", run_dir, "--diff", 4, 6, "--json")
 

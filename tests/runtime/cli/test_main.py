@@ -27,12 +27,13 @@ def _exit_code(*argv: str) -> int:
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["run"], "Missing argument 'SCRIPT'"),
+        (["run"], "Missing argument 'SCRIPT'; see `holdfast run --help`"),
         (["run", "nowhere.py"], "nowhere.py does not exist"),
         (["run", "-n", "many", "train.py"], "'many' is not a valid integer"),
         (["run", "--nothing", "train.py"], "--nothing"),
         (["walk"], "No such command 'walk'"),
         (["import", "nowhere.npz"], "Missing argument 'SCRIPT'"),
+        (["attach", "nowhere"], "nowhere is no directory; give the directory of a run"),
         (["report", "nowhere"], "nowhere/journal.jsonl cannot be read: No such file"),
     ],
 )
@@ -83,6 +84,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
     text = capsys.readouterr().out
     assert all(f"\n  {command} " in text for command in COMMANDS)
+    assert "..." not in text.partition("Commands:")[2]
 
 
 def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

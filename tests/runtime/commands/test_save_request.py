@@ -298,3 +298,8 @@ def test_command_says_that_no_job_runs(
 
     assert caught.value.code == 75
     assert capsys.readouterr().err.startswith("holdfast: error: no supervisor runs in ")
+
+
+def test_save_of_a_directory_that_is_missing_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotSaved, match=r"/nosuch is no directory; give the directory of a run"):
+        order_save(RunDirectory(tmp_path / "nosuch"), timeout_s=1.0, is_waiting=True)

@@ -39,7 +39,7 @@ def test_prepare_refuses_a_file_in_the_place_of_the_directory(tmp_path: Path) ->
     path = tmp_path / "run"
     path.write_text("")
 
-    with pytest.raises(UsageError, match=r"run directory .*/run cannot be used: File exists"):
+    with pytest.raises(UsageError, match=r"/run is no directory; choose another --run-dir"):
         RunDirectory(path).prepare()
 
 

@@ -47,6 +47,21 @@ def test_mirror_that_is_a_link_to_itself_fails_nothing(options: JobOptions, tmp_
     check_files(dataclasses.replace(options, repair_from=tmp_path / "loop"))
 
 
+def test_first_weights_that_are_not_there_are_refused_before_anything_starts(
+    options: JobOptions, tmp_path: Path
+) -> None:
+    lost = dataclasses.replace(options, initial=tmp_path / "nosuch.npz")
+
+    with pytest.raises(UsageError, match=r"--initial .*/nosuch\.npz does not exist; begin with"):
+        check_files(lost)
+
+    (tmp_path / "prefix.index").touch()  # of a TensorFlow checkpoint
+    check_files(dataclasses.replace(options, initial=tmp_path / "prefix"))
+    options.run_dir.mkdir()
+    (options.run_dir / "RUN.json").touch()  # a run that resumes does not look at them
+    check_files(lost)
+
+
 def test_environment_of_a_job_is_that_outside_of_any_mpi_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
