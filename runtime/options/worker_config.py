@@ -99,4 +99,4 @@ class WorkerConfig:
 
 
 def _history(fields: Mapping[str, Any]) -> FailureHistory:
-    return FailureHistory(**{**fields, "rejected": tuple(fields["rejected"])})
+    return FailureHistory(**{**fields, "rejected": tuple(fields.get("rejected", ()))})
