@@ -237,7 +237,7 @@ def test_other_microbatches_than_the_run_has(tmp_path: Path) -> None:
 
     job = _run_with(tmp_path, "--microbatches", "5")
 
-    assert_refused(job, 2, "--microbatches 4", "5")
+    assert_refused(job, 2, "begun with microbatches 4, not 5", "--microbatches")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 99}', b"\xff\x00"])

@@ -51,18 +51,18 @@ def test_worker_that_stands_still_in_a_save_does_not_outlive_its_agent(
     assert [record["step"] for record in job.events("restored")] == [EVEN.steps] * 2
 
 
-def test_agent_that_stands_still_keeps_the_run_directory(
+def test_job_that_is_suspended_keeps_the_run_directory(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Its supervisor is dead, but its workers live: no other job may have the directory."""
+    """Its supervisor lives, though stopped, as under a batch system that suspends a job."""
     with start_job(request_of(LONG, tmp_path, workers=2)) as old:
         old.wait_for("checkpoint")
+        old.signal(signal.SIGSTOP)
         old.signal(signal.SIGSTOP, "holdfast-agent")
-        old.signal(signal.SIGKILL)
         with start_job(request_of(LONG, tmp_path, workers=2)) as new:
             assert_refused(new.wait(), 76, "does not answer", "kill -CONT")
         old.signal(signal.SIGCONT, "holdfast-agent")
+        old.signal(signal.SIGCONT)
         job = old.wait()
 
-    assert job.sha256 == undisturbed(LONG)
-    assert job.leftovers == ()
+    assert_whole(job, LONG, undisturbed(LONG))
