@@ -32,7 +32,7 @@ Sight = (
 )
 
 
-_CONSEQUENCE = "killed by the supervisor"
+KILLED_WITH_ITS_LAUNCH = "killed by the supervisor"
 """The cause of a death that ends a launch which was lost before."""
 
 
@@ -121,7 +121,7 @@ class LaunchView:
         """The ends of the members of the newest world, in a few words; first causes first."""
         ends = (self.exits[worker] for worker in self.world if worker in self.exits)
         unclean = [end for end in ends if not end.is_clean]
-        unclean.sort(key=lambda end: self._cause(end).startswith(_CONSEQUENCE))
+        unclean.sort(key=lambda end: self._cause(end).startswith(KILLED_WITH_ITS_LAUNCH))
         return ", ".join(f"worker {e.worker}: {self._cause(e)}" for e in unclean) or (
             "no worker died" if self.exits else "no worker started"
         )

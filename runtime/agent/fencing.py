@@ -78,10 +78,11 @@ class Fencing:
         users: dict[int, float] = dict.fromkeys(patient, starting_s)
         self._tell = tell
         self._silences = FailureDetector(SilenceLimits(heartbeat_timeout_s, users))
-        self._standing = StallDetector(
-            max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S)
-        )
-        self._reading = StallDetector(_LONGEST_READ_S)
+        standstill_s = max(_BEATS_PER_STALL * heartbeat_timeout_s, _SHORTEST_STALL_S)
+        self._stalls = {
+            "standstill": StallDetector(standstill_s),
+            "reading": StallDetector(_LONGEST_READ_S),
+        }
         self._laggards: LaggardDetector | None = None
         self._known = LaggardDetector()
         self._told: Collection[tuple[WorkerId, Turn]] = ()
@@ -95,8 +96,7 @@ class Fencing:
     def begin(self, stall_timeout_s: float | None) -> None:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
         self._close_cases()
-        self._standing = StallDetector(self._standing.limit_s)
-        self._reading = StallDetector(_LONGEST_READ_S)
+        self._stalls = {name: StallDetector(old.limit_s) for name, old in self._stalls.items()}
         known = (self._laggards or self._known).next_launch(stall_timeout_s)
         self._known = known
         self._laggards = None if stall_timeout_s == 0 else known
@@ -109,10 +109,7 @@ class Fencing:
         for worker, finding in self._silences.findings().items():
             if finding.is_dead and worker not in accused:
                 self._open([found[worker]], now, self._fence("heartbeat", finding.silent_s))
-        if not self._cases:  # a worker that is about to die explains why the others wait
-            self._look_for_standstill(found, now)
-        if not self._cases:
-            self._look_for_hanging_disk(found, now)
+        self._look_for_stalls(found, now)  # a worker that is about to die explains them
         if not self._cases:
             self._look_for_laggards(found, now)
         over = [case for case in self._cases if case.look(now)]
@@ -126,23 +123,16 @@ class Fencing:
         """End what still runs."""
         self._close_cases()
 
-    def _look_for_standstill(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
-        """Find a launch whose workers all wait for each other."""
-        turns = {worker: Turn(*hosted.page.turn) for worker, hosted in found.items()}
-        self._standing = self._standing.observe(turns, now)
-        if self._standing.is_stalled:
-            end = self._end_launch("standstill", self._standing.standing_s)
-            self._standing = StallDetector(self._standing.limit_s)
-            self._open(list(found.values()), now, end)
-
-    def _look_for_hanging_disk(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
-        """Find a launch that restores, and of which nobody gets anything to read."""
-        turns = {worker: _reading_of(hosted) for worker, hosted in found.items()}
-        self._reading = self._reading.observe(turns, now)
-        if self._reading.is_stalled:
-            end = self._end_launch("reading", self._reading.standing_s)
-            self._reading = StallDetector(_LONGEST_READ_S)
-            self._open(list(found.values()), now, end)
+    def _look_for_stalls(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+        """Find a launch of which nobody comes on: all wait for each other, or for the disk."""
+        for limit, turn_of in _TURNS.items():
+            if self._cases:
+                return
+            turns = {worker: turn_of(hosted) for worker, hosted in found.items()}
+            stall = self._stalls[limit] = self._stalls[limit].observe(turns, now)
+            if stall.is_stalled:
+                self._stalls[limit] = StallDetector(stall.limit_s)
+                self._open(list(found.values()), now, self._end_launch(limit, stall.standing_s))
 
     def _look_for_laggards(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find the workers for which all others wait, tell of them, and fence them."""
@@ -241,3 +231,10 @@ def _reading_of(hosted: HostedWorker) -> Turn:
     if hosted.pid is None or hosted.page.phase is not Phase.RESTORING:
         return Turn(0, waits_for_peers=False)
     return Turn(characters_read(hosted.pid), waits_for_peers=True)
+
+
+_TURNS: dict[str, Callable[[HostedWorker], Turn]] = {
+    "standstill": lambda hosted: Turn(*hosted.page.turn),
+    "reading": _reading_of,
+}
+"""What a worker is doing, for each limit that ends a whole launch."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.recovery.launch_view import KILLED_WITH_ITS_LAUNCH
 from holdfast.runtime.agent.hosted_worker import HostedLaunch
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.worker_host import WorkerHost
@@ -47,7 +48,7 @@ class Orders:
         elif kind == "launch":
             self._begin(message)
         elif kind == "kill":
-            self._host.kill_all("killed by the supervisor")
+            self._host.kill_all(KILLED_WITH_ITS_LAUNCH)
             self._mpi.kill()
         elif kind == "request":
             self._ask(str(message.get("what")))
