@@ -15,12 +15,10 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.format.names import step_of
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.own_file import create_durably, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -96,12 +94,6 @@ class Chain:
         return Chain(**{**fields, "incarnations": made})
 
 
-def newest_step(names: Iterable[str]) -> int:
-    """Return the newest step among the names of a checkpoint store, 0 if there is none."""
-    steps = (step_of(name) for name in names)
-    return max((step for step in steps if step is not None), default=0)
-
-
 class ChainFile:
     """The file of a chain in a run directory; only the owner of the lease writes it."""
 
@@ -133,10 +125,7 @@ class ChainFile:
 
     def newest_step(self) -> int:
         """Return the newest step that the run has on the disk, 0 if it has none."""
-        try:
-            return newest_step(os.listdir(self._directory.checkpoints_path))
-        except OSError:
-            return 0
+        return self._directory.newest_step or 0
 
 
 def identity_of(script: Path, argv: tuple[str, ...]) -> str:

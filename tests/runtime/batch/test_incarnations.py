@@ -15,7 +15,6 @@ from holdfast.runtime.batch.incarnations import (
     ChainFile,
     Incarnation,
     identity_of,
-    newest_step,
 )
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
@@ -127,7 +126,12 @@ def test_newest_step_counts_committed_ones(directory: RunDirectory) -> None:
         (directory.checkpoints_path / name).mkdir(parents=True)
 
     assert ChainFile(directory, "x").newest_step() == 40
-    assert newest_step([]) == 0
+
+
+def test_newest_step_of_a_store_without_any_is_0(directory: RunDirectory) -> None:
+    directory.checkpoints_path.mkdir()
+
+    assert ChainFile(directory, "x").newest_step() == 0
 
 
 def test_program_is_told_by_its_text_and_arguments(tmp_path: Path) -> None:
