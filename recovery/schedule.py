@@ -9,7 +9,9 @@ costs the training since the last save: half an interval T on average.  With one
 failure every M seconds, the share of time lost is C/T + T/2M.  It is least at
 T = sqrt(2 C M) (Young 1974; Daly's higher orders change nothing while C is much smaller
 than M).  The share C/T alone may not exceed 3.5 %, even if the job fails often (the rule
-of CheckFreq, FAST 2021).
+of CheckFreq, FAST 2021).  M is a guess, and wrong by far where a job fails for the first
+time in its first minute.  So T never exceeds C/0.1 %: nobody notices that share, and the
+first failure then costs seconds instead of a minute.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from holdfast.recovery.errors import ScheduleSyntaxError
 
 LARGEST_SHARE = 0.035
 """The largest share of the time that saving may take under ``auto``."""
+
+UNNOTICED_SHARE = 0.001
+"""A share of the time that saving may always take under ``auto``."""
 
 PRIOR_S = 24 * 3600.0
 """The assumption before any failure: the job has run for a day and failed once."""
@@ -137,9 +142,10 @@ def _every_seconds(text: str, value: str) -> EverySeconds:
 
 
 def best_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float:
-    """Return the seconds between saves that lose the least time; saves take at most 3.5 %."""
+    """Return the seconds between saves that lose the least time; saves take 0.1 % to 3.5 %."""
     cost_s = max(cost_s, LEAST_COST_S)
-    return max(math.sqrt(2 * cost_s * mean_time_between_failures_s), cost_s / LARGEST_SHARE)
+    best_s = math.sqrt(2 * cost_s * mean_time_between_failures_s)
+    return min(max(best_s, cost_s / LARGEST_SHARE), cost_s / UNNOTICED_SHARE)
 
 
 def interval_s(
