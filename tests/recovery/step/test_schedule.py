@@ -92,7 +92,7 @@ def test_any_text_is_a_schedule_or_refused(text: str) -> None:
         (0.5, 3600.0, 60.0),
         (60.0, 86400.0, 3219.94),
         (60.0, 3600.0, 1714.29),  # sqrt(2 C M) = 657 s would be 9 % of the time
-        (0.0, 86400.0, 10.0),  # as for a cost of 10 ms; Young's 41.57 s would save 0.08 % of the time
+        (0.0, 86400.0, 10.0),  # as for a cost of 10 ms; Young's 41.57 s saves 0.08 %
     ],
 )
 def test_interval_is_youngs_until_the_cap(cost_s: float, mean_s: float, interval: float) -> None:
