@@ -66,7 +66,8 @@ class JobRequest:
 
     ``faults`` are addresses as in ``--inject``, ``argv`` the script's own
     arguments, ``options`` further options of ``holdfast run``, and
-    ``environment`` is added to this process's own.
+    ``environment`` is added to this process's own.  The job works in ``directory``,
+    by default where this process does; relative paths are relative to it.
     """
 
     script: Path | str
@@ -77,6 +78,7 @@ class JobRequest:
     argv: Sequence[str] = ()
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    directory: Path | str | None = None
 
     def command(self) -> list[str]:
         """Return the command line."""
@@ -153,7 +155,7 @@ class RunningJob:
     """A job that was started; as a context manager it removes all traces at the end."""
 
     def __init__(self, request: JobRequest, timeout_s: float) -> None:
-        self._directory = RunDirectory(Path(request.run_dir))
+        self._directory = RunDirectory(Path(request.directory or "") / request.run_dir)
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._traces = JobTraces(_MARK)
@@ -163,6 +165,7 @@ class RunningJob:
             self._process = subprocess.Popen(
                 request.command(),
                 env=environment,
+                cwd=request.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

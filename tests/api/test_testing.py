@@ -54,6 +54,18 @@ def test_a_job_tells_what_became_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+def test_a_job_works_in_the_directory_that_it_was_given(tmp_path: Path) -> None:
+    request = JobRequest(script=EXAMPLE, run_dir="run", argv=SMALL, directory=tmp_path)
+
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert job.exit_code == 0, job.stderr
+    assert job.sha256 is not None
+    assert (tmp_path / "run" / "RUN.json").exists()
+
+
+@pytest.mark.mpi
 def test_a_job_that_takes_too_long_is_killed_with_everything_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
