@@ -16,7 +16,7 @@ gradients and assigns the moving statistics.  Tensors leave and enter as views. 
 are copied once, into the contribution.  The total is handed back through DLPack, which
 needs every tensor to begin at a multiple of 64 bytes.
 
-Invariant: between two calls of ``apply`` or ``load`` no variable changes.
+Invariant: between two calls of ``apply``, ``load`` or ``finish`` no variable changes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from holdfast.runtime.exchange.vector import (
     writable_alias,
 )
 from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.loss_scale import LossScale
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout
@@ -110,10 +111,12 @@ class KerasReplica:
         self._seeds = tuple(v for v in state if model_rules.is_generator_state(v))
         self._state = tuple(v for v in state if not model_rules.is_generator_state(v))
         self._no_seeds = tf.zeros((0, 2), tf.int64)
+        self._scale = LossScale(model.optimizer)
         self._tensors = model_variables(model)
         self._graph(x, y, training=True)
         _check_metrics(model, self._found.metrics, _tensor(x[:1]), _tensor(y[:1]))
         self._layout = VectorLayout.of(v.shape for v in self._found.graded + self._found.moving)
+        self._graded = len(self._found.graded)
         self._padding = self._layout.padding()
         metrics = 1 + sum(math.prod(v.shape) for v in self._found.metrics)
         self._shape = ContributionShape(gradient=self._layout.size, metrics=metrics)
@@ -157,6 +160,14 @@ class KerasReplica:
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
         self._update(_constant(samples), self._borrow(total))
+
+    def takes_overflow(self, total: FloatVector) -> bool:
+        """Return whether only gradients are not finite, and the optimizer skips such a step."""
+        return self._scale.takes_overflow(total[self._layout.places[self._graded - 1].stop :])
+
+    def finish(self) -> None:
+        """Replace the weights by their averages if the optimizer averages them, as fit does."""
+        self._model.optimizer.finalize_variable_values(self._model.trainable_variables)
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the loss and the results of the model's metrics.
@@ -232,14 +243,14 @@ class KerasReplica:
             tape.watch(call.weights)
             with call.scope:
                 prediction, loss = _forward(model, x, y, training=True)
-                objective = model.optimizer.scale_loss(loss * samples)
+                objective = self._scale.objective(loss * samples, samples)
         with call.scope:
             model.compute_metrics(x=x, y=y, y_pred=prediction)
         gradients = tape.gradient(objective, call.weights)
         self._note_roles(call, gradients)
-        values = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        values += [call.value(v) * samples for v in self._found.moving]
-        return [*values, self._metric_sums(call, loss * samples)]
+        found = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        moving = [call.value(v) * samples for v in self._found.moving]
+        return [*self._scale.sums(found, samples), *moving, self._metric_sums(call, loss * samples)]
 
     def _validation_sums(self, x: Any, y: Any, seeds: Any) -> list[Any]:
         """Build the graph of a validation batch: metrics only."""
@@ -385,7 +396,5 @@ def _specification(array: npt.NDArray[np.generic]) -> Any:
 def _scalars(name: str, value: Any) -> Iterable[tuple[str, float]]:
     """Yield the numbers of a metric's result."""
     values = np.asarray(value, dtype=np.float64)
-    if values.ndim == 0:
-        yield name, float(values)
-    else:
-        yield from ((f"{name}/{i}", float(v)) for i, v in enumerate(values.reshape(-1)))
+    for i, number in enumerate(values.reshape(-1).tolist()):
+        yield f"{name}/{i}" if values.ndim else name, number

@@ -89,6 +89,26 @@ class Replica(Protocol):
         """Replace the whole state; names, shapes and dtypes are those of ``state()``."""
 
 
+@runtime_checkable
+class OverflowTaker(Protocol):
+    """A replica that knows what to do when gradients overflow, such as one that scales its loss."""
+
+    def takes_overflow(self, total: FloatVector) -> bool:
+        """Return whether ``apply`` takes this total, which holds an infinity or a NaN.
+
+        ``total`` is valid only during the call.  All replicas of a world have the same bytes
+        and see the same total, so all of them must return the same.
+        """
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A replica whose weights are changed once more when the training has ended."""
+
+    def finish(self) -> None:
+        """Make the weights those that the training ends with; again, it changes nothing."""
+
+
 def make_model(model: Any) -> Any:
     """Return ``model``, or what it makes if it is a function without arguments, or a class."""
     # A Keras model is callable, too.

@@ -196,8 +196,9 @@ class TrainingLoop:
         self._visit(Site.APPLY)
         self._saver.hear(self._outcome)
         if work is Work.TRAIN and not self._outcome.is_finite:
-            self._ending = self._progress.non_finite(total)
-            return StepEvent.EXHAUSTED
+            self._ending = self._progress.refusal(total)
+            if self._ending is not None:
+                return StepEvent.EXHAUSTED
         self._progress.commit(work, total)
         self._transaction_committed(self._outcome)
         return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.APPLIED

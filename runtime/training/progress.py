@@ -8,7 +8,7 @@ from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
-from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.replica import Finishing, OverflowTaker, Replica
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Total
 from holdfast.runtime.worker.records import LoopRecords
@@ -38,9 +38,19 @@ class Progress:
             self._commit_step(total)
         else:
             self._commit_evaluation(total)
+        if self._job.work_plan.next_work(self.cursor) is None:
+            self.finish()
 
-    def non_finite(self, total: Total) -> ProgramError:
-        """Return the error of a total that must not be applied."""
+    def finish(self) -> None:
+        """End the training of the replica's weights; done again, it changes nothing."""
+        if isinstance(self._replica, Finishing):
+            self._replica.finish()
+
+    def refusal(self, total: Total) -> ProgramError | None:
+        """Return the error of a total that is not finite, None if the replica takes it."""
+        replica = self._replica
+        if isinstance(replica, OverflowTaker) and replica.takes_overflow(total.contribution):
+            return None
         results = self._replica.results(self._metric_sums(total), max(total.samples, 1))
         return ProgramError(
             f"the gradients or the loss of step {self.cursor.step + 1} are not finite "
