@@ -17,6 +17,11 @@ other states end with a vote of their own, so ``BROKEN`` is the outcome for all 
 there.  After any failure the way back is the same: repair, catch up, and do the
 transaction again.
 
+Callbacks of the user's script run after a commit.  They may look at a clock or throw dice,
+so their effects are agreed on (``AGREEING``, `recovery.effects`) before the next
+transaction.  A death on the way changes no cursor.  So after the repair ``CATCHING_UP``
+leads back to the agreement that is still due.
+
 An event that the table does not list for a state raises and changes nothing.
 """
 
@@ -40,6 +45,7 @@ class StepState(Enum):
     VOTING = "voting"
     REFUSING = "refusing"
     APPLYING = "applying"
+    AGREEING = "agreeing"
     REPAIRING = "repairing"
     FINISHING = "finishing"
     DONE = "done"
@@ -57,6 +63,8 @@ class StepEvent(Enum):
     REDUCED = "the total is here"
     AGREED = "everyone voted yes"
     APPLIED = "the transaction is committed"
+    CALLED = "callbacks have run"
+    DECIDED = "everyone has the same effects of callbacks"
     EXHAUSTED = "nothing is left to train"
     SETTLED = "the final checkpoint is committed"
     PENDING = "the final checkpoint is still being written"
@@ -71,6 +79,7 @@ TRANSITIONS = MappingProxyType(
         (_S.JOINING, _E.FORMED): _S.CATCHING_UP,
         (_S.JOINING, _E.BROKEN): _S.REPAIRING,
         (_S.CATCHING_UP, _E.CAUGHT_UP): _S.COMPUTING,
+        (_S.CATCHING_UP, _E.CALLED): _S.AGREEING,
         (_S.CATCHING_UP, _E.EXHAUSTED): _S.FINISHING,
         (_S.CATCHING_UP, _E.BROKEN): _S.REPAIRING,
         (_S.COMPUTING, _E.COMPUTED): _S.REDUCING,
@@ -80,7 +89,12 @@ TRANSITIONS = MappingProxyType(
         (_S.VOTING, _E.BROKEN): _S.REPAIRING,
         (_S.REFUSING, _E.BROKEN): _S.REPAIRING,
         (_S.APPLYING, _E.APPLIED): _S.COMPUTING,
+        (_S.APPLYING, _E.CALLED): _S.AGREEING,
         (_S.APPLYING, _E.EXHAUSTED): _S.FINISHING,
+        (_S.AGREEING, _E.DECIDED): _S.COMPUTING,
+        (_S.AGREEING, _E.CALLED): _S.AGREEING,
+        (_S.AGREEING, _E.EXHAUSTED): _S.FINISHING,
+        (_S.AGREEING, _E.BROKEN): _S.REPAIRING,
         (_S.REPAIRING, _E.FORMED): _S.CATCHING_UP,
         (_S.REPAIRING, _E.BROKEN): _S.REPAIRING,
         (_S.REPAIRING, _E.HOPELESS): _S.LOST,
