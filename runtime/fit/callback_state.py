@@ -1,0 +1,277 @@
+"""What callbacks remember, as JSON notes and arrays: patience, best values, counters, weights.
+
+A callback is an object of the script.  Its attributes are its state, but for those that
+never change (its settings), those that only refer to other things (the model, functions,
+files), and those that Keras sets anew.  So an attribute is kept if it differs from what it
+was before the training or at its start.  A changed setting of a script that is run again
+then counts, and what the training has changed goes on.
+
+A callback with ``get_state`` and ``set_state`` keeps what it says instead.  The same
+methods count for an object that stands in an attribute, such as a random generator.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.runtime.fit.plain_values import Array, Decoder, Encoder, Json, NotPlain
+from holdfast.runtime.fit.weight_places import WeightPlaces, sets_of
+
+_NOT_STATE = {
+    "Callback": {"_model", "params"},
+    "ProgbarLogger": {"seen", "progbar", "target", "verbose", "epochs", "_called_in_fit"},
+    "CSVLogger": {"writer", "csv_file", "append_header"},
+    "TensorBoard": {
+        *("_writers", "_prev_summary_state", "_summary_module", "_is_tracing"),
+        *("_profiler_started", "_batch_trace_context", "_batch_start_time", "_epoch_start_time"),
+        *("_train_dir", "_val_dir", "_log_write_dir", "_previous_epoch_iterations"),
+        "_train_accumulated_time",
+    },
+    "BackupAndRestore": {"_training_state", "_current_epoch", "_last_batch_seen"},
+}
+"""Attributes of Keras's callbacks that are no state: Keras sets them anew, or they are clocks."""
+
+_NEVER_STATE = frozenset(
+    {"keras", "tensorflow", "numpy", "pandas", "logging", "threading", "_io", "_csv", "csv"}
+    | {"matplotlib", "builtins", "_thread", "types", "functools", "concurrent"}
+)
+"""Where types come from whose objects are data, tools or parts of the model."""
+
+_MISSING = object()
+
+_OBJECT = "object "
+"""Begins the text of a value that is not plain; no JSON begins so."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One callback, and what its attributes were before the training and at its start."""
+
+    callback: Any
+    places: WeightPlaces
+    before: dict[str, str]
+    begun: dict[str, str]
+
+
+class CallbackStates:
+    """The states of a list of callbacks, in their order.
+
+    It is made before ``on_train_begin``.  ``weights`` returns the model's weights; it is
+    called only if a callback may keep some.
+    """
+
+    def __init__(
+        self, callbacks: Iterable[Any], weights: Callable[[], Sequence[Array]] = tuple
+    ) -> None:
+        self._kept: dict[str, _Kept] = {}
+        numbers: Counter[str] = Counter()
+        for callback in callbacks:
+            kind = type(callback).__name__
+            numbers[kind] += 1
+            sets = sets_of(callback)
+            places = WeightPlaces(sets, weights() if sets else ())
+            before = _picture(callback)
+            kept = _Kept(callback, places, before, begun=before)
+            self._kept[f"{kind}-{numbers[kind]}"] = kept
+
+    def begun(self) -> None:
+        """Note what the callbacks are after ``on_train_begin``."""
+        for kept in self._kept.values():
+            kept.begun = _picture(kept.callback)
+
+    def unkept(self) -> list[str]:
+        """Return the attributes that cannot be kept, each with its kind, in a few words."""
+        return [
+            f"{name.rpartition('-')[0]}.{attribute} ({reason})"
+            for name, kept in self._kept.items()
+            for attribute, reason in _unkept(kept)
+        ]
+
+    def notes(self) -> dict[str, Json]:
+        """Return what the callbacks remember, but for weights, as a JSON object."""
+        return {name: _encode(kept) for name, kept in self._kept.items()}
+
+    def tensors(self) -> dict[str, Array]:
+        """Return the weights that callbacks keep; names, shapes and dtypes never change."""
+        found: dict[str, Array] = {}
+        for name, kept in self._kept.items():
+            _encode(kept)
+            for place, array in kept.places.tensors().items():
+                found[f"{name}/{place}"] = array
+        return found
+
+    def restore(self, notes: Mapping[str, Json], tensors: Tensors) -> None:
+        """Let the callbacks remember what ``notes`` and ``tensors`` hold, after ``begun``.
+
+        Raises:
+            ValueError: the notes are not those of these callbacks.
+        """
+        for name, kept in self._kept.items():
+            if name not in notes:
+                continue
+            prefix = f"{name}/"
+            own = {
+                place.removeprefix(prefix): array
+                for place, array in tensors.items()
+                if place.startswith(prefix)
+            }
+            _decode(kept, notes[name], WeightPlaces.reader(own))
+
+
+def _attributes(callback: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that may be state."""
+    ignored: set[str] = set()
+    for kind in type(callback).__mro__:
+        if kind.__module__.partition(".")[0] == "keras":
+            ignored |= _NOT_STATE.get(kind.__name__, set())
+    for name, value in list(vars(callback).items()):
+        if name not in ignored:
+            yield name, value
+
+
+def _picture(callback: Any) -> dict[str, str]:
+    """Return a text for each attribute, which is another one when the attribute has changed."""
+    encoder = Encoder({type(callback).__module__})
+    return {name: _text(encoder, value) for name, value in _attributes(callback)}
+
+
+def _text(encoder: Encoder, value: Any) -> str:
+    try:
+        return json.dumps(_encode_value(encoder, value), allow_nan=False)
+    except NotPlain:
+        return f"{_OBJECT}{id(value)}"
+
+
+def _encode(kept: _Kept) -> Json:
+    """Return what a callback remembers, and put its weights into its places."""
+    kept.places.empty()
+    encoder = Encoder({type(kept.callback).__module__}, kept.places.keep)
+    if _has_own_state(kept.callback):
+        return {"state": encoder.encode(kept.callback.get_state())}
+    found: dict[str, Json] = {}
+    plain = Encoder({type(kept.callback).__module__})
+    for name, value in _attributes(kept.callback):
+        text = _text(plain, value)
+        if text == kept.before.get(name) == kept.begun.get(name, text):
+            continue
+        try:
+            found[name] = _encode_value(encoder, value)
+        except NotPlain:
+            continue
+    gone = sorted(kept.begun.keys() - dict(_attributes(kept.callback)).keys())
+    return {"attributes": found, "gone": gone}
+
+
+def _encode_value(encoder: Encoder, value: Any) -> Json:
+    """Return an attribute as JSON; that of an object with a state of its own is that state."""
+    if isinstance(value, np.random.Generator):
+        return {"inner": encoder.encode(value.bit_generator.state)}
+    if isinstance(value, random.Random):
+        return {"inner": encoder.encode(value.getstate())}
+    if _has_own_state(value):
+        return {"inner": encoder.encode(value.get_state())}
+    return encoder.encode(value)
+
+
+def _unkept(kept: _Kept) -> Iterator[tuple[str, str]]:
+    """Yield the attributes that are, or may be, state and cannot be kept."""
+    if _has_own_state(kept.callback):
+        return
+    encoder = Encoder({type(kept.callback).__module__}, kept.places.keep)
+    for name, value in _attributes(kept.callback):
+        kept.places.empty()
+        try:
+            _encode_value(encoder, value)
+        except NotPlain as reason:
+            has_changed = kept.before.get(name) != f"{_OBJECT}{id(value)}"
+            if not _is_never_state(value) or (has_changed and isinstance(value, np.ndarray)):
+                yield name, str(reason)
+
+
+def _is_never_state(value: Any) -> bool:
+    if isinstance(value, (list, tuple, dict, set)):
+        members = value.values() if isinstance(value, dict) else value
+        return all(_is_never_state(member) for member in members)
+    if isinstance(value, type) or type(value).__module__ == "builtins":
+        return True
+    roots = (kind.__module__.partition(".")[0] for kind in type(value).__mro__[:-1])
+    return any(root in _NEVER_STATE for root in roots)
+
+
+def _has_own_state(value: Any) -> bool:
+    names = ("get_state", "set_state")
+    return not isinstance(value, type) and all(callable(getattr(value, n, None)) for n in names)
+
+
+def _decode(kept: _Kept, notes: Json, places: Mapping[int, Array]) -> None:
+    """Let a callback remember what ``_encode`` has returned."""
+    callback = kept.callback
+    decoder = Decoder({type(callback).__module__}, places.__getitem__)
+    if "state" in notes:
+        callback.set_state(decoder.decode(notes["state"]))
+        return
+    attributes = _as_begun(kept) | notes["attributes"]
+    for name in notes["gone"]:
+        vars(callback).pop(name, None)
+        attributes.pop(name, None)
+    for name, value in attributes.items():
+        now = getattr(callback, name, _MISSING)
+        if isinstance(value, dict) and "inner" in value:
+            _set_inner(now, decoder.decode(value["inner"]))
+        elif not _is_refilled(now, found := decoder.decode(value)):
+            setattr(callback, name, found)
+
+
+def _as_begun(kept: _Kept) -> dict[str, Json]:
+    """Return the attributes that the training has changed as they were at its start.
+
+    Those that did not exist then are removed at once.  A worker that trains already takes
+    over the state of another one in this way.
+    """
+    encoder = Encoder({type(kept.callback).__module__})
+    changed: dict[str, Json] = {}
+    for name, value in _attributes(kept.callback):
+        begun = kept.begun.get(name)
+        if begun is None:
+            delattr(kept.callback, name)
+        elif begun != _text(encoder, value) and not begun.startswith(_OBJECT):
+            changed[name] = json.loads(begun)
+    return changed
+
+
+def _set_inner(value: Any, state: Any) -> None:
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, random.Random):
+        value.setstate(state)
+    elif _has_own_state(value):
+        value.set_state(state)
+
+
+def _is_refilled(now: Any, found: Any) -> bool:
+    """Return whether a container took over the content, so that all who refer to it see it."""
+    if type(now) is not type(found):
+        return False
+    if isinstance(now, (list, deque)):
+        now.clear()
+        now.extend(found)
+    elif isinstance(now, (dict, OrderedDict, set)):
+        now.clear()
+        now.update(found)
+    elif isinstance(now, np.ndarray) and _has_place_for(now, found):
+        now[...] = found
+    else:
+        return False
+    return True
+
+
+def _has_place_for(now: Array, found: Array) -> bool:
+    return now.shape == found.shape and now.dtype == found.dtype and now.flags.writeable

@@ -1,0 +1,320 @@
+"""What callbacks remember goes on in another process; settings and tools are left alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from plain import FEW_VALUES, is_same, through_json
+
+from holdfast.runtime.fit.callback_state import CallbackStates
+
+WEIGHTS = (np.zeros((300, 300), np.float32), np.zeros(300, np.float32), np.zeros(300, np.float32))
+
+
+class Callback:
+    """As Keras's, as far as its state is concerned."""
+
+    __module__ = "keras.fake"
+
+    def __init__(self) -> None:
+        self.params: Any = None
+        self._model: Any = None
+
+    def on_train_begin(self) -> None:
+        pass
+
+
+class EarlyStopping(Callback):
+    __module__ = "keras.fake"
+
+    def __init__(self, patience: int, restore_best_weights: bool = False) -> None:  # noqa: FBT001, FBT002
+        super().__init__()
+        self.patience = patience
+        self.restore_best_weights = restore_best_weights
+        self.monitor_op: Any = None
+        self.min_delta = 0.5
+        self.wait = 0
+        self.best_weights: Any = None
+
+    def on_train_begin(self) -> None:
+        self.wait = 0
+        self.best: Any = None
+        self.best_weights = None
+
+    def improve(self, weights: list[Any]) -> None:
+        if self.monitor_op is None:
+            self.monitor_op = np.less
+            self.min_delta *= -1
+        self.best, self.best_weights = 0.25, weights
+
+
+class Losses(Callback):
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self.losses = losses
+        self.names = {"a", "b"}
+        self.last = deque([1.0], maxlen=2)
+
+
+class BestOfUsers(Callback):
+    """In the manner of the guide "writing your own callbacks"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best_weights: Any = None
+        self.model: Any = None
+
+    def on_epoch_end(self) -> None:
+        self.best_weights = self.model.get_weights()
+
+
+class WithOwnState(Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.count = 0
+        self.other = 0
+
+    def get_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Dicer(Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = random.Random(1)
+        self.generator = np.random.default_rng(2)
+        self.old = np.random.RandomState(3)
+
+
+class Tracker:
+    pass
+
+
+class WithTools(Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = Tracker()
+        self.lock = threading.Lock()
+        self.samples = np.zeros((200, 200))
+        self.kind = Tracker
+        self.say = print
+
+
+def begun(*callbacks: Any) -> CallbackStates:
+    """Return the states of callbacks whose training has begun."""
+    states = CallbackStates(callbacks, lambda: WEIGHTS)
+    for callback in callbacks:
+        callback.on_train_begin()
+    states.begun()
+    return states
+
+
+def moved(source: CallbackStates, target: CallbackStates) -> None:
+    """Restore ``target`` from ``source``, as a checkpoint does."""
+    notes = json.loads(json.dumps(source.notes(), allow_nan=False))
+    target.restore(notes, {name: np.array(t) for name, t in source.tensors().items()})
+
+
+def shapes(states: CallbackStates) -> list[tuple[str, Any, Any]]:
+    return [(name, t.shape, t.dtype) for name, t in states.tensors().items()]
+
+
+def test_counters_go_on_and_settings_are_the_scripts() -> None:
+    source, target = EarlyStopping(patience=3), EarlyStopping(patience=7)
+    old, new = begun(source), begun(target)
+    source.wait = 2
+    source.improve([])
+
+    moved(old, new)
+
+    assert (target.wait, target.best, target.patience) == (2, 0.25, 7)
+    assert (target.monitor_op, target.min_delta) == (np.less, -0.5)
+
+
+def test_counter_of_an_earlier_training_is_not_mistaken_for_a_setting() -> None:
+    """The callback was used before; the relaunch makes it anew, and skips that training."""
+    source, target = EarlyStopping(3), EarlyStopping(3)
+    source.wait = 2
+    old, new = begun(source), begun(target)
+    source.wait = 2
+
+    moved(old, new)
+
+    assert target.wait == 2
+
+
+def test_layout_of_tensors_is_the_same_before_and_after_weights_are_kept() -> None:
+    callback = EarlyStopping(3, restore_best_weights=True)
+    states = begun(callback)
+    before = shapes(states)
+    empty = states.tensors()
+
+    callback.improve([np.full_like(found, 7) for found in WEIGHTS])
+
+    assert shapes(states) == before
+    assert len(before) == len(WEIGHTS)
+    assert not any(tensor.any() for tensor in empty.values())
+    assert all((tensor == 7).all() for tensor in states.tensors().values())
+
+
+def test_best_weights_go_on_in_their_order() -> None:
+    source, target = (EarlyStopping(3, restore_best_weights=True) for _ in range(2))
+    old, new = begun(source), begun(target)
+    best = [
+        np.random.default_rng(i).normal(size=w.shape).astype("f4") for i, w in enumerate(WEIGHTS)
+    ]
+    source.improve(best)
+
+    moved(old, new)
+
+    assert is_same(target.best_weights, best)
+    assert len(json.dumps(old.notes())) < 1000
+
+
+def test_absent_best_weights_stay_absent() -> None:
+    source, target = (EarlyStopping(3, restore_best_weights=True) for _ in range(2))
+    old, new = begun(source), begun(target)
+    target.improve([np.ones_like(found) for found in WEIGHTS])
+
+    moved(old, new)
+
+    assert target.best_weights is None
+
+
+def test_early_stopping_without_best_weights_has_no_tensors() -> None:
+    assert begun(EarlyStopping(3)).tensors() == {}
+
+
+def test_callback_of_a_user_that_reads_weights_has_places_for_them() -> None:
+    source, target = BestOfUsers(), BestOfUsers()
+    old, new = begun(source), begun(target)
+    before = shapes(old)
+    source.best_weights = [np.full_like(found, 3) for found in WEIGHTS]
+
+    moved(old, new)
+
+    assert shapes(old) == before
+    assert is_same(target.best_weights, source.best_weights)
+
+
+def test_list_that_the_script_holds_too_is_filled_and_not_replaced() -> None:
+    script: list[float] = []
+    source, target = Losses([]), Losses(script)
+    old, new = begun(source), begun(target)
+    source.losses += [1.0, 2.0]
+    source.names.add("c")
+    source.last.append(5.0)
+
+    moved(old, new)
+
+    assert script == [1.0, 2.0]
+    assert (target.names, list(target.last)) == ({"a", "b", "c"}, [1.0, 5.0])
+
+
+def test_callback_with_get_state_keeps_what_it_says() -> None:
+    source, target = WithOwnState(), WithOwnState()
+    old, new = begun(source), begun(target)
+    source.count, source.other = 5, 6
+
+    moved(old, new)
+
+    assert (target.count, target.other) == (5, 0)
+    assert old.unkept() == []
+
+
+def test_dice_go_on() -> None:
+    source, target = Dicer(), Dicer()
+    old, new = begun(source), begun(target)
+
+    def throw(dicer: Dicer) -> tuple[float, float, float]:
+        return (
+            dicer.dice.random(),
+            float(dicer.generator.random()),
+            float(dicer.old.random_sample()),
+        )
+
+    throw(source)
+    moved(old, new)
+
+    assert throw(target) == throw(source)
+    assert old.unkept() == []
+
+
+def test_what_cannot_be_kept_is_named_and_tools_are_not() -> None:
+    callback = WithTools()
+    states = begun(callback)
+
+    assert states.unkept() == ["WithTools.tracker (a Tracker)"]
+    assert states.notes()["WithTools-1"]["attributes"] == {}
+
+    callback.samples = np.ones((200, 200))
+    assert states.unkept() == [
+        "WithTools.tracker (a Tracker)",
+        "WithTools.samples (an array of 320000 bytes)",
+    ]
+
+
+def test_attribute_that_was_deleted_stays_deleted() -> None:
+    source, target = EarlyStopping(3), EarlyStopping(3)
+    old, new = begun(source), begun(target)
+    del source.best
+
+    moved(old, new)
+
+    assert not hasattr(target, "best")
+
+
+def test_callbacks_of_one_class_are_told_apart_and_a_new_one_begins_anew() -> None:
+    sources, targets = [Losses([]), Losses([])], [EarlyStopping(3), Losses([]), Losses([])]
+    old, new = begun(*sources), begun(*targets)
+    sources[0].losses.append(1.0)
+    sources[1].losses.append(2.0)
+
+    moved(old, new)
+
+    assert [target.losses for target in targets[1:] if isinstance(target, Losses)] == [[1.0], [2.0]]
+
+
+@given(
+    st.booleans(),
+    *[st.dictionaries(st.sampled_from("abcd"), FEW_VALUES, max_size=3)] * 4,
+)
+def test_any_plain_attributes_go_on(
+    is_begun: bool,  # noqa: FBT001
+    before: dict[str, Any],
+    middle: dict[str, Any],
+    after: dict[str, Any],
+    others: dict[str, Any],
+) -> None:
+    def make() -> tuple[Callback, CallbackStates]:
+        callback = Callback()
+        vars(callback).update(through_json(before))  # a copy that shares nothing
+        states = CallbackStates([callback])
+        if is_begun:
+            vars(callback).update(through_json(middle))
+        states.begun()
+        return callback, states
+
+    source, old = make()
+    target, new = make()
+    vars(source).update(after)
+    vars(target).update(others)
+
+    moved(old, new)
+
+    assert is_same(sorted_attributes(target), sorted_attributes(source))
+
+
+def sorted_attributes(callback: Any) -> dict[str, Any]:
+    return dict(sorted(vars(callback).items()))
