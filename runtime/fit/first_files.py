@@ -1,0 +1,276 @@
+"""Files that callbacks write: those of the first worker are real, and the next one goes on.
+
+Theory.  Every worker runs every hook of every callback.  The hooks that run between two
+agreements of the workers are a *round*.  While a round runs, this module stands between
+the hooks and the disk:
+
+* on the first worker files are what they always are;
+* on the others a file that is opened to be written lies in a private folder (*staged*), and
+  other changes of the disk are put off (*deferred*).
+
+An agreement proves that the first worker has finished the round.  So staged files and
+deferred changes of the round are dropped.  A file that is still open stays staged, and the
+length that it has now is noted.
+
+If the first worker dies before the agreement, nobody knows how far it came.  The next first
+worker makes its own round real: it repeats the changes, and it cuts files that grow to the
+length that they had at the last agreement before it appends.  A file that is still open is
+exchanged beneath the file object, which the callback goes on to use.
+
+The lengths of growing files belong to the checkpoint.  A launch that restores it cuts them
+to these lengths.  What ``on_train_begin`` then writes into such a file is in it already, so
+it is dropped.  A callback that keeps the file open goes on at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.format.digest import digest_of
+
+_TAIL_BYTES = 4096
+"""Bytes before a cut that must be what they were: another program may have written the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The length of a growing file at an agreement, in bytes, and the digest of its last ones."""
+
+    size: int
+    tail: str
+
+    def as_json(self) -> list[Any]:
+        """Return the length for notes and messages."""
+        return [self.size, self.tail]
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A file that a hook has opened to be written."""
+
+    path: Path
+    file: Any
+    appends: bool
+    staged: Path | None
+    """Where it lies on a worker that is not the first, None on the first."""
+    agreed: int = 0
+    """Bytes of the staged file that belong to earlier rounds."""
+
+    @property
+    def grows(self) -> bool:
+        return self.appends or not self.file.closed
+
+    def flush(self) -> None:
+        if not self.file.closed:
+            with contextlib.suppress(ValueError, OSError):
+                self.file.flush()
+
+
+@dataclass(slots=True)
+class FirstFiles:
+    """One worker's view of the files of its callbacks.
+
+    Args:
+        is_first: whether this worker's files are real.
+        scratch: returns a private folder, which exists; asked for at the first need.
+        tell: says a line to the user.
+    """
+
+    is_first: bool
+    scratch: Callable[[], Path]
+    tell: Callable[[str], None]
+    lengths: dict[str, Length] = field(default_factory=dict)
+    """Of each growing file, by its absolute path, at the last agreement."""
+    _opened: list[_Opened] = field(default_factory=list)
+    _deferred: list[Callable[[], None]] = field(default_factory=list)
+    is_resuming: bool = False
+    """Whether ``on_train_begin`` runs again, for a training that has begun long ago."""
+    may_repeat: bool = False
+    """Whether a launch that was lost may have done what hooks do now."""
+    _names: int = 0
+
+    def restore(self, lengths: Mapping[str, Any]) -> None:
+        """Go on in the files of a checkpoint: cut them, before ``on_train_begin``."""
+        self.lengths = {path: Length(*found) for path, found in lengths.items()}
+        self.is_resuming = self.may_repeat = True
+        if self.is_first:
+            for path, length in self.lengths.items():
+                self._cut(Path(path), length)
+
+    def resumed(self) -> None:
+        """Hear that ``on_train_begin`` has run: files that it holds open go on at their ends."""
+        self.is_resuming = False
+        growing = [o for o in self._opened if o.staged is not None and str(o.path) in self.lengths]
+        for opened in growing:
+            assert opened.staged is not None
+            opened.flush()
+            opened.agreed = opened.staged.stat().st_size
+            if opened.file.closed:
+                opened.staged.unlink()
+                self._opened.remove(opened)
+            elif self.is_first:
+                self._make_real(opened)
+
+    def open(
+        self, real_open: Callable[..., Any], path: Any, mode: str, *more: Any, **by: Any
+    ) -> Any:
+        """Open a file for a hook; on a worker that is not the first it is staged."""
+        absolute = _absolute(path)
+        if not set(mode) & set("wax+"):
+            return real_open(self._staged(absolute) or path, mode, *more, **by)
+        is_real = self.is_first and not (self.is_resuming and str(absolute) in self.lengths)
+        staged = None if is_real else self._place(absolute, copies="r" in mode)
+        file = real_open(staged or path, mode, *more, **by)
+        self._opened.append(_Opened(absolute, file, "a" in mode, staged))
+        return file
+
+    def defers(self, change: Callable[[], None]) -> bool:
+        """Return whether a change of the disk is put off, because the first worker makes it."""
+        if not self.is_first:
+            self._deferred.append(change)
+        return not self.is_first
+
+    def moves(self, path: Any, to: Any | None) -> bool:
+        """Return whether a file is staged; if so it is moved, or removed without ``to``."""
+        source = _absolute(path)
+        found = [o for o in self._opened if o.path == source and o.staged is not None]
+        for opened in found:
+            if to is None:
+                self._opened.remove(opened)
+            else:
+                opened.path = _absolute(to)
+        return bool(found)
+
+    def measure(self) -> dict[str, Length]:
+        """Return the lengths of growing files; the first worker tells them to the others."""
+        found = dict(self.lengths)
+        for opened in self._opened:
+            opened.flush()
+            if not opened.grows:
+                found.pop(str(opened.path), None)
+            elif opened.path.is_file():
+                found[str(opened.path)] = length_of(opened.path)
+        return found
+
+    def agreed(self, lengths: Mapping[str, Length]) -> None:
+        """Hear that the first worker has finished the round, with these lengths."""
+        self.lengths = dict(lengths)
+        self._deferred.clear()
+        for opened in self._opened:
+            opened.flush()
+            if opened.staged is not None:
+                opened.agreed = opened.staged.stat().st_size
+                if opened.file.closed:
+                    opened.staged.unlink()
+        self._opened = [opened for opened in self._opened if not opened.file.closed]
+
+    def take_over(self) -> None:
+        """Become the first worker: make real what this round has staged and deferred."""
+        if self.is_first:
+            return
+        self.is_first = True
+        deferred, self._deferred = self._deferred, []
+        for change in deferred:
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                change()
+        for opened in self._opened:
+            opened.flush()
+            self._make_real(opened)
+
+    def _make_real(self, opened: _Opened) -> None:
+        """Write what a staged file holds of this round to where it belongs."""
+        staged, opened.staged = opened.staged, None
+        if staged is None:
+            return
+        if opened.file.closed and not opened.appends:
+            _replace(staged, opened.path)
+            return
+        with staged.open("rb") as source:
+            source.seek(opened.agreed)
+            news = source.read()
+        self._cut_for(opened, news)
+        opened.path.parent.mkdir(parents=True, exist_ok=True)
+        with opened.path.open("ab") as target:
+            target.write(news)
+        if not opened.file.closed:
+            _exchange(opened.file, opened.path)
+        staged.unlink()
+
+    def _cut_for(self, opened: _Opened, news: bytes) -> None:
+        """Take away what the dead worker may have written of this round."""
+        known = self.lengths.get(str(opened.path))
+        if known is not None:
+            self._cut(opened.path, known)
+        elif not opened.appends and opened.path.exists():
+            os.truncate(opened.path, 0)
+        elif opened.path.exists():
+            # The file began to grow in this round: its length before is not known.
+            size = opened.path.stat().st_size
+            written = opened.path.read_bytes()[-len(news) :] if news else b""
+            if written == news:
+                os.truncate(opened.path, size - len(news))
+
+    def _cut(self, path: Path, length: Length) -> None:
+        """Cut a file to its length at an agreement, unless it is another file by now."""
+        if not path.is_file() or path.stat().st_size == length.size:
+            return
+        if path.stat().st_size < length.size or length_of(path, length.size) != length:
+            self.tell(
+                f"{path} is not the file that the callbacks of this run wrote: it is not cut, "
+                "and they go on at its end"
+            )
+            return
+        os.truncate(path, length.size)
+
+    def _staged(self, absolute: Path) -> Path | None:
+        """Return where the newest content of a file lies, if hooks of this worker staged it."""
+        for opened in reversed(self._opened):
+            if opened.path == absolute and opened.staged is not None:
+                opened.flush()
+                return opened.staged
+        return None
+
+    def _place(self, absolute: Path, *, copies: bool) -> Path:
+        """Return a new place for a staged file, with the content of the real one if asked."""
+        self._names += 1
+        place = self.scratch() / f"{self._names}-{absolute.name}"
+        before = self._staged(absolute) or absolute
+        if copies and before.is_file():
+            shutil.copyfile(before, place)
+        return place
+
+
+def length_of(path: Path, size: int | None = None) -> Length:
+    """Return the length of a file, or what it would be if the file ended at ``size``."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size if size is None else size
+        file.seek(max(0, size - _TAIL_BYTES))
+        return Length(size, digest_of(file.read(min(size, _TAIL_BYTES)))[:16])
+
+
+def _replace(staged: Path, path: Path) -> None:
+    """Move a staged file to its place, at once for all who read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.move(staged, beside)
+    os.replace(beside, path)
+
+
+def _exchange(file: Any, path: Path) -> None:
+    """Let an open file object write to the end of ``path`` from now on."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.lseek(handle, 0, os.SEEK_END)
+        os.dup2(handle, file.fileno(), inheritable=False)
+    finally:
+        os.close(handle)
+
+
+def _absolute(path: Any) -> Path:
+    return Path(os.path.abspath(os.fsdecode(path)))
