@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
+from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import make_model
 from holdfast.runtime.model.training_refusal import (
     RefusedTraining,
@@ -111,8 +112,7 @@ class ModelSource:
             if not model.built and self.input_shape is not None:
                 model.build((None, *self.input_shape))
             elif not model.built and training is not None:
-                x, _ = training.data.read(np.arange(1))
-                model(x)
+                model(read_microbatch(training.data, np.arange(1), seed=0).x)
             optimizer = getattr(model, "optimizer", None)
             if optimizer is not None and not optimizer.built:
                 optimizer.build(model.trainable_variables)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.nest import (
+    Array,
+    Nest,
+    is_nest_of_arrays,
+    leaves,
+    map_leaves,
+    named_leaves,
+)
+from holdfast.runtime.model.replica import Microbatch
 
-Array: TypeAlias = npt.NDArray[np.generic]
 SampleIds: TypeAlias = npt.NDArray[np.int64]
+Samples: TypeAlias = tuple[Nest, Nest] | tuple[Nest, Nest, Nest]
+"""Inputs, targets and, if there are any, sample weights."""
+
+_MOST_PARTS = 3
 
 
 @runtime_checkable
@@ -20,8 +33,11 @@ class Data(Protocol):
     def __len__(self) -> int:
         """Return the number of samples; it may not change during a job."""
 
-    def read(self, ids: SampleIds) -> tuple[Array, Array]:
-        """Return inputs and targets of these samples, in the order of ``ids``.
+    def read(self, ids: SampleIds) -> Samples:
+        """Return inputs, targets and perhaps weights of these samples, in the order of ``ids``.
+
+        Each part is an array, or dicts, lists and tuples of arrays.  The first axis of each
+        array counts samples.  Targets and weights may be None.
 
         The same ids must give the same bytes on every worker and at any time.
         The arrays may be views; the trainer never writes to them.
@@ -29,42 +45,131 @@ class Data(Protocol):
 
 
 class ArrayData:
-    """Samples of two arrays, or of anything that ``np.asarray`` takes.
+    """Samples in arrays, or in anything that ``np.asarray`` takes.
+
+    Each argument is one array, or a dict, list or tuple of arrays for a model of several
+    inputs or outputs.  Arrays of different types may stand side by side.
 
     Memory-mapped arrays stay on disk: only the samples read are loaded.
+
+    Raises:
+        ProgramError: an array has no samples, or another number of them than the first one.
     """
 
-    def __init__(self, x: npt.ArrayLike, y: npt.ArrayLike) -> None:
-        self._x = np.asarray(x)
-        self._y = np.asarray(y)
-        _check("x", self._x)
-        _check("y", self._y)
-        if len(self._x) != len(self._y):
-            raise ProgramError(
-                f"x has {len(self._x)} samples but y has {len(self._y)}: "
-                "both need one entry for each sample"
-            )
+    def __init__(self, x: Nest, y: Nest = None, sample_weight: Nest = None) -> None:
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        parts = {name: _arrays(name, nest) for name, nest in given.items()}
+        self._x, self._y, self._weights = parts.values()
+        self._samples = _count(parts)
 
     def __len__(self) -> int:
-        return len(self._x)
+        return self._samples
 
-    def read(self, ids: SampleIds) -> tuple[Array, Array]:
-        """Return inputs and targets of these samples; views when the ids are consecutive."""
+    def read(self, ids: SampleIds) -> Samples:
+        """Return these samples, with weights if there are any; views of consecutive ids."""
         rows = _rows(ids, len(self))
-        return self._x[rows], self._y[rows]
+        x, y, weights = (
+            map_leaves(lambda array: array[rows], part)
+            for part in (self._x, self._y, self._weights)
+        )
+        return (x, y) if weights is None else (x, y, weights)
 
 
-def _check(name: str, array: Array) -> None:
+def check_data(name: str, data: object) -> None:
+    """Raise ProgramError unless ``data`` can be read by number; ``name`` is the argument's."""
+    if isinstance(data, Data):
+        return
+    advice = (
+        "give ArrayData(x, y)"
+        if isinstance(data, (np.ndarray, Mapping, list, tuple))
+        else "give ArrayData(x, y), or an object with the methods __len__() and read(ids)"
+    )
+    raise ProgramError(
+        f"{name} is a {type(data).__name__}, whose samples cannot be read by number: {advice}"
+    )
+
+
+def read_microbatch(data: Data, ids: SampleIds, seed: int) -> Microbatch:
+    """Read the samples of one microbatch, at least one.
+
+    Raises:
+        ProgramError: ``data`` gave something else than the samples that were asked for.
+    """
+    parts: Any = data.read(ids)
+    kind = type(data).__name__
+    if not isinstance(parts, (tuple, list)) or not 1 <= len(parts) <= _MOST_PARTS:
+        raise ProgramError(
+            f"{kind}.read(ids) returned {_described(parts)}: return (x, y), "
+            "or (x, y, sample_weight); each may be a dict, list or tuple of arrays"
+        )
+    x, y, weights = (*parts, None, None)[:_MOST_PARTS]
+    for name, leaf in _leaves_of({"x": x, "y": y, "sample_weight": weights}):
+        if len(leaf) != len(ids):
+            raise ProgramError(
+                f"{kind}.read(ids) returned {len(leaf)} samples in {name} for {len(ids)} ids: "
+                "return one entry for each id, along the first axis"
+            )
+    return Microbatch(x, y, seed, weights)
+
+
+def _arrays(name: str, nest: Nest) -> Nest:
+    """Return the nest with each leaf as an array that has samples."""
+    if nest is None:
+        if name == "x":
+            raise ProgramError("x is None: give the inputs of the samples")
+        return None
+    found = (
+        {key: _arrays(f"{name}[{key!r}]", value) for key, value in nest.items()}
+        if isinstance(nest, Mapping)
+        else tuple(_arrays(f"{name}[{i}]", value) for i, value in enumerate(nest))
+        if is_nest_of_arrays(nest)
+        else _array(name, nest)
+    )
+    if not leaves(found):
+        raise ProgramError(f"{name} is an empty {type(nest).__name__}: give at least one array")
+    return found
+
+
+def _array(name: str, value: npt.ArrayLike) -> Array:
+    array: Array = np.asarray(value)
     if array.ndim == 0 or len(array) == 0:
         raise ProgramError(
             f"{name} has the shape {array.shape} and holds no samples: "
             "give an array with at least one sample along its first axis"
         )
-    if array.dtype == object:
+    if array.dtype == object and not _holds_strings(array):
         raise ProgramError(
             f"{name} is an array of Python objects: its samples differ in shape or type; "
-            "give them all the same shape and a numeric type"
+            "give them all the same shape and a numeric type, or strings"
         )
+    return array
+
+
+def _holds_strings(array: Array) -> bool:
+    return all(isinstance(item, (str, bytes)) for item in array.flat)
+
+
+def _count(parts: dict[str, Nest]) -> int:
+    """Return the number of samples; all arrays must have the same."""
+    (first, leaf), *others = _leaves_of(parts)
+    for name, other in others:
+        if len(other) != len(leaf):
+            several = f"; x is taken as {len(leaves(parts['x']))} inputs" if "[" in first else ""
+            raise ProgramError(
+                f"{first} has {len(leaf)} samples but {name} has {len(other)}: "
+                f"all need one entry for each sample{several}"
+            )
+    return len(leaf)
+
+
+def _leaves_of(parts: dict[str, Nest]) -> list[tuple[str, Any]]:
+    return [leaf for name, nest in parts.items() for leaf in named_leaves(nest, name)]
+
+
+def _described(parts: object) -> str:
+    if isinstance(parts, (tuple, list)):
+        return f"{len(parts)} parts"
+    return f"a {type(parts).__name__}"
 
 
 def _rows(ids: SampleIds, samples: int) -> slice | SampleIds:

@@ -45,8 +45,17 @@ from holdfast.runtime.exchange.vector import (
 )
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.loss_scale import LossScale
+from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
+from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.model.tensors import (
+    Batch,
+    first_sample,
+    flat_specifications,
+    flat_tensors,
+    shape_key,
+)
 from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout
 
 
@@ -66,43 +75,23 @@ class _Roles:
         return [v.path for v in self.graded + self.moving + self.metrics]
 
 
-class _Call:
-    """The scope of one call of the model: it starts from ``values``, and metrics from zero."""
-
-    def __init__(self, model: Any, values: Iterable[tuple[Any, Any]] = ()) -> None:
-        trainable = model.trainable_variables
-        self.metrics = tuple(model.metrics_variables)
-        self.weights = [tf.convert_to_tensor(v.value) for v in trainable]
-        mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in self.metrics]
-        mapping += zip(trainable, self.weights, strict=True)
-        mapping += ((v, tf.cast(value, v.dtype)) for v, value in values)
-        self.scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
-        self._before = {id(v): self.value(v) for v, _ in mapping}
-
-    def value(self, variable: Any) -> Any:
-        """Return the value that the call gives the variable, None if it does not touch it."""
-        return self.scope.get_current_value(variable)
-
-    def has_changed(self, variable: Any) -> bool:
-        """Return whether the call gives the variable a new value."""
-        return self.value(variable) is not self._before.get(id(variable))
-
-
 class KerasReplica:
     """A compiled Keras model that computes contributions and applies totals.
 
-    ``x`` and ``y`` hold at least one sample: a model that is not built yet is built with
-    them.  If they have the shape of a microbatch, its graph is ready before the first step.
-    Sample weights are not supported.
+    ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.  A model
+    that is not built yet is built with them.  If they have the shape of the job's
+    microbatches, the graph is ready before the first step.
     """
 
-    def __init__(self, model: Any, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> None:
+    def __init__(self, model: Any, x: Nest, y: Nest, weights: Nest = None) -> None:
         model_rules.check_backend(keras.backend.backend())
         model_rules.check_model(model, keras.Model)
         self._model = model
         self._graphs: dict[tuple[object, ...], Any] = {}
         self._roles: _Roles | None = None
-        _build(model, _tensor(x[:1]), _tensor(y[:1]))
+        first = Microbatch(x, y, 0, weights)
+        one = Batch.of(first_sample(first))
+        _build(model, one)
         self._trainable = tuple(model.trainable_variables)
         model_rules.check_trainable(self._trainable)
         if not model.optimizer.built:
@@ -113,8 +102,8 @@ class KerasReplica:
         self._no_seeds = tf.zeros((0, 2), tf.int64)
         self._scale = LossScale(model.optimizer)
         self._tensors = model_variables(model)
-        self._graph(x, y, training=True)
-        _check_metrics(model, self._found.metrics, _tensor(x[:1]), _tensor(y[:1]))
+        self._graph(first, training=True)
+        _check_metrics(model, self._found.metrics, one)
         self._layout = VectorLayout.of(v.shape for v in self._found.graded + self._found.moving)
         self._graded = len(self._found.graded)
         self._padding = self._layout.padding()
@@ -208,62 +197,62 @@ class KerasReplica:
 
     def _run(self, batch: Microbatch, *, training: bool) -> Sequence[Any]:
         """Run the graph of the batch's shape and return its outputs."""
-        graph = self._graph(batch.x, batch.y, training=training)
+        graph = self._graph(batch, training=training)
         seeds = self._no_seeds
         if self._seeds:
             seeds = tf.constant(generator_seeds(batch.seed, len(self._seeds)), tf.int64)
-        outputs: Sequence[Any] = graph(_tensor(batch.x), _tensor(batch.y), seeds)
+        outputs: Sequence[Any] = graph(flat_tensors(batch), seeds)
         return outputs
 
-    def _graph(
-        self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], *, training: bool
-    ) -> Any:
+    def _graph(self, batch: Microbatch, *, training: bool) -> Any:
         """Return the graph for microbatches of this shape, traced at its first use.
 
         Shapes are fixed in the graph, because TensorFlow's bits may depend on them.  So the
         bits do not depend on the shapes of a worker's earlier microbatches.
         """
-        key = (training, x.shape, x.dtype, y.shape, y.dtype)
+        key = (training, shape_key(batch))
         if key not in self._graphs:
             sums = self._training_sums if training else self._validation_sums
-            graph = tf.function(sums, autograph=False).get_concrete_function(
-                _specification(x),
-                _specification(y),
+            call = tf.function(
+                lambda tensors, seeds: sums(Batch.of(batch, tensors), seeds), autograph=False
+            )
+            graph = call.get_concrete_function(
+                flat_specifications(batch),
                 tf.TensorSpec((len(self._seeds), 2), tf.int64),
             )
             model_rules.check_operations(graph.graph.as_graph_def())
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _training_sums(self, x: Any, y: Any, seeds: Any) -> list[Any]:
+    def _training_sums(self, batch: Batch, seeds: Any) -> list[Any]:
         """Build the graph of a contribution: gradients, moving statistics, metrics."""
-        model, samples = self._model, float(x.shape[0])
-        call = _Call(model, self._seeded(seeds))
+        model, samples = self._model, float(batch.samples)
+        call = ModelCall(model, self._seeded(seeds))
         with tf.GradientTape() as tape:
             tape.watch(call.weights)
             with call.scope:
-                prediction, loss = _forward(model, x, y, training=True)
+                prediction, loss = forward(model, batch, training=True)
                 objective = self._scale.objective(loss * samples, samples)
         with call.scope:
-            model.compute_metrics(x=x, y=y, y_pred=prediction)
+            update_metrics(model, batch, prediction)
         gradients = tape.gradient(objective, call.weights)
         self._note_roles(call, gradients)
         found = [tf.convert_to_tensor(g) for g in gradients if g is not None]
         moving = [call.value(v) * samples for v in self._found.moving]
         return [*self._scale.sums(found, samples), *moving, self._metric_sums(call, loss * samples)]
 
-    def _validation_sums(self, x: Any, y: Any, seeds: Any) -> list[Any]:
+    def _validation_sums(self, batch: Batch, seeds: Any) -> list[Any]:
         """Build the graph of a validation batch: metrics only."""
-        call = _Call(self._model, self._seeded(seeds))
+        call = ModelCall(self._model, self._seeded(seeds))
         with call.scope:
-            prediction, loss = _forward(self._model, x, y, training=False)
-            self._model.compute_metrics(x=x, y=y, y_pred=prediction)
-        return [self._metric_sums(call, loss * float(x.shape[0]))]
+            prediction, loss = forward(self._model, batch, training=False)
+            update_metrics(self._model, batch, prediction)
+        return [self._metric_sums(call, loss * float(batch.samples))]
 
     def _seeded(self, seeds: Any) -> Iterator[tuple[Any, Any]]:
         return ((v, seeds[i]) for i, v in enumerate(self._seeds))
 
-    def _note_roles(self, call: _Call, gradients: Sequence[Any]) -> None:
+    def _note_roles(self, call: ModelCall, gradients: Sequence[Any]) -> None:
         """Learn from the first trace which variables take part; all later traces must agree."""
         known = {id(v) for v in self._trainable + self._state + self._seeds + call.metrics}
         model_rules.check_strangers(len(call.scope.state_mapping.keys() - known))
@@ -278,7 +267,7 @@ class KerasReplica:
         assert first.paths() == roles.paths(), "what a call changes depends on the batch's shape"
         self._roles = roles
 
-    def _metric_sums(self, call: _Call, loss: Any) -> Any:
+    def _metric_sums(self, call: ModelCall, loss: Any) -> Any:
         sums = [tf.reshape(call.value(v), [-1]) for v in self._found.metrics]
         return tf.concat([tf.reshape(loss, [1]), *(tf.cast(s, tf.float32) for s in sums)], 0)
 
@@ -338,18 +327,18 @@ def _tensor_at(rows: Any, place: Place) -> Any:
     return tf.reshape(run, place.shape)
 
 
-def _build(model: Any, x: Any, y: Any) -> None:
+def _build(model: Any, batch: Batch) -> None:
     """Create all variables of model, loss and metrics by one call without training."""
-    prediction, _ = _forward(model, x, y, training=False)
-    model.compute_metrics(x=x, y=y, y_pred=prediction)
+    prediction, _ = forward(model, batch, training=False)
+    update_metrics(model, batch, prediction)
     model.reset_metrics()
 
 
-def _check_metrics(model: Any, metrics: Sequence[Any], x: Any, y: Any) -> None:
+def _check_metrics(model: Any, metrics: Sequence[Any], batch: Batch) -> None:
     """Refuse metrics that are not sums: an update must add the same to every earlier value."""
     bases = [2 + np.arange(math.prod(v.shape)).reshape(v.shape) % 5 for v in metrics]
-    from_zero = _updated_metrics(model, metrics, (), x, y)
-    from_base = _updated_metrics(model, metrics, zip(metrics, bases, strict=True), x, y)
+    from_zero = _updated_metrics(model, metrics, (), batch)
+    from_base = _updated_metrics(model, metrics, zip(metrics, bases, strict=True), batch)
     for i, variable in enumerate(metrics):
         starts_at_zero = not np.any(np.asarray(variable.value))
         is_sum = np.allclose(from_base[i], bases[i] + from_zero[i], rtol=1e-5, equal_nan=True)
@@ -357,40 +346,20 @@ def _check_metrics(model: Any, metrics: Sequence[Any], x: Any, y: Any) -> None:
 
 
 def _updated_metrics(
-    model: Any, metrics: Iterable[Any], values: Iterable[tuple[Any, Any]], x: Any, y: Any
+    model: Any, metrics: Iterable[Any], values: Iterable[tuple[Any, Any]], batch: Batch
 ) -> list[npt.NDArray[np.float32]]:
     """Return the metric variables after an update that starts from ``values``."""
-    call = _Call(model, values)
+    call = ModelCall(model, values)
     with call.scope:
-        prediction, _ = _forward(model, x, y, training=False)
-        model.compute_metrics(x=x, y=y, y_pred=prediction)
+        prediction, _ = forward(model, batch, training=False)
+        update_metrics(model, batch, prediction)
     return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in metrics]
-
-
-def _forward(model: Any, x: Any, y: Any, *, training: bool) -> tuple[Any, Any]:
-    """Return prediction and loss, as ``Model.fit`` computes them."""
-    prediction = model(x, **model_rules.accepted(model.call, training=training))
-    loss = model.compute_loss(
-        x=x, y=y, y_pred=prediction, **model_rules.accepted(model.compute_loss, training=training)
-    )
-    model_rules.check_loss_value(tuple(loss.shape))
-    return prediction, tf.cast(loss, tf.float32)
-
-
-def _tensor(array: npt.NDArray[np.generic]) -> Any:
-    """Return the array as a tensor; float64 becomes float32, as in ``Model.fit``."""
-    return tf.convert_to_tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
 
 
 @functools.lru_cache(maxsize=8)
 def _constant(samples: int) -> Any:
     """Return a number of samples as a tensor; steps have one or two of them."""
     return tf.constant(samples, tf.float32)
-
-
-def _specification(array: npt.NDArray[np.generic]) -> Any:
-    """Return shape and dtype of ``_tensor(array)``."""
-    return tf.TensorSpec.from_tensor(_tensor(array))
 
 
 def _scalars(name: str, value: Any) -> Iterable[tuple[str, float]]:

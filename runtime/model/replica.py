@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.partial import FloatVector
+from holdfast.runtime.model.nest import Nest, leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,18 @@ class Microbatch:
     microbatch's index: it does not depend on which worker computes.
     """
 
-    x: npt.NDArray[np.generic]
-    y: npt.NDArray[np.generic]
+    x: Nest
+    """Inputs: an array, or a dict, list or tuple of arrays; the first axis counts samples."""
+    y: Nest
+    """Targets, None for a model that needs none."""
     seed: int
+    weights: Nest = None
+    """Sample weights, if there are any: one array, or one for each output."""
 
     @property
     def samples(self) -> int:
         """Number of samples; never 0, the trainer skips empty microbatches."""
-        return len(self.x)
+        return len(leaves(self.x)[0])
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.runtime.model.data import Data
+from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.training.training_job import TrainingJob
 
@@ -52,5 +52,4 @@ def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
             ids = order.microbatch(index, m)
             if len(ids) not in known:
                 known.add(len(ids))
-                x, y = data.read(ids)
-                yield Microbatch(x, y, seed=0)
+                yield read_microbatch(data, ids, seed=0)

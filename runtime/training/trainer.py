@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import ProgramError, StopRequested
-from holdfast.runtime.model.data import Data
+from holdfast.runtime.model.data import Data, check_data, read_microbatch
 from holdfast.runtime.model.replica import Replica, make_model
 from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.run.numerics import Numerics
@@ -94,6 +94,9 @@ class Trainer:
         keep_best: tuple[str, str] | None = None,
     ) -> None:
         self._model = model
+        check_data("data", data)
+        if validation is not None:
+            check_data("validation", validation)
         begin = None if initial is None else Path(initial)
         self._request = TrainingRequest(
             data,
@@ -162,8 +165,8 @@ def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replic
     made = make_model(model)
     if isinstance(made, Replica):
         return made
-    x, y = job.data.read(job.order.microbatch(0, 0))
-    return keras_replica.KerasReplica(made, x, y)
+    first = read_microbatch(job.data, job.order.microbatch(0, 0), seed=0)
+    return keras_replica.KerasReplica(made, first.x, first.y, first.weights)
 
 
 def _conclude(

@@ -28,8 +28,8 @@ from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
-from holdfast.runtime.model.data import Data
-from holdfast.runtime.model.replica import Microbatch, Replica
+from holdfast.runtime.model.data import Data, read_microbatch
+from holdfast.runtime.model.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class TrainingContributor:
             out.fill(0.0)
             return 0, 0
         self._notes.begin_work(index + 1, m, ids.tobytes(), is_validation=False)
-        x, y = self._data.read(ids)
-        self._replica.contribute(Microbatch(x, y, self._order.microbatch_seed(index, m)), out)
+        seed = self._order.microbatch_seed(index, m)
+        self._replica.contribute(read_microbatch(self._data, ids, seed), out)
         self._notes.end_work()
         return len(ids), self._fingerprints.fingerprint(ids)
 
@@ -109,8 +109,7 @@ class ValidationContributor:
             if not len(ids):
                 continue
             self._notes.begin_work(index, m, ids.tobytes(), is_validation=True)
-            x, y = self._data.read(ids)
-            self._replica.evaluate(Microbatch(x, y, 0), self._one)
+            self._replica.evaluate(read_microbatch(self._data, ids, seed=0), self._one)
             self._notes.end_work()
             out += self._one
             samples += len(ids)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import ArrayData, Data
+from holdfast.runtime.model.data import ArrayData, Data, check_data, read_microbatch
 
 
 def _ids(*ids: int) -> np.ndarray:
@@ -93,3 +93,80 @@ def test_samples_of_different_shapes_are_refused() -> None:
 
     with pytest.raises(ProgramError, match="differ in shape or type"):
         ArrayData(ragged, np.zeros(2))
+
+
+def test_nests_of_arrays_of_any_type_are_read_together() -> None:
+    names = np.array(["a", "bb", "c"], dtype=object)
+    data = ArrayData({"age": np.arange(3.0), "name": names}, [np.arange(3), np.arange(6)[::2]])
+
+    x, y = data.read(_ids(2, 0))
+
+    assert x["age"].tolist() == [2.0, 0.0]
+    assert x["name"].tolist() == ["c", "a"]
+    assert [part.tolist() for part in y] == [[2, 0], [4, 0]]
+
+
+def test_targets_and_weights_may_be_left_out_or_given() -> None:
+    x, y = ArrayData(np.arange(4)).read(_ids(1))
+    _, none, weights = ArrayData(np.arange(4), None, np.arange(4) / 4).read(_ids(3))
+
+    assert (x.tolist(), y) == ([1], None)
+    assert (none, weights.tolist()) == (None, [0.75])
+
+
+def test_a_list_of_samples_is_refused_with_advice() -> None:
+    """Two arrays in a list are two inputs, as in Keras, and not two samples."""
+    with pytest.raises(ProgramError, match=r"x\[0\] has 5 samples but y has 2.* taken as 2 inputs"):
+        ArrayData([np.zeros(5), np.zeros(5)], np.zeros(2))
+
+
+def test_a_wrong_leaf_is_named() -> None:
+    with pytest.raises(ProgramError, match=r"x\['a'\] has 3 samples but x\['b'\] has 2"):
+        ArrayData({"a": np.zeros(3), "b": np.zeros(2)})
+    with pytest.raises(ProgramError, match="x is an empty dict"):
+        ArrayData({})
+    with pytest.raises(ProgramError, match="x is None"):
+        ArrayData(None)
+
+
+def _reading(parts: object) -> Data:
+    class Own:
+        def __len__(self) -> int:
+            return 9
+
+        def read(self, ids: np.ndarray) -> object:
+            return parts
+
+    return Own()  # type: ignore[return-value]
+
+
+def test_a_microbatch_has_inputs_targets_and_weights() -> None:
+    parts = {"a": np.zeros(2)}, None, np.ones(2)
+
+    batch = read_microbatch(_reading(parts), _ids(4, 5), seed=3)
+
+    assert (batch.samples, batch.seed, batch.y) == (2, 3, None)
+    assert batch.weights is parts[2]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (np.zeros(2), "returned a ndarray: return .x, y."),
+        ((), "returned 0 parts"),
+        ((1, 2, 3, 4), "returned 4 parts"),
+        ((np.zeros(2), np.zeros(3)), "returned 3 samples in y for 2 ids"),
+        (({"a": np.zeros(1)}, None), r"returned 1 samples in x\['a'\] for 2 ids"),
+    ],
+)
+def test_data_that_gives_something_else_is_refused(parts: object, words: str) -> None:
+    with pytest.raises(ProgramError, match=f"Own.read.ids. {words}"):
+        read_microbatch(_reading(parts), _ids(4, 5), seed=3)
+
+
+def test_what_is_no_data_is_refused_with_advice() -> None:
+    check_data("data", ArrayData(np.zeros(1)))
+    with pytest.raises(ProgramError, match=r"validation is a tuple.* give ArrayData\(x, y\)"):
+        check_data("validation", (np.zeros(1), np.zeros(1)))
+    with pytest.raises(ProgramError, match=r"data is a Pair.*methods __len__\(\) and read\(ids\)"):
+        check_data("data", type("Pair", (), {})())

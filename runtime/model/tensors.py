@@ -1,0 +1,67 @@
+"""Microbatches as tensors: flat lists for TensorFlow, nests for Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from holdfast.runtime.model.nest import Nest, leaves, map_leaves, pack, structure_key
+from holdfast.runtime.model.replica import Microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples as Keras gets them: nests of tensors."""
+
+    x: Nest
+    y: Nest
+    weights: Nest
+
+    @staticmethod
+    def of(microbatch: Microbatch, tensors: Sequence[Any] | None = None) -> Batch:
+        """Return a microbatch as tensors, or the given tensors in the microbatch's structure."""
+        flat = iter(flat_tensors(microbatch) if tensors is None else tensors)
+        parts = (microbatch.x, microbatch.y, microbatch.weights)
+        return Batch(*(pack(part, flat) for part in parts))
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return int(leaves(self.x)[0].shape[0])
+
+
+def flat_tensors(microbatch: Microbatch) -> list[Any]:
+    """Return all arrays of a microbatch as tensors."""
+    return [_tensor(array) for array in _arrays(microbatch)]
+
+
+def flat_specifications(microbatch: Microbatch) -> list[Any]:
+    """Return shapes and dtypes of ``flat_tensors``."""
+    return [tf.TensorSpec.from_tensor(_tensor(array)) for array in _arrays(microbatch)]
+
+
+def shape_key(microbatch: Microbatch) -> Hashable:
+    """Return structure, shapes and dtypes of a microbatch: two that agree share a graph."""
+    return structure_key((microbatch.x, microbatch.y, microbatch.weights))
+
+
+def first_sample(microbatch: Microbatch) -> Microbatch:
+    """Return the microbatch's first sample alone."""
+    parts = (microbatch.x, microbatch.y, microbatch.weights)
+    x, y, weights = (map_leaves(lambda array: array[:1], part) for part in parts)
+    return Microbatch(x, y, microbatch.seed, weights)
+
+
+def _arrays(microbatch: Microbatch) -> list[Any]:
+    return leaves((microbatch.x, microbatch.y, microbatch.weights))
+
+
+def _tensor(array: Any) -> Any:
+    """Return the array as a tensor; floats of other widths become float32, as in ``Model.fit``."""
+    array = np.asarray(array)
+    wide = array.dtype.kind == "f" and array.dtype != np.float32
+    return tf.convert_to_tensor(array.astype(np.float32) if wide else array)

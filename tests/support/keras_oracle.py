@@ -1,0 +1,92 @@
+"""Steps in microbatches beside the step that Keras makes of the undivided batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from keras_harness import contribution, copy_of
+
+from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.runtime.model.nest import leaves, map_leaves
+from holdfast.runtime.model.replica import Microbatch
+
+Make = Callable[[SimpleNamespace], Any]
+
+UNEVEN = {1: (1.0,), 2: (0.6,), 3: (0.2, 0.7)}
+"""Where a batch is cut into so many parts of different sizes."""
+
+
+def parts_of(batch: Microbatch, count: int) -> list[Microbatch]:
+    """Return the batch in ``count`` parts of different sizes."""
+    cuts = [round(cut * batch.samples) for cut in UNEVEN[count] if cut < 1.0]
+    bounds = [0, *cuts, batch.samples]
+    return [_rows(batch, a, b) for a, b in itertools.pairwise(bounds)]
+
+
+def fresh_model(tf: SimpleNamespace, make: Make) -> Any:
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(7)
+    return make(tf)
+
+
+def stepped_in_parts(
+    tf: SimpleNamespace, make: Make, batch: Microbatch, *, count: int, steps: int = 2
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Return the state after steps on the batch in parts, and the results of the last step."""
+    parts = parts_of(batch, count)
+    replica = tf.module.KerasReplica(
+        fresh_model(tf, make), parts[0].x, parts[0].y, parts[0].weights
+    )
+    for _ in range(steps):
+        total = aligned_vector(replica.shape.total)
+        total[:] = 0.0
+        for part in parts:
+            total += contribution(replica, part)
+        replica.apply(total, batch.samples)
+    sums = total[replica.shape.gradient :].astype(np.float64)
+    return copy_of(replica.state()), replica.results(sums, batch.samples)
+
+
+def stepped_by_keras(
+    tf: SimpleNamespace, make: Make, batch: Microbatch, *, steps: int = 2
+) -> tuple[Any, dict[str, float]]:
+    """Return the model after the same steps by Keras, and the logs of the last one."""
+    model = fresh_model(tf, make)
+    tensors = map_leaves(lambda a: a, (batch.x, batch.y, batch.weights))
+    for _ in range(steps):
+        logs = model.train_on_batch(*tensors, return_dict=True)
+    return model, {name: float(value) for name, value in logs.items()}
+
+
+def assert_step_of_keras(
+    tf: SimpleNamespace, make: Make, batch: Microbatch, *, count: int, rtol: float = 2e-4
+) -> None:
+    """Compare the state and the logs after two steps with those of Keras."""
+    state, results = stepped_in_parts(tf, make, batch, count=count)
+    model, logs = stepped_by_keras(tf, make, batch)
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    compared = 0
+    for variable in variables:
+        found = [name for name in state if name.endswith(f"/{variable.path}")]
+        for name in found:
+            compared += 1
+            np.testing.assert_allclose(
+                state[name], np.asarray(variable.value), rtol=rtol, atol=1e-5, err_msg=name
+            )
+    assert compared >= len(model.trainable_variables)
+    assert set(results) == set(logs)
+    for name, value in logs.items():
+        np.testing.assert_allclose(results[name], value, rtol=rtol, atol=1e-6, err_msg=name)
+
+
+def _rows(batch: Microbatch, start: int, stop: int) -> Microbatch:
+    x, y, weights = (
+        map_leaves(lambda array: array[start:stop], part)
+        for part in (batch.x, batch.y, batch.weights)
+    )
+    assert leaves(x)
+    return Microbatch(x, y, batch.seed, weights)
