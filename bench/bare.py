@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.model.data import Array
+from holdfast.runtime.model.nest import Array
 from holdfast.runtime.model.vector_layout import VectorLayout
 
 if TYPE_CHECKING:

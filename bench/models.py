@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
-from holdfast.runtime.model.data import Array
+from holdfast.runtime.model.nest import Array
 
 CLASSES = 10
 VOCABULARY = 128

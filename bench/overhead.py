@@ -30,7 +30,7 @@ from holdfast.recovery.vote import Bit, Wishes, ballot, outcome
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_world
-from holdfast.runtime.model.data import Array
+from holdfast.runtime.model.nest import Array
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig

@@ -24,7 +24,7 @@ import numpy as np
 from holdfast import ArrayData, Trainer
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.model.data import Array
+from holdfast.runtime.model.nest import Array
 from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
 from holdfast.testing import JobRequest
 
