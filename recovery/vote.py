@@ -8,11 +8,17 @@ First all workers write their shards.  When every shard is durable, the shards' 
 are gathered.  Then rank 0 writes the manifest and commits.  The bits of each vote tell
 when a stretch has ended for all.  So all survivors are always in the same phase, and the
 save needs no message of its own.  A death abandons the save: the survivors begin another.
+
+Callbacks of the script need more than bits.  Every worker runs every callback with the same
+values, so as a rule all come to the same effects.  A callback that looks at a clock or
+throws dice may not.  So digests of the effects are gathered, and one decision holds for
+all: a stop that any worker wants is everyone's, and what differs is taken from rank 0.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntFlag
 from types import MappingProxyType
@@ -119,3 +125,35 @@ def after_vote(phase: SavePhase, agreed: Bit) -> SavePhase:
         return SavePhase.FAILED
     bit, following = _DECISIVE[phase]
     return following if bit in agreed else phase
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """The effects of one worker's callbacks since the last decision."""
+
+    wants_stop: bool
+    notes: bytes
+    """Digest of what the callbacks remember."""
+    state: bytes
+    """Digest of the tensors of the replica that they have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What all workers do next, the same for every worker of the world."""
+
+    is_stop_wanted: bool
+    shares_notes: bool
+    """Whether all take what the callbacks of the first worker remember."""
+    shares_state: bool
+    """Whether all take the whole state of the first worker."""
+
+
+def decide(effects: Sequence[Effects]) -> Decision:
+    """Return the decision that follows from the ``effects`` of all workers, in rank order."""
+    first = effects[0]
+    return Decision(
+        is_stop_wanted=any(found.wants_stop for found in effects),
+        shares_notes=any(found.notes != first.notes for found in effects),
+        shares_state=any(found.state != first.state for found in effects),
+    )

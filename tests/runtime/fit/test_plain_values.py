@@ -47,7 +47,7 @@ def test_unusual_value_comes_back(value: object) -> None:
     assert is_same(through_json(value), value)
 
 
-@pytest.mark.parametrize("function", [np.less, np.mean, operator.lt], ids=repr)
+@pytest.mark.parametrize("function", [np.less, np.mean, operator.lt], ids=lambda f: f.__name__)
 def test_function_of_a_known_library_comes_back_as_itself(function: object) -> None:
     assert through_json({"f": function})["f"] is function
 
