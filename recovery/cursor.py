@@ -27,9 +27,9 @@ class Cursor:
     sums: Sums
 
     @staticmethod
-    def start(metrics: int) -> Cursor:
-        """Return the cursor of a job that has done nothing, with room for ``metrics`` sums."""
-        return Cursor(0, 0, Ledger(), np.zeros(metrics, np.float64))
+    def start(metrics: int, step: int = 0) -> Cursor:
+        """Return the cursor of a job that begins at ``step``, with room for ``metrics`` sums."""
+        return Cursor(step, 0, Ledger(), np.zeros(metrics, np.float64))
 
     @property
     def version(self) -> int:

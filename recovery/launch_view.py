@@ -82,8 +82,12 @@ class LaunchView:
 
     @property
     def first(self) -> WorkerCompleted | None:
-        """The completion of the worker that does the rest of the script for all, None so far."""
-        return next((seen for seen in self.completions if seen.is_first), None)
+        """The completion of the worker that does the rest of the script for all, None so far.
+
+        A script may train several times; the last time counts.
+        """
+        firsts = [seen for seen in self.completions if seen.is_first]
+        return max(firsts, key=lambda seen: seen.step, default=None)
 
     @property
     def first_has_left(self) -> bool:
@@ -182,9 +186,9 @@ def conclude(
        program's, and would happen again;
     3. the first worker has completed, and then its script raised: only that worker did the
        rest of the script, and would fail again;
-    4. the first worker has completed, and has reached the end of the script; if it died
+    4. a worker has stopped on request;
+    5. the first worker has completed, and has reached the end of the script; if it died
        before that end, the rest of the script is still to be done;
-    5. a worker has stopped on request;
     6. all workers have left by agreement without training;
     7. the job was told to stop and reached no checkpoint.
 
@@ -205,14 +209,14 @@ def conclude(
 
 def _left(view: LaunchView) -> End | None:
     """Return the end of a job whose workers ended by themselves, None for any other job."""
-    if view.first_has_left:
-        last = max(view.completions, key=lambda completion: completion.step)
-        return End(ExitCode.DONE, f"completed step {last.step}, state sha256 {last.sha256}")
-    if view.stops:
+    if view.stops:  # of a later training of the script, if one is complete
         step = view.stops[0].step
         return End(
             ExitCode.STOPPED_EARLY, f"stopped at step {step} with a checkpoint; run again to go on"
         )
+    if view.first_has_left:
+        last = max(view.completions, key=lambda completion: completion.step)
+        return End(ExitCode.DONE, f"completed step {last.step}, state sha256 {last.sha256}")
     if view.is_all_clean and not view.completions:
         return End(ExitCode.DONE, "the script ended without training")
     return None

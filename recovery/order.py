@@ -60,15 +60,17 @@ class SequentialOrder:
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """The shuffled order of a training job: every epoch visits each sample once.
+    """The order of a training job: every epoch visits each sample once.
 
-    ``global_batch`` samples make a step; the last batch of an epoch may be shorter.
+    ``global_batch`` samples make a step; the last batch of an epoch may be shorter.  Unless
+    ``is_shuffled``, all epochs visit the samples in their own order.
     """
 
     seed: int
     samples: int
     global_batch: int
     microbatches: int
+    is_shuffled: bool = True
 
     def __post_init__(self) -> None:
         """Refuse counts below one, and seeds beyond 64 bits."""
@@ -88,7 +90,7 @@ class SampleOrder:
     def batch(self, index: int) -> npt.NDArray[np.int64]:
         """Return the sample ids of update ``index``, in the order of its microbatches."""
         start, stop = _batch_bounds(self, index)
-        return self._permutation(index)[start:stop].astype(np.int64)
+        return self._between(index, start, stop)
 
     def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
         """Return the sample ids of microbatch ``m`` of update ``index``.
@@ -97,7 +99,7 @@ class SampleOrder:
         sample more, and with few samples the last ones are empty.
         """
         start, stop = _microbatch_bounds(self, index, m)
-        return self._permutation(index)[start:stop].astype(np.int64)
+        return self._between(index, start, stop)
 
     def microbatch_seed(self, index: int, m: int) -> int:
         """Return 63 random bits for microbatch ``m`` of update ``index``.
@@ -107,8 +109,12 @@ class SampleOrder:
         _check_microbatch(self.microbatches, index, m)
         return chain(_FOR_MICROBATCH, self.seed, index, m) >> 1
 
-    def _permutation(self, index: int) -> _Permutation:
-        return _permutation(self.seed, self.samples, self.epoch_of(index))
+    def _between(self, index: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the sample ids at these positions of the epoch of update ``index``."""
+        if not self.is_shuffled:
+            return np.arange(start, stop, dtype=np.int64)
+        order = _permutation(self.seed, self.samples, self.epoch_of(index))
+        return order[start:stop].astype(np.int64)
 
 
 # Two epochs: a step of the new one may be prepared while the old one's last step is redone.

@@ -31,6 +31,9 @@ class WorkPlan:
             save begins with a comparison as well.
         saves_epochs: whether a checkpoint is due at each epoch's end too.
         keep_every: steps between checkpoints that are kept for ever, None for none.
+        begin: the step at which the job's first update begins.
+        first_epoch: epochs that count as done before that step.
+        validated: every so many epochs end with a pass over validation data, or these do.
     """
 
     steps_per_epoch: int
@@ -40,15 +43,18 @@ class WorkPlan:
     verify_every: int = 0
     saves_epochs: bool = False
     keep_every: int | None = None
+    begin: int = 0
+    first_epoch: int = 0
+    validated: int | tuple[int, ...] = 1
 
     @property
     def steps(self) -> int:
-        """Updates of the model in the whole job."""
-        return self.steps_per_epoch * self.epochs
+        """The step at which the job is complete."""
+        return self.begin + self.steps_per_epoch * self.epochs
 
     def next_work(self, cursor: Cursor) -> Work | None:
         """Return the transaction that follows ``cursor``, or None when the job is complete."""
-        if self.has_validation and cursor.evaluations < cursor.step // self.steps_per_epoch:
+        if self.has_validation and cursor.evaluations < self._due(self._passes(cursor)):
             return Work.EVALUATE
         return Work.TRAIN if cursor.step < self.steps else None
 
@@ -57,22 +63,22 @@ class WorkPlan:
 
         Validation may be switched on at a resume. Then epochs before it had none, and get none.
         """
-        missed = cursor.step // self.steps_per_epoch - self.has_ended_epoch(cursor)
+        missed = self._due(self._passes(cursor) - self.has_ended_epoch(cursor))
         if not self.has_validation or cursor.evaluations >= missed:
             return cursor
         return replace(cursor, evaluations=missed)
 
     def is_epoch_start(self, cursor: Cursor) -> bool:
         """Return whether the next update is the first of an epoch."""
-        return cursor.step % self.steps_per_epoch == 0
+        return self._updates(cursor) % self.steps_per_epoch == 0
 
     def has_ended_epoch(self, cursor: Cursor) -> bool:
         """Return whether the last update was the last of an epoch."""
-        return cursor.step > 0 and cursor.step % self.steps_per_epoch == 0
+        return self._updates(cursor) > 0 and self.is_epoch_start(cursor)
 
     def epoch_of(self, cursor: Cursor) -> int:
         """Return the number, from 1, of the epoch that the last update belongs to."""
-        return (max(cursor.step, 1) - 1) // self.steps_per_epoch + 1
+        return self.first_epoch + (max(self._updates(cursor), 1) - 1) // self.steps_per_epoch + 1
 
     def is_save_point(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint may be made at ``cursor``.
@@ -80,7 +86,7 @@ class WorkPlan:
         None is made between an epoch's last update and its validation.  It would hold another
         state of the same step than a checkpoint after the validation.
         """
-        return cursor.step > 0 and self.next_work(cursor) is not Work.EVALUATE
+        return self._updates(cursor) > 0 and self.next_work(cursor) is not Work.EVALUATE
 
     def is_save_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint is due at ``cursor``, right after a transaction."""
@@ -96,3 +102,18 @@ class WorkPlan:
     def is_check_due(self, cursor: Cursor) -> bool:
         """Return whether the replicas' states are to be compared at ``cursor``."""
         return self.verify_every > 0 and cursor.step % self.verify_every == 0
+
+    def _updates(self, cursor: Cursor) -> int:
+        """Return the number of this job's updates so far."""
+        return cursor.step - self.begin
+
+    def _passes(self, cursor: Cursor) -> int:
+        """Return the number of this job's passes over the training data so far."""
+        return self._updates(cursor) // self.steps_per_epoch
+
+    def _due(self, passes: int) -> int:
+        """Return the passes over validation data that belong to so many epochs of the job."""
+        first, last = self.first_epoch, self.first_epoch + passes
+        if isinstance(self.validated, int):
+            return last // self.validated - first // self.validated
+        return sum(first < epoch <= last for epoch in self.validated)

@@ -35,11 +35,12 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which steps stay: the newest, every n-th for ever, and the best by a metric."""
+    """Which steps stay: the newest, the best by a metric, and for ever every n-th and some more."""
 
     newest: int = 3
     every: int | None = None
     best: Best | None = None
+    forever: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def prune_plan(
     kept = {known.step for known in newest_first if known.step >= oldest}
     if retention.every is not None:
         kept |= {known.step for known in newest_first if known.step % retention.every == 0}
+    kept |= {known.step for known in newest_first if known.step in retention.forever}
     if retention.best is not None:
         # A damaged step may be mended, and then is the best again.
         kept |= _best_of(newest_first, retention.best) | _best_of(sound, retention.best)

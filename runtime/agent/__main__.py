@@ -16,7 +16,7 @@ from holdfast.runtime.system.owned_directory import hold
 from holdfast.runtime.system.processes import adopt_orphans, allow_many_files, name_process
 from holdfast.runtime.system.signals import block
 
-DEFAULT_ENTRY = "holdfast.runtime.worker.worker:main"
+DEFAULT_ENTRY = "holdfast.runtime.fit.entry:main"
 
 _REMOVED_WITHIN_S = 5.0
 

@@ -1,4 +1,4 @@
-"""Keras's ``fit`` as the collective of a job: data, phases, callbacks.
+"""Keras's ``fit`` as the collective: an ordinary script trains on all workers, unchanged.
 
-May use `training` and all rooms below it.
+May import every room below it.  Keras is imported by the script, never by this room first.
 """

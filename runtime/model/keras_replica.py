@@ -35,7 +35,6 @@ import tensorflow as tf
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.vector import (
     ALIGNMENT_BYTES,
     address_of,
@@ -295,24 +294,6 @@ class KerasReplica:
             rows = writable_alias(sums).reshape(-1, ROW_FLOATS)
             self._borrowed = sums, tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
         return self._borrowed[1]
-
-
-def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
-    """Fix the settings that TensorFlow's bits depend on, before any TensorFlow operation.
-
-    ``threads`` work inside one operation, and operations run one after the other.
-    """
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-    except RuntimeError as error:
-        raise ProgramError(
-            f"TensorFlow cannot be set to {threads} threads because the program has used it "
-            "already: build model and data inside the function that is given to Trainer"
-        ) from error
-    keras.utils.set_random_seed(seed % (1 << 32))
-    if deterministic:
-        tf.config.experimental.enable_op_determinism()
 
 
 def _tensor_at(rows: Any, place: Place) -> Any:

@@ -257,6 +257,12 @@ class JobOptions:
     shrink: bool = _switch(
         "--shrink", "Whether survivors go on in place.", default=True, off_flag="--no-shrink"
     )
+    fit: bool = _switch(
+        "--fit",
+        "Whether Keras's fit trains on all workers together.",
+        default=True,
+        off_flag="--no-fit",
+    )
     preload: tuple[str, ...] = option(
         "--preload",
         "Modules that warm processes import ahead of becoming workers.",

@@ -13,11 +13,11 @@ from holdfast.recovery.work_plan import WorkPlan
 class SaveTerms:
     """The steps at which a job is saved, the fields of its manifests, and its retention.
 
-    ``identity`` holds the values that must be the same when a checkpoint is restored;
-    ``numerics`` are the job's, as JSON.
+    ``fields`` are those of a manifest's cursor that are the same for the whole stage, the
+    job's identity among them; ``numerics`` are the job's, as JSON.
     """
 
     work_plan: WorkPlan
     retention: Retention
-    identity: Mapping[str, int]
+    fields: Mapping[str, object]
     numerics: dict[str, object]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from types import MappingProxyType
 
 import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
@@ -38,6 +38,7 @@ MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
 
 _NOTHING_SAVED = -1
+_NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 _WITH_COPIES = 2
 
 
@@ -64,10 +65,11 @@ class Saver:
         self._downgrades_told: set[str] = set()
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
-        self._attempts = 0
+        self._attempt = 0
         self._failures: Counter[int] = Counter()
-        # Step 0 needs no checkpoint, unless the job does not train and only saves.
-        self.saved_step = 0 if context.config.options.trains else _NOTHING_SAVED
+        # The first step needs no checkpoint, unless the job does not train and only saves.
+        trains = context.config.options.trains
+        self.saved_step = terms.work_plan.begin if trains else _NOTHING_SAVED
 
     @property
     def is_busy(self) -> bool:
@@ -88,19 +90,22 @@ class Saver:
         return is_wanted and self._flight is None and cursor.step != self.saved_step
 
     def begin(
-        self, cursor: Cursor, state: Callable[[], Tensors], measured: EpochMetrics | None = None
+        self,
+        cursor: Cursor,
+        state: Callable[[], Tensors],
+        fields: Mapping[str, object] = _NO_FIELDS,
     ) -> bool:
         """Copy this worker's share of the state and write it in the background.
 
-        Returns whether a save was begun; at most one is in flight.  The manifest will hold
-        the metrics ``measured``.
+        Returns whether a save was begun; at most one is in flight.  The manifest's cursor
+        will hold ``fields``, a JSON object.
         """
         if self._flight is not None:
             return False
-        self._attempts += 1
+        self._attempt = next(self._context.saves)
         self._is_wanted = False
         with self._context.page.needing_no_peer():  # it may wait for memory, and copies
-            self._flight = self._launch(cursor, state(), measured)
+            self._flight = self._launch(cursor, state(), fields)
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:
@@ -181,21 +186,25 @@ class Saver:
             self._prepared_for = generation
             self._shards.prepare(self._plan(cursor, state()), self._slices())
 
+    def close(self) -> None:
+        """Give memory and threads back; nothing is in flight any more."""
+        self._shards.close()
+        self._thread.shutdown(wait=False)
+
     def verify(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
         """Begin a comparison of the states without a save, if one is due."""
         if self._terms.work_plan.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
     def _plan(
-        self, cursor: Cursor, state: Tensors, measured: EpochMetrics | None = None
+        self, cursor: Cursor, state: Tensors, fields: Mapping[str, object] = _NO_FIELDS
     ) -> SavePlan:
         """Return the save of ``state`` in this world."""
-        place: dict[str, object] = {**self._terms.identity, "step": cursor.step}
         return SavePlan(
             Header(self._context.config.run_id, self._membership.world.generation, cursor.step),
-            self._attempts,
+            self._attempt,
             ShardLayout(specs_of(state), self._membership.communicator.size),
-            cursor=measured.into(place) if measured else place,
+            cursor={**self._terms.fields, "step": cursor.step, **fields},
             numerics=self._terms.numerics,
         )
 
@@ -208,10 +217,8 @@ class Saver:
         domains = [str(worker) if has_copies else "" for worker in workers]
         return (rank, *second_slices(domains)[rank])
 
-    def _launch(
-        self, cursor: Cursor, state: Tensors, measured: EpochMetrics | None
-    ) -> SaveInFlight:
-        plan = self._plan(cursor, state, measured)
+    def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
+        plan = self._plan(cursor, state, fields)
         began = time.monotonic()
         mine = self._shards.begin(plan, self._slices(), state)
         self._check.take(cursor.step, state, then=mine.hand_over)

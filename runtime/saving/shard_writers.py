@@ -160,6 +160,12 @@ class Shards:
             return self._begin_thread(plan, shards[0], state)
         return _AgentShard(self._context, plan, place.take(plan, state))
 
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._memory is not None:
+            self._memory_thread.submit(_give_back, self._memory)
+        self._memory_thread.shutdown(wait=False)
+
     def _begin_thread(self, plan: SavePlan, rank: int, state: Tensors) -> PendingShard:
         mine = {piece.spec.name for piece in plan.layout.pieces(rank)}
         copy = {

@@ -82,7 +82,8 @@ def _start_once(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProce
     with blocked():  # until it has handlers of its own
         child = subprocess.Popen(
             terms.command(),
-            env=dict(environment),
+            # Scripts make vocabularies from sets of words, in the order of their hashes.
+            env={"PYTHONHASHSEED": "0", **environment},
             cwd=terms.cwd,
             stdin=subprocess.DEVNULL,
             pass_fds=(terms.lease,),

@@ -42,7 +42,7 @@ class Narration:
         self._notices: set[str] = set()
         self._named_modules: tuple[str, ...] = ()
         self._failed_modules: set[str] = set()
-        self._has_completed = False
+        self._completed_step = -1
         self._lost_lines = 0
         self._deaths = DeathLog()
 
@@ -97,7 +97,8 @@ class Narration:
             report = message["report"]
             if report.get("kind") == "error":
                 self._errors[message["worker"]] = report
-            self._has_completed |= report.get("kind") == "complete"
+            if report.get("kind") == "complete":
+                self._completed_step = max(report["step"], self._completed_step)
         elif message.get("kind") == "worker_exited" and not message["clean"]:
             self._deaths.died(message, str(message["cause"]))
 
@@ -229,8 +230,8 @@ class Narration:
             self._errors[worker] = dict(report)
         elif report.get("kind") == "world":
             self._say_unsaid()  # the others go on
-        elif report.get("kind") == "complete" and not self._has_completed:
-            self._has_completed = True
+        elif report.get("kind") == "complete" and report["step"] > self._completed_step:
+            self._completed_step = report["step"]
             fields = {name: value for name, value in report.items() if name != "kind"}
             self._journal.record("completed", **fields)
         elif report.get("kind") == "notice" and report["text"] not in self._notices:

@@ -8,6 +8,7 @@ anywhere in it is repaired like any other.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.training.companion import Notes
 
 NO_STATE = -1
 """Version of a worker that holds no state yet."""
@@ -39,21 +39,6 @@ def find_source(versions: Sequence[int]) -> Source:
     return Source(rank, newest, is_needed=newest == NO_STATE or min(versions) < newest)
 
 
-def whole_state(replica: Replica, cursor: Cursor) -> dict[str, npt.NDArray[np.generic]]:
-    """Return all tensors of a worker's state, the cursor's among them, in order of names.
-
-    The arrays may alias the live state.
-    """
-    tensors = dict(replica.state()) | cursor.tensors()
-    return {name: tensors[name] for name in sorted(tensors)}
-
-
-def load_state(replica: Replica, tensors: Tensors) -> Cursor:
-    """Load a whole state and return its cursor."""
-    replica.load({name: value for name, value in tensors.items() if not _is_cursor(name)})
-    return Cursor.from_tensors(tensors)
-
-
 def share_state(communicator: Communicator, source: int, state: Tensors) -> Tensors:
     """Return the state of rank ``source``, once all of it has arrived; changes nothing.
 
@@ -68,5 +53,18 @@ def share_state(communicator: Communicator, source: int, state: Tensors) -> Tens
     return received
 
 
-def _is_cursor(name: str) -> bool:
-    return name.startswith("cursor/")
+def share_notes(communicator: Communicator, source: int, notes: Notes | None) -> Notes | None:
+    """Return the notes of rank ``source``, None if it has none.
+
+    Raises:
+        WorldBroken: a member died.
+    """
+    text = json.dumps(notes).encode()
+    size = np.array([len(text)], np.int64)
+    communicator.broadcast(size, source)
+    buffer = np.empty(int(size[0]), np.uint8)
+    if communicator.rank == source:
+        buffer[:] = np.frombuffer(text, np.uint8)
+    communicator.broadcast(buffer, source)
+    shared: Notes | None = json.loads(buffer.tobytes())
+    return shared

@@ -17,13 +17,11 @@ from holdfast.recovery.fault import Site
 from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.work_plan import Work
-from holdfast.recovery.world import World
 from holdfast.runtime.errors import JobError, WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.exchange.vector import Sum
-from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
@@ -31,10 +29,11 @@ from holdfast.runtime.training.catch_up import (
     NO_STATE,
     Source,
     find_source,
-    load_state,
+    share_notes,
     share_state,
-    whole_state,
 )
+from holdfast.runtime.training.companion import Notes
+from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.tracing_ahead import Preparation
@@ -57,25 +56,26 @@ _NO_WISHES = Wishes()
 class TrainingLoop:
     """Trains one replica to the end of the job, together with the world it is part of."""
 
-    def __init__(self, context: WorkerContext, replica: Replica, job: TrainingJob) -> None:
-        config = context.config
-        world = World(config.generation, config.workers, config.capacity)
+    def __init__(
+        self, context: WorkerContext, membership: Membership, state: JobState, job: TrainingJob
+    ) -> None:
+        replica = state.replica
         self._context = context
         self._replica = replica
+        self._state = state
+        self._companion = state.companion
         self._job = job
-        self._membership = Membership(
-            config.worker, world, context.communicator, clock=time.monotonic
-        )
+        self._membership = membership
         self._records = LoopRecords(context, self._membership)
         self._progress = Progress(replica, job, self._records)
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job.save_terms, self._records)
-        self._clock = SaveClock(job.schedule, config.history, self._records.note)
+        self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
         self._transaction = self._transactions[Work.TRAIN]
-        self._assignment = assign(job.microbatches, world)
+        self._assignment = assign(job.microbatches, membership.world)
         self._is_scattered = False
         self._is_loaded = False
         self._ending: JobError | None = None
@@ -110,8 +110,8 @@ class TrainingLoop:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every transaction of the job is committed."""
-        return self._job.work_plan.next_work(self._progress.cursor) is None
+        """Whether every transaction of the job is committed, or its companion has ended it."""
+        return self._is_over
 
     @property
     def is_first(self) -> bool:
@@ -127,6 +127,17 @@ class TrainingLoop:
     def progress(self) -> Progress:
         """The committed cursor, and the metrics of the last epoch."""
         return self._progress
+
+    def close(self) -> None:
+        """Give memory and threads back, before another stage takes its own."""
+        self._saver.close()
+        for transaction in self._transactions.values():
+            transaction.vectors.close()
+
+    @property
+    def _is_over(self) -> bool:
+        is_last = self._job.work_plan.next_work(self._progress.cursor) is None
+        return is_last or self._companion.is_over
 
     def _act(self, state: StepState) -> StepEvent:
         """Do the work of ``state``."""
@@ -148,9 +159,10 @@ class TrainingLoop:
         self._exchange.map_peers()
         source = find_source(self._membership.versions)
         if source.is_needed:
-            shared = self._membership.together(lambda: self._share_state(source))
+            shared, notes = self._membership.together(lambda: self._share_state(source))
             if source.version == NO_STATE or self._version != source.version:
-                self._progress.restore(load_state(self._replica, shared))
+                self._progress.restore(self._state.load(shared))
+                self._companion.restore(self._progress.cursor, notes)
                 self._forget_leaves()
         self._is_loaded = True
         self._records.joined(self._progress.cursor)
@@ -163,6 +175,7 @@ class TrainingLoop:
         self._records.transaction_began()
         self._visit(Site.COMPUTE)
         self._transaction = self._next_transaction()
+        self._companion.before(self._transaction.work, self._progress.cursor)
         owned = self._assignment.owned_by(self._membership.me)
         self._transaction.compute(self._progress.cursor.step, owned)
         return StepEvent.COMPUTED
@@ -199,7 +212,10 @@ class TrainingLoop:
             self._ending = self._progress.refusal(total)
             if self._ending is not None:
                 return StepEvent.EXHAUSTED
-        self._progress.commit(work, total)
+        self._companion.after(self._progress.commit(work, total))
+        if self._is_over:
+            self._progress.finish()
+            self._companion.end()
         self._transaction_committed(self._outcome)
         return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.APPLIED
 
@@ -234,19 +250,21 @@ class TrainingLoop:
         self._saver.hear(outcome(self._membership.communicator.agree(flags)))
         return StepEvent.PENDING
 
-    def _share_state(self, source: Source) -> Tensors:
+    def _share_state(self, source: Source) -> tuple[Tensors, Notes | None]:
         """Return the newest state; if no member has one, read it from the disk or build it."""
         communicator = self._membership.communicator
         cursor = self._progress.cursor
         if source.version == NO_STATE:
-            cursor = Cursor.start(self._replica.shape.metrics)
-            restore = JobRestore(self._context, self._job, self._replica)
+            cursor = Cursor.start(self._replica.shape.metrics, self._job.stage.begin)
+            restore = JobRestore(self._context, self._job, self._state)
             restored = restore.run(communicator, cursor)
             if restored is not None:
                 self._saver.saved_step = restore.saved_step
-                return restored.state
+                return restored.state, notes_of(restored.manifest.cursor)
         self._saver.share_saved_step(source.rank)
-        return share_state(communicator, source.rank, whole_state(self._replica, cursor))
+        notes = None if source.version == NO_STATE else self._companion.notes()
+        notes = share_notes(communicator, source.rank, notes)
+        return share_state(communicator, source.rank, self._state.tensors(cursor)), notes
 
     @property
     def _version(self) -> int:
@@ -275,21 +293,26 @@ class TrainingLoop:
         page.commit(cursor.step)
         page.generation = self._membership.world.generation
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
-        self._saver.prepare(cursor, lambda: whole_state(self._replica, cursor))
+        self._saver.prepare(cursor, lambda: self._state.tensors(cursor))
         self._saver.want(is_asked=agreed.is_save_wanted)
         if self._saver.is_due(cursor):
             self._begin_save()
         else:
-            self._saver.verify(cursor, lambda: whole_state(self._replica, cursor))
+            self._saver.verify(cursor, lambda: self._state.tensors(cursor))
 
     def _begin_save(self) -> None:
         cursor = self._progress.cursor
         self._records.flush()  # the journal is never behind a checkpoint
-        now, measured = time.monotonic(), self._progress.measured
-        if self._saver.begin(cursor, lambda: whole_state(self._replica, cursor), measured):
+        now = time.monotonic()
+        if self._saver.begin(cursor, lambda: self._state.tensors(cursor), self._fields()):
             self._clock.began(now)
             self._context.page.answer(RequestFlag.SAVE)
             self._visit(Site.SAVE, step=cursor.step)
+
+    def _fields(self) -> dict[str, object]:
+        """Return the fields of a manifest's cursor that describe the state of just now."""
+        measured = self._progress.measured
+        return self._state.fields() if measured is None else measured.into(self._state.fields())
 
     def _gather_again(self) -> None:
         """Own microbatches in runs again, as a world without a death does.
@@ -313,7 +336,7 @@ class TrainingLoop:
         cursor, work_plan = self._progress.cursor, self._job.work_plan
         if not self._context.config.options.trains:
             return True
-        if self._ending is not None or work_plan.next_work(cursor) is None:
+        if self._ending is not None or self._is_over:
             return True
         return self._is_stopping and work_plan.is_save_point(cursor)
 

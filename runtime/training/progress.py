@@ -9,6 +9,7 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
 from holdfast.runtime.model.replica import Finishing, OverflowTaker, Replica
+from holdfast.runtime.training.companion import Commit
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Total
 from holdfast.runtime.worker.records import LoopRecords
@@ -21,7 +22,7 @@ class Progress:
         self._replica = replica
         self._job = job
         self._records = records
-        self.cursor = Cursor.start(replica.shape.metrics)
+        self.cursor = Cursor.start(replica.shape.metrics, job.stage.begin)
         self.metrics: dict[str, float] = {}
         self.validation: dict[str, float] | None = None
         self.measured: EpochMetrics | None = None
@@ -32,14 +33,16 @@ class Progress:
         if self._job.work_plan.has_ended_epoch(cursor):
             self.metrics = self._replica.results(cursor.sums, cursor.ledger.samples)
 
-    def commit(self, work: Work, total: Total) -> None:
+    def commit(self, work: Work, total: Total) -> Commit:
         """Make the transaction final."""
         if work is Work.TRAIN:
             self._commit_step(total)
         else:
             self._commit_evaluation(total)
-        if self._job.work_plan.next_work(self.cursor) is None:
-            self.finish()
+        cursor, work_plan = self.cursor, self._job.work_plan
+        is_over = work_plan.has_ended_epoch(cursor) and work_plan.is_save_point(cursor)
+        epoch = work_plan.epoch_of(cursor)
+        return Commit(work, cursor, epoch, is_over, self.metrics, self.validation)
 
     def finish(self) -> None:
         """End the training of the replica's weights; done again, it changes nothing."""
@@ -70,7 +73,7 @@ class Progress:
         self._records.stepped(self.cursor, epoch, total.samples)
         if work_plan.has_ended_epoch(self.cursor):
             self._check_ledger(epoch)
-            if not work_plan.has_validation:
+            if work_plan.next_work(self.cursor) is not Work.EVALUATE:
                 self._end_epoch(epoch, None)
 
     def _commit_evaluation(self, total: Total) -> None:

@@ -33,7 +33,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.mending import Mender, second_holders
-from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_resumed
@@ -55,15 +55,16 @@ class _Candidate(NamedTuple):
 class JobRestore:
     """One worker's part in restoring a job; all members of a world take theirs together."""
 
-    def __init__(self, context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
+    def __init__(self, context: WorkerContext, job: TrainingJob, state: JobState) -> None:
         self._context = context
         self._job = job
-        self._replica = replica
+        self._state = state
         self._store = context.open_store()
         self._memory = AgentMemory(context)
         self._mender = Mender(context, second_holders(context))
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mender.has_holders
+        self._other_stages: set[int] = set()
         self.saved_step = 0
         """The step that was restored, if the disk has it."""
 
@@ -89,6 +90,7 @@ class JobRestore:
                     self._record(candidate.step)
                     self._prune()
                 return restored
+        candidates = [found for found in candidates if found.step not in self._other_stages]
         lost = [candidate for candidate in candidates if candidate.was_saved]
         if lost:
             raise RecoveryImpossible(
@@ -96,11 +98,16 @@ class JobRestore:
                 "restore one from a backup, or start over with --fresh"
             )
         if is_first:  # all others get the state of rank 0
-            _begin(self._context, self._job, self._replica)
+            _begin(self._context, self._job, self._state.replica)
         return None
 
     def _prune(self) -> None:
-        """Prune as a process that has died meanwhile would have."""
+        """Prune as a process that has died meanwhile would have.
+
+        Only the newest stage prunes: it knows where the earlier ones have ended.
+        """
+        if self._other_stages:
+            return
         for reason in prune(self._store, self._job.retention, self._unsound()):
             self._context.journal.record("prune_failed", reason=reason)
 
@@ -125,7 +132,8 @@ class JobRestore:
         memory = set(self._memory.steps())
         here = set(self._store.steps())
         steps = sorted(here | self._mender.steps(), reverse=True)
-        return [_Candidate(step, step in here, step in memory) for step in steps]
+        mine = self._job.stage.may_have
+        return [_Candidate(step, step in here, step in memory) for step in steps if mine(step)]
 
     def _restore(
         self, communicator: Communicator, candidate: _Candidate, fresh: Cursor
@@ -134,6 +142,8 @@ class JobRestore:
         step, restored = candidate.step, None
         if candidate.is_here:
             restored = self._read(communicator, step, fresh)
+            if step in self._other_stages:
+                return None
             if restored is None:
                 self._context.rejected.add(step)
         if restored is None and self._is_mended(communicator, step):
@@ -171,6 +181,9 @@ class JobRestore:
         if not self._is_accepted(communicator, step, open_step):
             return None
         (reader,) = found
+        if not self._job.stage.is_of(reader.manifest.cursor):
+            self._other_stages.add(step)
+            return None
         self._check(reader, fresh, is_first=communicator.rank == 0)
         if not self._is_accepted(communicator, step, read_part):
             return None
@@ -211,7 +224,7 @@ class JobRestore:
     def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
         """Refuse a state that is not this job's, on all workers alike."""
         restored = Restored({}, reader.manifest)
-        _check_model(self._context, self._replica, fresh, restored)
+        _check_model(self._context, self._state, fresh, restored)
         _check_identity(self._context, self._job, restored)
         before = _numerics_of(restored)
         if is_first or self._context.config.options.strict:
@@ -233,9 +246,9 @@ def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
 
 
 def _check_model(
-    context: WorkerContext, replica: Replica, fresh: Cursor, restored: Restored
+    context: WorkerContext, state: JobState, fresh: Cursor, restored: Restored
 ) -> None:
-    expected = specs_of(whole_state(replica, fresh))
+    expected = specs_of(state.tensors(fresh))
     difference = compare_specs(expected, restored.manifest.specs)
     if difference is not None:
         raise UsageError(

@@ -12,25 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.format.digest import state_sha256
-from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.errors import ProgramError, StopRequested
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, check_data, read_microbatch
 from holdfast.runtime.model.replica import Replica, make_model
 from holdfast.runtime.model.training_refusal import check_training
-from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.system.heartbeat import Phase
-from holdfast.runtime.training.catch_up import whole_state
-from holdfast.runtime.training.loop import TrainingLoop
-from holdfast.runtime.training.training_job import (
-    TrainingJob,
-    TrainingRequest,
-    check_metric,
-    describe_job,
-)
-from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.training.stages import stages_of_script
+from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.standalone import standalone
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +113,12 @@ class Trainer:
             JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
         """
         check_training(self._model, self._request.data)
-        context = contexts.claim(otherwise=standalone)
-        config = context.config
-        numerics = Numerics.here(threads=config.threads)
-        job = describe_job(self._request, config, numerics)
-        contexts.plan(job.work_plan.steps)
-        replica = self._replica = _build_replica(self._model, job, context)
-        check_metric(job.retention, replica, has_validation=job.validation is not None)
-        loop = TrainingLoop(context, replica, job)
-        cursor = loop.run()
-        context.page.phase = Phase.CONCLUDING
-        return _conclude(context, job, loop, whole_state_of=(replica, cursor))
+        end = stages_of_script().train(self._request, self._build)
+        return Result(end.cursor.step, end.sha256, end.is_first, end.metrics, end.validation)
+
+    def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
+        self._replica = _build_replica(self._model, job, context)
+        return self._replica
 
 
 def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
@@ -156,10 +139,10 @@ def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Repl
 
 def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
     """Build a Keras model, or a replica of the user's own that uses TensorFlow."""
-    from holdfast.runtime.model import keras_replica
+    from holdfast.runtime.model import keras_replica, tensorflow_settings
 
     config = context.config
-    keras_replica.set_numerics(
+    tensorflow_settings.set_numerics(
         config.threads, config.seed, deterministic=job.numerics.deterministic
     )
     made = make_model(model)
@@ -167,42 +150,3 @@ def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replic
         return made
     first = read_microbatch(job.data, job.order.microbatch(0, 0), seed=0)
     return keras_replica.KerasReplica(made, first.x, first.y, first.weights)
-
-
-def _conclude(
-    context: WorkerContext,
-    job: TrainingJob,
-    loop: TrainingLoop,
-    whole_state_of: tuple[Replica, Cursor],
-) -> Result:
-    replica, cursor = whole_state_of
-    if not loop.is_complete:
-        loop.records.note("stopped", step=cursor.step)
-        context.tell_agent({"kind": "stopped", "step": cursor.step})
-        raise StopRequested(
-            f"stopped at step {cursor.step} of {job.work_plan.steps} with a checkpoint; "
-            "run again to go on"
-        )
-    surplus = job.surplus(cursor.step)
-    if surplus is not None:
-        context.notify(surplus)
-    progress = loop.progress
-    sha256 = state_sha256(whole_state(replica, cursor))
-    result = Result(
-        cursor.step,
-        sha256,
-        loop.is_first,
-        progress.metrics,
-        progress.validation or {},
-    )
-    fields = {
-        "step": cursor.step,
-        "sha256": sha256,
-        "epochs": job.work_plan.epochs,
-        "metrics": result.metrics,
-        "validation": result.validation,
-    }
-    # The supervisor records it too, because rank 0 or the supervisor may die before it records.
-    loop.records.note("completed", **fields)
-    context.tell_agent({"kind": "complete", "is_first": result.is_first, **fields})
-    return result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
+from holdfast.recovery.splitmix import chain
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data
@@ -21,6 +23,7 @@ from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_terms import SaveTerms
+from holdfast.runtime.training.stage import ONLY_STAGE, Stage
 from holdfast.runtime.training.transaction import (
     Contributor,
     TrainingContributor,
@@ -44,6 +47,10 @@ class TrainingRequest:
     initial: Path | None = None
     keep_every: int | None = None
     keep_best: tuple[str, str] | None = None
+    is_shuffled: bool = True
+    validation_batch: int | None = None
+    validated: int | tuple[int, ...] = 1
+    first_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,7 @@ class TrainingJob:
     schedule: Schedule
     retention: Retention
     initial: WeightsSource | None = None
+    stage: Stage = ONLY_STAGE
 
     @property
     def microbatches(self) -> int:
@@ -68,17 +76,21 @@ class TrainingJob:
     @property
     def identity(self) -> dict[str, int]:
         """The values that must be the same when a checkpoint of the job is restored."""
-        return {
+        identity = {
             "seed": self.order.seed,
             "samples": self.order.samples,
             "global batch": self.order.global_batch,
             "microbatches": self.order.microbatches,
         }
+        if not self.order.is_shuffled:
+            identity["shuffle"] = 0
+        return identity
 
     @property
     def save_terms(self) -> SaveTerms:
         """The part of the job that the saver needs."""
-        return SaveTerms(self.work_plan, self.retention, self.identity, self.numerics.to_json())
+        fields = self.stage.into(self.identity)
+        return SaveTerms(self.work_plan, self.retention, fields, self.numerics.to_json())
 
     def surplus(self, step: int) -> str | None:
         """Return in words that a run at ``step`` is beyond this job's end, None if it is not."""
@@ -93,7 +105,9 @@ class TrainingJob:
     def transactions(self, replica: Replica, notes: WorkNotes) -> dict[Work, Transaction]:
         """Return an empty transaction for each kind of work, which takes notes of its work."""
         contributors: dict[Work, Contributor] = {
-            Work.TRAIN: TrainingContributor(replica, self.data, self.order, notes)
+            Work.TRAIN: TrainingContributor(
+                replica, self.data, self.order, notes, begin=self.stage.begin
+            )
         }
         if self.validation is not None and self.validation_order is not None:
             contributors[Work.EVALUATE] = ValidationContributor(
@@ -105,20 +119,27 @@ class TrainingJob:
         }
 
 
-def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numerics) -> TrainingJob:
-    """Return the job that ``request`` describes.
+def describe_job(
+    request: TrainingRequest,
+    config: WorkerConfig,
+    numerics: Numerics,
+    stages: Sequence[Stage] = (ONLY_STAGE,),
+) -> TrainingJob:
+    """Return the job that ``request`` describes; the last of ``stages``, all so far, is its own.
 
     Raises:
         ProgramError: a value is not valid; the message names it and says what to do.
     """
     _check(request)
     _check_ledger(request, config.microbatches)
-    samples = len(request.data)
-    order = SampleOrder(config.seed, samples, request.global_batch, config.microbatches)
+    stage = stages[-1]
+    order = order_of(request, config, stage)
     validation_order = None
     if request.validation is not None:
         validation_order = SequentialOrder(
-            len(request.validation), request.global_batch, config.microbatches
+            len(request.validation),
+            request.validation_batch or request.global_batch,
+            config.microbatches,
         )
     schedule = _schedule_of(request, config)
     verify_every = config.options.verify_every
@@ -132,7 +153,12 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
         # Metrics exist only at the end of an epoch, so each end needs a checkpoint.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
         keep_every=retention.every,
+        begin=stage.begin,
+        first_epoch=request.first_epoch,
+        validated=request.validated,
     )
+    # A relaunch goes through all stages again, and takes their results from there.
+    ends = frozenset({work_plan.steps, *(later.begin for later in stages[1:])})
     return TrainingJob(
         request.data,
         request.validation,
@@ -141,8 +167,21 @@ def describe_job(request: TrainingRequest, config: WorkerConfig, numerics: Numer
         work_plan,
         numerics,
         schedule,
-        retention,
+        replace(retention, forever=ends) if len(stages) > 1 else retention,
         _initial_of(request, config),
+        stage,
+    )
+
+
+def order_of(request: TrainingRequest, config: WorkerConfig, stage: Stage) -> SampleOrder:
+    """Return the order of the samples: each stage shuffles in a way of its own."""
+    seed = config.seed if stage.number == 1 else chain(config.seed, stage.number)
+    return SampleOrder(
+        seed,
+        len(request.data),
+        request.global_batch,
+        config.microbatches,
+        is_shuffled=request.is_shuffled,
     )
 
 

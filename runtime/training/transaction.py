@@ -65,22 +65,26 @@ class Contributor(Protocol):
 class TrainingContributor:
     """One microbatch of the step's batch is one leaf."""
 
-    def __init__(self, replica: Replica, data: Data, order: SampleOrder, notes: WorkNotes) -> None:
+    def __init__(
+        self, replica: Replica, data: Data, order: SampleOrder, notes: WorkNotes, begin: int = 0
+    ) -> None:
         self._replica = replica
         self._data = data
         self._order = order
         self._notes = notes
+        self._begin = begin
         self._fingerprints = FingerprintTable(order.samples)
         self.size = replica.shape.total
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
         """Compute the gradients of microbatch ``m`` of update ``index``."""
-        ids = self._order.microbatch(index, m)
+        mine = index - self._begin
+        ids = self._order.microbatch(mine, m)
         if not len(ids):
             out.fill(0.0)
             return 0, 0
         self._notes.begin_work(index + 1, m, ids.tobytes(), is_validation=False)
-        seed = self._order.microbatch_seed(index, m)
+        seed = self._order.microbatch_seed(mine, m)
         self._replica.contribute(read_microbatch(self._data, ids, seed), out)
         self._notes.end_work()
         return len(ids), self._fingerprints.fingerprint(ids)

@@ -6,14 +6,14 @@ without ``holdfast run`` makes its own (`worker.standalone`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
-from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
@@ -39,6 +39,8 @@ class WorkerContext:
     """Asks the agent and waits for its answer, which always comes; None without an agent."""
     rejected: set[int] = field(default_factory=set)
     """Steps on the disk that this launch has rejected, and not mended or saved again."""
+    saves: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """The numbers of this worker's saves; the agent knows each by its number."""
 
     @property
     def run_dir(self) -> Path:
@@ -64,7 +66,6 @@ class WorkerContext:
 
 
 _current: WorkerContext | None = None
-_is_claimed = False
 _planned_steps = 0
 
 
@@ -74,21 +75,11 @@ def install(context: WorkerContext) -> None:
     _current = context
 
 
-def claim(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
-    """Return this process's context to the one trainer of the script.
+def current(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
+    """Return this process's context.
 
     If no agent has launched the script, it gets the context that ``otherwise`` makes.
-
-    Raises:
-        ProgramError: another trainer has run in this process.
     """
-    global _is_claimed  # noqa: PLW0603  (one job trains one model)
-    if _is_claimed:
-        raise ProgramError(
-            "a second Trainer was run in one script; a run directory holds the state of one "
-            "training: put the second one into a script and a run directory of its own"
-        )
-    _is_claimed = True
     if _current is None:
         install(otherwise())
     assert _current is not None

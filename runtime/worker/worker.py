@@ -14,6 +14,7 @@ import runpy
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -39,8 +40,20 @@ _IN_TRAINING = frozenset(
 """A script that ends in one of these has left its training."""
 
 
-def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
-    """Run the worker that ``config`` describes, in a fresh process of the pool."""
+def _nothing(_: WorkerConfig) -> None:
+    """Prepare nothing."""
+
+
+def main(
+    config: WorkerConfig,
+    control_fd: int,
+    heartbeat_fd: int,
+    prepare: Callable[[WorkerConfig], None] = _nothing,
+) -> NoReturn:
+    """Run the worker that ``config`` describes, in a fresh process of the pool.
+
+    ``prepare`` is called before the script's first line.
+    """
     agent = Channel.adopt(control_fd)
     page = HeartbeatPage(heartbeat_fd)
     listen(page, os.getppid())
@@ -48,7 +61,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     context = _join(config, agent, page)
     install(context)
     page.phase = Phase.STARTING
-    failure = run_script(config, page)
+    failure = run_script(config, page, prepare)
     context.journal.close()
     if failure is not None:
         agent.send(failure)
@@ -92,7 +105,9 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
     )
 
 
-def run_script(config: WorkerConfig, page: HeartbeatPage) -> dict[str, object] | None:
+def run_script(
+    config: WorkerConfig, page: HeartbeatPage, prepare: Callable[[WorkerConfig], None] = _nothing
+) -> dict[str, object] | None:
     """Run the user's script as ``__main__``; return a report of its error, None without one.
 
     A script that ends well in mid-training has failed: its training is not complete.
@@ -101,6 +116,7 @@ def run_script(config: WorkerConfig, page: HeartbeatPage) -> dict[str, object] |
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
     try:
+        prepare(config)
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         return _exit_report(error, script, page)

@@ -31,7 +31,8 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
@@ -82,7 +83,7 @@ class Run:
 
     def save(self, step: int, fill: float, writers: int) -> Path:
         """Save a state whose weights are all ``fill``."""
-        state = whole_state(Weights(fill), Cursor.start(1))
+        state = JobState(Weights(fill), Alone()).tensors(Cursor.start(1))
         cursor = dict(self.job.identity) | {"step": step}
         return save(
             self.store, state, header=Header("run", 1, step), writers=writers, cursor=cursor
@@ -106,7 +107,8 @@ class Run:
             context = self._context(communicator)
             replica = Weights(0, floats)
             try:
-                restored = JobRestore(context, self.job, replica).run(communicator, Cursor.start(1))
+                restore = JobRestore(context, self.job, JobState(replica, Alone()))
+                restored = restore.run(communicator, Cursor.start(1))
             except WorldBroken:
                 return None
             finally:

@@ -30,8 +30,10 @@ from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
-from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
+from holdfast.runtime.training.stages import membership_of
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
@@ -229,12 +231,14 @@ class SimulatedJob:
             data(), data(11), BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
         )
         replica = TinyReplica()
-        loop = TrainingLoop(context, replica, describe_job(request, config, self._numerics))
+        state = JobState(replica, Alone())
+        job = describe_job(request, config, self._numerics)
+        loop = TrainingLoop(context, membership_of(context), state, job)
         if terms.asks and communicator.rank == communicator.size - 1:
             _ask_later(replica, page, terms)
         try:
             cursor = loop.run()
-            sha256 = state_sha256(whole_state(replica, cursor))
+            sha256 = state_sha256(state.tensors(cursor))
             communicator.leave()
             return Ending(cursor.step, loop.is_complete, sha256)
         finally:

@@ -13,10 +13,10 @@ from holdfast.runtime.training.catch_up import (
     NO_STATE,
     Source,
     find_source,
-    load_state,
     share_state,
-    whole_state,
 )
+from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.job_state import JobState
 
 
 class OneTensor:
@@ -69,8 +69,8 @@ def test_everyone_gets_the_state_of_the_source() -> None:
     def program(communicator: FakeCommunicator) -> tuple[bytes, bool, int, bytes]:
         replica = OneTensor(communicator.rank)
         cursor = Cursor(communicator.rank, 0, Cursor.start(2).ledger, np.full(2, 0.5))
-        shared = share_state(communicator, 2, whole_state(replica, cursor))
-        cursor = load_state(replica, shared)
+        shared = share_state(communicator, 2, JobState(replica, Alone()).tensors(cursor))
+        cursor = JobState(replica, Alone()).load(shared)
         communicator.leave()
         return replica.weights.tobytes(), bool(replica.flags), cursor.step, cursor.sums.tobytes()
 
@@ -84,9 +84,9 @@ def test_everyone_gets_the_state_of_the_source() -> None:
 def test_state_is_whole_or_untouched_when_the_source_dies() -> None:
     def program(communicator: FakeCommunicator) -> str:
         replica = OneTensor(communicator.rank)
-        before = replica.weights.tobytes()
+        before, start = replica.weights.tobytes(), Cursor.start(1)
         try:
-            shared = share_state(communicator, 0, whole_state(replica, Cursor.start(1)))
+            shared = share_state(communicator, 0, JobState(replica, Alone()).tensors(start))
         except WorldBroken:
             assert replica.weights.tobytes() == before
             ending = "broken"
@@ -105,7 +105,7 @@ def test_state_is_whole_or_untouched_when_the_source_dies() -> None:
 
 
 def test_whole_state_is_in_the_order_of_names() -> None:
-    tensors = whole_state(OneTensor(1), Cursor.start(1))
+    tensors = JobState(OneTensor(1), Alone()).tensors(Cursor.start(1))
 
     assert list(tensors) == sorted(tensors)
     assert [name for name in tensors if name.startswith("cursor/")] == [

@@ -23,7 +23,8 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.system.sealed_memory import sealed_memory
-from holdfast.runtime.training.catch_up import whole_state
+from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.job_state import JobState
 
 STEP = 30
 
@@ -33,7 +34,7 @@ class Agent:
 
     def __init__(self, run: Run, fill: float, writers: int) -> None:
         self._run = run
-        state = whole_state(Weights(fill), Cursor.start(1))
+        state = JobState(Weights(fill), Alone()).tensors(Cursor.start(1))
         layout, header = ShardLayout(specs_of(state), writers), Header("run", 1, STEP)
         self.fds: dict[int, int] = {}
         self._images: dict[int, memoryview] = {}

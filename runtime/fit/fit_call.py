@@ -1,0 +1,68 @@
+"""The arguments of a call of ``fit``, as Keras names them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.runtime.errors import ProgramError
+
+_BATCH = 32
+"""Keras's own default."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitCall:
+    """One call of ``fit``; every field has Keras's name, default and meaning.
+
+    ``batch_size`` is the global batch, over all workers.
+    """
+
+    x: Any = None
+    y: Any = None
+    batch_size: int | None = None
+    epochs: int = 1
+    verbose: Any = "auto"
+    callbacks: Any = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    shuffle: bool = True
+    class_weight: Any = None
+    sample_weight: Any = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: int | Sequence[int] = 1
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one update."""
+        return _BATCH if self.batch_size is None else self.batch_size
+
+    @property
+    def validation_batch(self) -> int:
+        """Samples of one batch of validation data."""
+        return self.validation_batch_size or self.global_batch
+
+    @property
+    def validated(self) -> int | tuple[int, ...]:
+        """Every so many epochs are validated, or these, counted from 1."""
+        if isinstance(self.validation_freq, int):
+            return self.validation_freq
+        return tuple(sorted(self.validation_freq))
+
+    @property
+    def epochs_to_train(self) -> int:
+        """Epochs from ``initial_epoch`` to ``epochs``.
+
+        Raises:
+            ProgramError: there are none.
+        """
+        if self.epochs <= self.initial_epoch:
+            raise ProgramError(
+                f"fit(epochs={self.epochs}, initial_epoch={self.initial_epoch}) trains nothing: "
+                "epochs is the number of the last epoch, so make it larger"
+            )
+        return self.epochs - self.initial_epoch

@@ -1,0 +1,95 @@
+"""The arrays of a call of ``fit`` as data to train on and to validate with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.model.data import ArrayData, Data
+from holdfast.runtime.model.nest import Nest, leaves, map_leaves
+
+_MOST_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FitData:
+    """Samples to train on, and samples to validate with, if there are any."""
+
+    training: Data
+    validation: Data | None
+
+
+def data_of(call: FitCall) -> FitData:
+    """Return the data of ``call``; the last part of it validates if ``validation_split`` says so.
+
+    Raises:
+        ProgramError: the arrays do not fit together.
+    """
+    parts = (call.x, call.y, call.sample_weight)
+    validation = None
+    if call.validation_data is not None:
+        validation = _validation_of(call.validation_data)
+    elif call.validation_split:
+        parts, held_out = _split(parts, call.validation_split)
+        validation = ArrayData(*held_out)
+    x, y, weights = parts
+    if call.class_weight is not None:
+        weights = weights_of_classes(y, weights, call.class_weight)
+    return FitData(ArrayData(x, y, weights), validation)
+
+
+def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) -> Any:
+    """Return the weight of each sample from that of its class, for one-hot targets too.
+
+    A class that is not named weighs 1.  Keras weighs the losses alike.
+
+    Raises:
+        ProgramError: there are weights already, or more than one array of targets.
+    """
+    if weights is not None:
+        raise ProgramError(
+            "fit() got class_weight and sample_weight: multiply them into one sample_weight"
+        )
+    targets = leaves(y)
+    if len(targets) != 1:
+        raise ProgramError(
+            f"fit(class_weight=...) needs one array of targets, got {len(targets)}: "
+            "give sample_weight for each output"
+        )
+    classes = np.asarray(targets[0])
+    if classes.ndim > 1 and classes.shape[-1] > 1:
+        classes = classes.argmax(axis=-1)
+    flat = classes.reshape(len(classes), -1)[:, 0].astype(np.int64)
+    found = np.ones(len(flat), np.float32)
+    for number, weight in by_class.items():
+        found[flat == int(number)] = weight
+    return found
+
+
+def _validation_of(given: Any) -> Data:
+    if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= _MOST_PARTS:
+        raise ProgramError(
+            f"fit(validation_data=...) got {type(given).__name__}: give (x, y), or "
+            "(x, y, sample_weight)"
+        )
+    return ArrayData(*given)
+
+
+def _split(parts: tuple[Nest, ...], share: float) -> tuple[tuple[Nest, ...], tuple[Nest, ...]]:
+    """Return what stays for training, and the last samples, which validate."""
+    samples = len(leaves(parts[0])[0])
+    stop = int(np.floor(samples * (1.0 - share)))
+    if not 0 < stop < samples:
+        raise ProgramError(
+            f"fit(validation_split={share}) leaves {stop} of {samples} samples for training and "
+            f"{samples - stop} for validation: both need at least one"
+        )
+    return (
+        tuple(map_leaves(lambda array: array[:stop], part) for part in parts),
+        tuple(map_leaves(lambda array: array[stop:], part) for part in parts),
+    )

@@ -1,0 +1,65 @@
+"""Calls back when a script has imported a module.
+
+A worker prepares TensorFlow before the script's first use of it.  But a script that needs
+no TensorFlow must not wait for its import.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+
+
+def when_imported(name: str, then: Callable[[], None]) -> None:
+    """Call ``then`` once module ``name`` is imported: now if it is, else right after."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Watch(name, then))
+
+
+class _Watch(MetaPathFinder):
+    """Finds one module as all others find it, and watches its loader."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of the watched module, None for any other."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)  # once is enough, and the search below must not meet it
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _WatchedLoader(spec.loader, self._then)
+        return spec
+
+
+class _WatchedLoader(Loader):
+    """A loader that calls back when its module is complete."""
+
+    def __init__(self, loader: Loader, then: Callable[[], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> object:
+        """Be the other loader for whoever asks for its resources or its source."""
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Make the module as its own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, then call back."""
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._then()

@@ -1,0 +1,72 @@
+"""Our ``fit`` in the place of Keras's: it trains on all workers of the job.
+
+The script calls ``model.fit``, on every worker alike.  The arguments become a training
+request, the model becomes an exact replica, and the call is the next stage of the run
+(`training.stages`).  Then the model has the weights of the end of the stage, on every
+worker.  ``evaluate`` and ``predict`` stay Keras's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from holdfast.runtime.fit.callback_run import CallbackRun
+from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.fit.fit_data import data_of
+from holdfast.runtime.model.data import read_microbatch
+from holdfast.runtime.model.keras_replica import KerasReplica
+from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.tensorflow_settings import set_numerics
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.training.companion import Companion
+from holdfast.runtime.training.stages import stages_of_script
+from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
+from holdfast.runtime.worker.context import WorkerContext
+
+
+def prepare(config: WorkerConfig) -> None:
+    """Fix the numerics of Keras, and let every model's ``fit`` be ours."""
+    numerics = Numerics.here(threads=config.threads)
+    set_numerics(config.threads, config.seed, deterministic=numerics.deterministic)
+    if config.options.fit:
+        keras.Model.fit = _fit
+
+
+def _fit(model: Any, *args: Any, **arguments: Any) -> Any:
+    """Train ``model`` on all workers; arguments and result are those of ``keras.Model.fit``."""
+    return fit(model, FitCall(*args, **arguments))
+
+
+def fit(model: Any, call: FitCall) -> Any:
+    """Train a compiled model as the next stage of the run and return its ``History``.
+
+    Raises:
+        JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
+    """
+    data = data_of(call)
+    stages = stages_of_script()
+    request = TrainingRequest(
+        data.training,
+        data.validation,
+        call.global_batch,
+        call.epochs_to_train,
+        is_shuffled=call.shuffle,
+        validation_batch=call.validation_batch,
+        validated=call.validated,
+        first_epoch=call.initial_epoch,
+    )
+    runs: list[CallbackRun] = []
+
+    def build(job: TrainingJob, _: WorkerContext) -> Replica:
+        first = read_microbatch(job.data, job.order.microbatch(0, 0), seed=0)
+        return KerasReplica(model, first.x, first.y, first.weights)
+
+    def accompany(replica: Replica) -> Companion:
+        runs.append(CallbackRun(model, call, replica))
+        return runs[0]
+
+    stages.train(request, build, accompany)
+    return runs[0].history

@@ -1,0 +1,98 @@
+"""A companion of the training: it sees every commit, and what it knows is saved with the state.
+
+Keras's callbacks are one (`fit`).  Every worker has a companion, and all companions see the
+same commits with the same metrics.  So they decide alike, and no message is needed for it.
+
+Invariant: a companion takes no part in a transaction.  It acts between two of them, after
+the commit and before a checkpoint of the new state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.work_plan import Work
+
+Notes: TypeAlias = Mapping[str, Any]
+"""What a companion knows, as a JSON object; it is kept in the manifest of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A committed transaction, as companions see it.
+
+    ``epoch`` counts from 1.  ``metrics`` and ``validation`` are set when the epoch is over.
+    """
+
+    work: Work
+    cursor: Cursor
+    epoch: int
+    has_ended_epoch: bool
+    metrics: Mapping[str, float]
+    validation: Mapping[str, float] | None
+
+
+class Companion(Protocol):
+    """Goes along with one stage of the training on one worker."""
+
+    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
+        """Begin at ``cursor``, or go on from it with the ``notes`` that belong to it.
+
+        The replica and the tensors of the companion are loaded.  Without notes the stage
+        begins.  After a repair this is called again on a worker that got a newer state.
+        """
+
+    def before(self, work: Work, cursor: Cursor) -> None:
+        """See that a transaction is computed next; after a repair the same one again."""
+
+    def after(self, commit: Commit) -> None:
+        """See a commit; it may change the replica's state, on all workers alike."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stage ends here, before the last of its steps."""
+
+    def end(self) -> None:
+        """See that the stage is over; its last checkpoint holds what this changes."""
+
+    def notes(self) -> Notes:
+        """Return what is to be known when the training goes on from here."""
+
+    def tensors(self) -> Tensors:
+        """Return arrays that belong to the state; names and shapes never change."""
+
+    def load(self, tensors: Tensors) -> None:
+        """Take over the arrays that ``tensors`` has returned, on this worker or another."""
+
+
+class Alone:
+    """No companion."""
+
+    is_over = False
+
+    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
+        """Do nothing."""
+
+    def before(self, work: Work, cursor: Cursor) -> None:
+        """Do nothing."""
+
+    def after(self, commit: Commit) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def notes(self) -> Notes:
+        """Return nothing."""
+        return {}
+
+    def tensors(self) -> Tensors:
+        """Return nothing."""
+        return {}
+
+    def load(self, tensors: Tensors) -> None:
+        """Do nothing."""

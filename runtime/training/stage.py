@@ -1,0 +1,41 @@
+"""One training of a script, among several of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_FIELD = "stage"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A script may train several times, on other models or data: each time is a stage.
+
+    All stages of a run share one count of steps: ``begin`` is the step at which the stage
+    before has ended.  So a later checkpoint always has the larger step.  ``number`` counts
+    from 1.
+    """
+
+    number: int = 1
+    begin: int = 0
+
+    def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
+        """Return a manifest's cursor with the stage in it; the first one goes without saying."""
+        return {**cursor, _FIELD: self.number} if self.number > 1 else dict(cursor)
+
+    def is_of(self, cursor: Mapping[str, object]) -> bool:
+        """Return whether a manifest with this cursor was saved in this stage."""
+        return cursor.get(_FIELD, 1) == self.number
+
+    def may_have(self, step: int) -> bool:
+        """Return whether a checkpoint of ``step`` may be of this stage, not of an earlier one."""
+        return self.number == 1 or step > self.begin
+
+    def after(self, step: int) -> Stage:
+        """Return the stage that follows when this one ends at ``step``."""
+        return Stage(self.number + 1, step)
+
+
+ONLY_STAGE = Stage()
+"""The stage of a script that trains once."""

@@ -1,0 +1,162 @@
+"""The stages of a script, one after the other, in one world and one run.
+
+Theory.  Every worker runs the whole script, so all come to the same stages in the same
+order.  After a relaunch they come to the first one again.  A stage that is complete
+restores the state of its end, and trains nothing.  So the script goes on with what it
+had then, and needs no memory of its own.
+
+Invariant: a stage begins at the step at which the one before has ended.  Its checkpoints
+have larger steps than all before it, and the last checkpoint of each stage stays for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from holdfast.checkpoint.format.digest import state_sha256
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.world import World
+from holdfast.runtime.errors import StopRequested
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.system.heartbeat import Phase
+from holdfast.runtime.training.companion import Alone, Companion
+from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.loop import TrainingLoop
+from holdfast.runtime.training.stage import Stage
+from holdfast.runtime.training.training_job import (
+    TrainingJob,
+    TrainingRequest,
+    check_metric,
+    describe_job,
+)
+from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.standalone import standalone
+
+BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]
+MakeCompanion: TypeAlias = Callable[[Replica], Companion]
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnd:
+    """A stage that is complete: its final cursor and digest, and the metrics of its last epoch."""
+
+    replica: Replica
+    cursor: Cursor
+    sha256: str
+    is_first: bool
+    metrics: dict[str, float]
+    validation: dict[str, float]
+
+
+def alone(_: Replica) -> Companion:
+    """Return the companion of a training that has none."""
+    return Alone()
+
+
+class Stages:
+    """All stages that this process has begun."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._membership = membership_of(context)
+        self._stages = [Stage()]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first one of its world, as it was known last."""
+        return self._membership.is_first
+
+    @property
+    def context(self) -> WorkerContext:
+        """The surroundings of this worker."""
+        return self._context
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that is next, or under way."""
+        return self._stages[-1]
+
+    def train(
+        self, request: TrainingRequest, build: BuildReplica, companion: MakeCompanion = alone
+    ) -> StageEnd:
+        """Train the next stage to its end, through deaths of workers.
+
+        Raises:
+            JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
+        """
+        config = self._context.config
+        numerics = Numerics.here(threads=config.threads)
+        job = describe_job(request, config, numerics, self._stages)
+        contexts.plan(job.work_plan.steps)
+        replica = build(job, self._context)
+        check_metric(job.retention, replica, has_validation=job.validation is not None)
+        state = JobState(replica, companion(replica))
+        loop = TrainingLoop(self._context, self._membership, state, job)
+        cursor = loop.run()
+        self._context.page.phase = Phase.CONCLUDING
+        end = self._conclude(job, loop, state, cursor)
+        loop.close()
+        self._stages.append(self.stage.after(cursor.step))
+        return end
+
+    def _conclude(
+        self, job: TrainingJob, loop: TrainingLoop, state: JobState, cursor: Cursor
+    ) -> StageEnd:
+        context = self._context
+        if not loop.is_complete:
+            loop.records.note("stopped", step=cursor.step)
+            context.tell_agent({"kind": "stopped", "step": cursor.step})
+            raise StopRequested(
+                f"stopped at step {cursor.step} of {job.work_plan.steps} with a checkpoint; "
+                "run again to go on"
+            )
+        surplus = job.surplus(cursor.step)
+        if surplus is not None:
+            context.notify(surplus)
+        progress, sha256 = loop.progress, state_sha256(state.tensors(cursor))
+        end = StageEnd(
+            state.replica,
+            cursor,
+            sha256,
+            loop.is_first,
+            progress.metrics,
+            progress.validation or {},
+        )
+        self._tell(job, loop, end)
+        return end
+
+    def _tell(self, job: TrainingJob, loop: TrainingLoop, end: StageEnd) -> None:
+        fields = {
+            "step": end.cursor.step,
+            "sha256": end.sha256,
+            "epochs": job.work_plan.epochs,
+            "metrics": end.metrics,
+            "validation": end.validation,
+        }
+        # The supervisor records it too, because rank 0 or the supervisor may die before it records.
+        loop.records.note("completed", **fields)
+        self._context.tell_agent({"kind": "complete", "is_first": end.is_first, **fields})
+
+
+def membership_of(context: WorkerContext) -> Membership:
+    """Return a worker's view of the world that its launch begins with."""
+    config = context.config
+    world = World(config.generation, config.workers, config.capacity)
+    return Membership(config.worker, world, context.communicator, clock=time.monotonic)
+
+
+_stages: Stages | None = None
+
+
+def stages_of_script() -> Stages:
+    """Return the stages of the script that runs in this process."""
+    global _stages  # noqa: PLW0603  (one process is one worker)
+    if _stages is None:
+        _stages = Stages(contexts.current(otherwise=standalone))
+    return _stages
