@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 
-from holdfast.runtime.model.nest import Array
+if TYPE_CHECKING:  # an ordinary script uses this module too, and loads nothing of holdfast
+    from holdfast.runtime.model.nest import Array
 
 CLASSES = 10
 VOCABULARY = 128

@@ -1,0 +1,82 @@
+"""The scripts in docs/migration: what a diff leaves behind runs, and no foreign line is left in it.
+
+A diff in a page is a whole script: lines that go, lines that come, and lines that stay.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import JobRequest, start_job
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "migration"
+PAGES = {page.stem: page for page in sorted(FOLDER.glob("*.md")) if page.stem != "README"}
+FOREIGN = ("horovod", "tf.distribute", "TF_CONFIG", "MonitoredTrainingSession", "holdfast")
+RESULT = "model.weights.h5"
+
+_DIFF = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def script(page: Path, sign: str) -> str:
+    """Return the script before (``-``) or after (``+``) the diff of a page is applied."""
+    (diff,) = _DIFF.findall(page.read_text(encoding="utf-8"))
+    lines = diff.splitlines()
+    assert all(line[:1] in ("", " ", "+", "-") for line in lines)
+    return "".join(f"{line[1:]}\n" for line in lines if line[:1] in ("", " ", sign))
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+
+    assert set(PAGES) == set(re.findall(r"\]\((.+?)\.md\)", index))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_both_sides_of_a_diff_are_whole_scripts(name: str) -> None:
+    before, after = script(PAGES[name], "-"), script(PAGES[name], "+")
+
+    ast.parse(before)
+    ast.parse(after)
+    assert any(word in before for word in FOREIGN)
+    assert not any(word in after for word in FOREIGN)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_diff_leaves_runs_with_plain_python(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script(PAGES[name], "+"), encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / RESULT).exists()
+
+
+@pytest.mark.mpi
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_diff_leaves_runs_on_two_workers(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script(PAGES[name], "+"), encoding="utf-8")
+    request = JobRequest(
+        script="train.py",
+        run_dir="run",
+        workers=2,
+        options=("--threads", "1", "--heartbeat-timeout", "30"),
+        directory=tmp_path,
+    )
+
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert job.exit_code == 0, job.stderr
+    assert len(job.report.epochs) == 3
+    assert (tmp_path / RESULT).exists()
+    assert job.leftovers == ()
