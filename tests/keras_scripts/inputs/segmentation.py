@@ -43,7 +43,7 @@ outputs = layers.Conv2D(2, 3, padding="same", activation="softmax")(
 )
 model = keras.Model(inputs, outputs)
 model.compile(
-    keras.optimizers.Adam(0.01),
+    keras.optimizers.Adam(0.04),
     "sparse_categorical_crossentropy",
     metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False, name="iou")],
 )

@@ -1,0 +1,26 @@
+"""A sample of the Keras suite: ordinary scripts end with the same bytes, and as under plain Keras.
+
+`ci/keras` runs all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from suite_run import run_script
+from suite_table import SUITE
+
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+
+SAMPLE = ("lstm_masks", "dict_strings", "distillation", "early_stopping")
+"""Masks and the loss of a whole batch; a pipeline with strings; three trainings; a callback."""
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_script_ends_alike_alone_on_one_worker_and_after_all_have_died(
+    name: str, tmp_path: Path
+) -> None:
+    outcome = run_script(SUITE[name], tmp_path)
+
+    assert outcome.complaints == []
