@@ -29,7 +29,7 @@ def draw(number):
     row, column = random.integers(0, 10, size=2)
     mask = np.zeros((16, 16), "uint8")
     mask[row : row + 6, column : column + 6] = 1
-    image = mask[..., None] + 0.5 * random.normal(size=(16, 16, 1))
+    image = mask[..., None] + 0.3 * random.normal(size=(16, 16, 1))
     return image.astype("float32"), mask
 
 
@@ -51,7 +51,7 @@ model.compile(
 # In order, so that each batch is the same one in every run of this script.
 history = model.fit(
     Drawings(range(70), 16),
-    epochs=3,
+    epochs=4,
     validation_data=Drawings(range(70, 90), 16),
     callbacks=[
         keras.callbacks.ModelCheckpoint(
