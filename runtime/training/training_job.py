@@ -134,13 +134,6 @@ def describe_job(
     _check_ledger(request, config.microbatches)
     stage = stages[-1]
     order = order_of(request, config, stage)
-    validation_order = None
-    if request.validation is not None:
-        validation_order = SequentialOrder(
-            len(request.validation),
-            request.validation_batch or request.global_batch,
-            config.microbatches,
-        )
     schedule = _schedule_of(request, config)
     verify_every = config.options.verify_every
     retention = retention_of(request.keep, request.keep_every, request.keep_best)
@@ -163,7 +156,7 @@ def describe_job(
         request.data,
         request.validation,
         order,
-        validation_order,
+        _validation_order(request, config),
         work_plan,
         numerics,
         schedule,
@@ -171,6 +164,13 @@ def describe_job(
         _initial_of(request, config),
         stage,
     )
+
+
+def _validation_order(request: TrainingRequest, config: WorkerConfig) -> SequentialOrder | None:
+    if request.validation is None:
+        return None
+    batch = request.validation_batch or request.global_batch
+    return SequentialOrder(len(request.validation), batch, config.microbatches)
 
 
 def order_of(request: TrainingRequest, config: WorkerConfig, stage: Stage) -> SampleOrder:
