@@ -13,7 +13,9 @@ while ``asked`` and ``answered`` differ in its bit: the agent writes ``asked``, 
 ``answered``.
 
 Behind these words lies what the agent wants to know of a worker that fails: the samples of
-the microbatch in hand, and an area for the stacks of its threads (`evidence`).
+the microbatch in hand, and an area for the stacks of its threads (`evidence`).  Between the two
+lies the worker's word on its progress, for people.  It may be rewritten while it is read, so
+its version is odd meanwhile.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from enum import IntEnum, IntFlag
 from holdfast.runtime.system.sealed_memory import sealed_memory
 
 _COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED = range(8)
-_TURN, _COMMITS = range(8, 10)
+_TURN, _COMMITS, _WORD_VERSION, _WORD_BYTES = range(8, 12)
 _UPDATE, _MICROBATCH, _COUNT, _IS_VALIDATION = range(16, 20)
-_IDS_AT, _WORDS_END = 32 * 8, 16384
-MOST_IDS = (_WORDS_END - _IDS_AT) // 8
+_IDS_AT, _PROGRESS_AT, _WORDS_END = 32 * 8, 16384, 20480
+MOST_IDS = (_PROGRESS_AT - _IDS_AT) // 8
 """As many samples of a microbatch are named."""
+
+MOST_PROGRESS_BYTES = _WORDS_END - _PROGRESS_AT
 
 STACKS_AT = _WORDS_END
 _SIZE_BYTES = STACKS_AT + (256 << 10)
@@ -190,6 +194,27 @@ class HeartbeatPage:
     def end_work(self) -> None:
         """Note that the worker has computed what it had in hand (worker only)."""
         self._words[_COUNT] = 0
+
+    @property
+    def progress(self) -> bytes:
+        """What the worker has told of its progress; empty if it is being rewritten, or at first."""
+        version, size = self._words[_WORD_VERSION], self._words[_WORD_BYTES]
+        content = self._map[_PROGRESS_AT : _PROGRESS_AT + size]
+        is_whole = version % 2 == 0 and version == self._words[_WORD_VERSION]
+        return content if is_whole else b""
+
+    def tell_progress(self, content: bytes) -> None:
+        """Tell how far training has come; ``MOST_PROGRESS_BYTES`` at most (worker only).
+
+        Raises:
+            ValueError: the content is longer.
+        """
+        if len(content) > MOST_PROGRESS_BYTES:
+            raise ValueError(f"{len(content)} bytes of progress; {MOST_PROGRESS_BYTES} fit")
+        self._words[_WORD_VERSION] += 1
+        self._words[_WORD_BYTES] = len(content)
+        self._map[_PROGRESS_AT : _PROGRESS_AT + len(content)] = content
+        self._words[_WORD_VERSION] += 1
 
     @property
     def requests(self) -> RequestFlag:

@@ -6,10 +6,15 @@ writes.  The queue is bounded: what does not fit is dropped, and counted.
 
 Lines are written in pieces of at most ``PIPE_BUF`` bytes that end at a line's end.  The
 kernel does not mix such writes with those of other processes (pipe(7)), so no line is torn.
+
+A terminal may have a *live line* below its lines: one that is drawn again and again.  It has no
+end, so whoever writes a line next erases it first.  Of live lines only the newest is kept, so
+a terminal that is held collects none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -19,6 +24,9 @@ from holdfast.runtime.system.signals import blocked
 
 QUEUE_BYTES = 32 << 20
 """Some hundred thousand lines: a terminal that is held for minutes loses nothing."""
+
+ERASE = b"\r\x1b[2K"
+"""Back to the first column, and the line is empty (ECMA-48: CR, EL 2)."""
 
 
 class LineSink:
@@ -33,6 +41,10 @@ class LineSink:
         self._untold = 0
         self._changed = threading.Condition()
         self._is_closing = False
+        self._live_line = b""
+        self._is_stale = False
+        self.erases = False
+        """Whether a live line may stand where the next line belongs, of any process."""
         self._thread = threading.Thread(target=self._run, name="holdfast-sink", daemon=True)
         with blocked():  # signals are for the main thread, which may block them at its end
             self._thread.start()
@@ -53,6 +65,14 @@ class LineSink:
             self._note_gap()
             self._add(lines)
 
+    def draw(self, live_line: bytes) -> None:
+        """Let ``live_line``, which has no end, stand below all lines; an empty one removes it."""
+        with self._changed:
+            self.erases = True
+            self._live_line = live_line
+            self._is_stale = True
+            self._changed.notify()
+
     def close(self, timeout_s: float) -> None:
         """Wait until all lines are written, at most ``timeout_s``; the rest is dropped."""
         with self._changed:
@@ -67,12 +87,17 @@ class LineSink:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._is_closing:
+                while not (self._queue or self._is_stale or self._is_closing):
                     self._changed.wait()
-                if not self._queue:
+                if not (self._queue or self._is_stale):
                     return
-                lines = self._queue.popleft()
-            self._write(lines)
+                lines = self._queue.popleft() if self._queue else b""
+                live_line = self._live_line
+                self._is_stale = bool(lines and (live_line or self._is_stale))
+            if lines:
+                self._write(lines)
+            else:
+                self._write_live(live_line)
             with self._changed:
                 self._queued_bytes -= len(lines)
 
@@ -89,11 +114,16 @@ class LineSink:
         end = lines.rfind(b"\n", start, start + select.PIPE_BUF) + 1
         if end == 0:
             end = lines.index(b"\n", start) + 1
+        before = ERASE if self.erases else b""
         try:
-            return os.write(self.fd, lines[start:end])
+            return max(0, os.write(self.fd, before + lines[start:end]) - len(before))
         except BlockingIOError:  # somebody who shares the terminal has made it so
             select.select([], [self.fd], [])
             return 0
+
+    def _write_live(self, live_line: bytes) -> None:
+        with contextlib.suppress(OSError):  # the next one comes soon, if it is still wanted
+            os.write(self.fd, ERASE + live_line)
 
     def _add(self, lines: bytes) -> None:
         self._queue.append(lines)

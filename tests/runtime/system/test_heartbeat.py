@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.runtime.system.heartbeat import (
     MOST_IDS,
+    MOST_PROGRESS_BYTES,
     HeartbeatPage,
     Phase,
     Pulse,
@@ -167,3 +168,29 @@ def test_work_that_needs_no_peer_interrupts_a_wait(
         assert agent.turn == (2, False)
 
     assert agent.turn == (3, waits_for_peers)
+
+
+def test_progress_is_read_as_it_was_told(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    agent, worker = sides
+    assert agent.progress == b""
+
+    worker.tell_progress(b"x" * MOST_PROGRESS_BYTES)
+    worker.tell_progress(b"step 7")
+
+    assert agent.progress == b"step 7"
+    assert worker.work is None
+    with pytest.raises(ValueError, match="fit"):
+        worker.tell_progress(bytes(MOST_PROGRESS_BYTES + 1))
+    assert agent.progress == b"step 7"
+
+
+def test_progress_that_is_being_rewritten_is_not_read(
+    sides: tuple[HeartbeatPage, HeartbeatPage],
+) -> None:
+    """The writer has died, or is stopped, in the middle: its version is odd."""
+    agent, worker = sides
+    worker.tell_progress(b"step 7")
+
+    memoryview(worker._map).cast("Q")[10] += 1
+
+    assert agent.progress == b""

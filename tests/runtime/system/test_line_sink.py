@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.system.line_sink import ERASE, LineSink
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
 BOUND_S = 90.0
@@ -141,3 +141,45 @@ def test_signals_of_batch_systems_are_left_to_the_main_thread(ends: tuple[int, i
     mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
     blocked = int(mask.split()[1], 16)
     assert all(blocked >> (number - 1) & 1 for number in SENT_BY_BATCH_SYSTEMS)
+
+
+def test_live_line_stands_below_the_lines_and_goes_at_the_end(ends: tuple[int, int]) -> None:
+    reader, writer = ends
+    sink = LineSink(writer)
+    expected = b"one\n" + ERASE + b"step 1"
+
+    sink.put(b"one\n")
+    seen = _read(reader, len(b"one\n"))
+    sink.draw(b"step 1")
+    seen += _read(reader, len(ERASE + b"step 1"))
+    assert seen == expected
+
+    sink.put(b"two\n")
+    expected = ERASE + b"two\n" + ERASE + b"step 1"
+    assert _read(reader, len(expected)) == expected
+
+    sink.draw(b"")
+    sink.close(BOUND_S)
+    assert _read(reader, len(ERASE)) == ERASE
+
+
+def test_terminal_that_is_held_collects_no_live_lines(ends: tuple[int, int]) -> None:
+    reader, writer = ends
+    filled = _fill(writer)
+    sink = LineSink(writer)
+    sink.put(b"one\n")
+
+    for number in range(1000):
+        sink.draw(b"step %d" % number)
+
+    _read(reader, filled)
+    sink.close(BOUND_S)
+    os.close(writer)
+    seen = b""
+    while data := os.read(reader, 4096):
+        seen += data
+    assert seen in (
+        b"one\n" + ERASE + b"step 999",  # its write began before the first live line
+        ERASE + b"one\n" + ERASE + b"step 999",
+    )
+    assert sink.dropped == 0
