@@ -52,6 +52,11 @@ class WorkPlan:
         """The step at which the job is complete."""
         return self.begin + self.steps_per_epoch * self.epochs
 
+    @property
+    def last_epoch(self) -> int:
+        """The number of the job's last epoch."""
+        return self.first_epoch + self.epochs
+
     def next_work(self, cursor: Cursor) -> Work | None:
         """Return the transaction that follows ``cursor``, or None when the job is complete."""
         if self.has_validation and cursor.evaluations < self._due(self._passes(cursor)):
@@ -98,6 +103,19 @@ class WorkPlan:
             every is not None and cursor.step % every == 0
             for every in (self.save_every, self.keep_every)
         )
+
+    def next_save_step(self, cursor: Cursor) -> int:
+        """Return the next step with a checkpoint, as far as steps decide; the last one has one."""
+        every = [number for number in (self.save_every, self.keep_every) if number is not None]
+        due = [(cursor.step // number + 1) * number for number in every]
+        if self.saves_epochs:
+            due.append(self.begin + (self._passes(cursor) + 1) * self.steps_per_epoch)
+        return min([*due, self.steps])
+
+    def step_of_epoch(self, cursor: Cursor) -> int:
+        """Return the number, from 1, that the last update has in its epoch; 0 before the first."""
+        updates = self._updates(cursor)
+        return updates and (updates - 1) % self.steps_per_epoch + 1
 
     def is_check_due(self, cursor: Cursor) -> bool:
         """Return whether the replicas' states are to be compared at ``cursor``."""

@@ -207,9 +207,21 @@ class Agent:
         elif kind == "guard":
             self._reactor.forget(channel)
             self._take_guard(channel, message)
+        elif kind == "status":  # it may ask again, and goes when it likes
+            channel.post(self._status())
         else:
             self._reactor.forget(channel)
             channel.close()
+
+    def _status(self) -> Message:
+        """Return how the job stands, for anyone of the same user; asking changes nothing."""
+        return {
+            "kind": "status",
+            "now": time.monotonic(),
+            "supervisor": self._supervisor.pid if self._supervisor.is_present else None,
+            "launch": self._supervisor.log.summary,
+            **self._host.describe(),
+        }
 
     def _take_guard(self, channel: Channel, message: Message) -> None:
         try:

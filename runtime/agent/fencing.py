@@ -93,6 +93,10 @@ class Fencing:
         """Whether a case is open, which will not be for long."""
         return bool(self._cases)
 
+    def silences_s(self) -> dict[WorkerId, float]:
+        """Return for how long the counter of each watched worker has stood still, in seconds."""
+        return {worker: found.silent_s for worker, found in self._silences.findings().items()}
+
     def begin(self, stall_timeout_s: float | None) -> None:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
         self._close_cases()

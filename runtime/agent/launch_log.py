@@ -33,6 +33,19 @@ class LaunchLog:
             self._events[key] = event
 
     @property
+    def summary(self) -> Message | None:
+        """The launch as people know it, None before the first one."""
+        if self.launch is None:
+            return None
+        config = self.launch["config"]
+        return {
+            "script": config["options"]["script"],
+            "generation": config["generation"],
+            "workers": config["workers"],
+            "relaunch": self.launch.get("relaunch", 0),
+        }
+
+    @property
     def events(self) -> tuple[Message, ...]:
         """The kept events, the newest last."""
         return tuple(self._events.values())

@@ -42,7 +42,8 @@ class Orders:
         """Carry out one order."""
         kind = message.get("kind")
         if kind == "ping":
-            self._supervisor.tell({"kind": "pong"})
+            self._host.share_terminal(with_live_line=bool(message.get("draws")))
+            self._supervisor.tell({"kind": "pong", **self._host.progress})
         elif kind == "lease":
             self._take_lease(message.get(FDS, ()))
         elif kind == "launch":

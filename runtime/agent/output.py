@@ -105,6 +105,7 @@ class OutputForwarder:
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._deadline: float | None = None
+        self._erases = False
         self._lock = threading.Lock()
         """Held while a pipe is read: by the thread, or for its last lines."""
         self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
@@ -115,12 +116,19 @@ class OutputForwarder:
         """The number of lines that no sink has taken."""
         return sum(sink.dropped for sink in [*self._sinks.values(), *self._left])
 
+    def erase_live_line(self, *, is_there: bool) -> None:
+        """Take note whether the supervisor draws a live line, for sinks that are its terminal."""
+        self._erases = is_there
+        for sink in self._sinks.values():
+            sink.erases = is_there and os.isatty(sink.fd)
+
     def redirect(self) -> None:
         """Write to what our stdout and stderr are by now, even if a write to the old ones hangs."""
         self._left += self._sinks.values()
         for sink in self._sinks.values():
             sink.close(0.0)
         self._sinks = {fd: LineSink(fd) for fd in self._sinks}
+        self.erase_live_line(is_there=self._erases)
 
     def forward(self, fd: int, prefix: str, sink_fd: int) -> Forwarded:
         """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``."""
@@ -128,6 +136,7 @@ class OutputForwarder:
         noise = None if self._verbose else NoiseFilter()
         if sink_fd not in self._sinks:
             self._sinks[sink_fd] = LineSink(sink_fd)
+            self.erase_live_line(is_there=self._erases)
         stream = _Stream(fd, prefix.encode(), sink_fd, noise)
         self._new.append(stream)
         os.write(self._wake_write, b"w")

@@ -23,6 +23,7 @@ from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.mpiexec.mpi_host import HostState
+from holdfast.runtime.progress.host_report import describe, short_report
 from holdfast.runtime.system.channel import ChannelError, Message
 from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
@@ -76,6 +77,21 @@ class WorkerHost:
             had_guards=self._has_guards,
             ended_well=not self._has_lost,
         )
+
+    @property
+    def progress(self) -> Message:
+        """How far training has come, in short."""
+        return short_report(self.workers)
+
+    def describe(self) -> Message:
+        """Return how far training has come, with a line for each worker."""
+        silences = self._fencing.silences_s()
+        workers = [describe(hosted, silences.get(hosted.worker)) for hosted in self.workers]
+        return {**self.progress, "workers": workers}
+
+    def share_terminal(self, *, with_live_line: bool) -> None:
+        """Let the workers' lines erase the supervisor's live line, if there is one."""
+        self._output.erase_live_line(is_there=with_live_line)
 
     @property
     def is_helpless(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.cli.option_flags import PATH, SETTINGS
+from holdfast.runtime.cli.run import painter
 
 
 @click.command(context_settings=SETTINGS)
@@ -16,4 +17,4 @@ def attach(run_dir: Path) -> None:
     """Go on with the job in RUN_DIR whose supervisor is gone: its output, relaunches, exit code."""
     from holdfast.runtime.supervisor.job_run import attach as take_over
 
-    sys.exit(take_over(run_dir.absolute()))
+    sys.exit(take_over(run_dir.absolute(), paint=painter()))

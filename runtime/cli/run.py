@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from holdfast.runtime.cli.option_flags import EPILOG, PATH, SETTINGS, flags_of, 
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
 from holdfast.runtime.supervisor.aside import say
+
+if TYPE_CHECKING:
+    from holdfast.runtime.supervisor.progress_log import Paint
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -39,11 +42,20 @@ def run(
     if allocation is None:
         from holdfast.runtime.supervisor.job_run import run_job
 
-        sys.exit(run_job(built.options))
+        sys.exit(run_job(built.options, paint=painter()))
     from holdfast.runtime.supervisor.batch_run import run_batch_job
 
     refuse_copies(allocation)
-    sys.exit(run_batch_job(built.options, allocation))
+    sys.exit(run_batch_job(built.options, allocation, painter()))
+
+
+def painter() -> Paint | None:
+    """Return what colours the live line, None where nobody would see it: rich takes 50 ms."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    from holdfast.runtime.cli.live_colours import paint
+
+    return paint
 
 
 def sources_of(context: click.Context, allocation: Allocation | None) -> Sources:

@@ -275,6 +275,9 @@ class JobOptions:
         "--mpiexec", "The mpiexec to use.", default_text="Python's, then PATH's", commands=_BOTH
     )
     verbose: bool = _switch("-v --verbose", "Show Open MPI's own messages too.", commands=_BOTH)
+    quiet: bool = _switch(
+        "-q --quiet", "Show no progress, and say only what goes wrong.", commands=_BOTH
+    )
     faults: tuple[str, ...] = option(
         "--inject",
         'A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',

@@ -56,11 +56,16 @@ class SaveClock:
         """The seconds from the beginning of one save to that of the next."""
         return self._interval
 
+    @property
+    def next_at(self) -> float | None:
+        """The moment of the next save, None if it is unknown: a save is under way, or no clock."""
+        if self._interval is None or self._started is None or self._during is not None:
+            return None
+        return self._since + self._interval
+
     def is_due(self, now: float) -> bool:
         """Return whether an interval has passed since the last save was begun."""
-        if self._interval is None or self._started is None or self._during is not None:
-            return False
-        return now - self._since >= self._interval
+        return self.next_at is not None and now >= self.next_at
 
     def committed(self, now: float, *, is_step: bool, is_saving: bool) -> None:
         """Take note of a committed transaction, and whether a save is still in flight."""

@@ -120,9 +120,12 @@ class AgentProcess:
         """Take note that the agent has sent something."""
         self._silence.heard()
 
-    def silence_s(self, now: float) -> float | None:
-        """Ask for a sign of life; return for how long there was none, if that is too long."""
-        self.tell({"kind": "ping"})
+    def silence_s(self, now: float, *, draws: bool = False) -> float | None:
+        """Ask for a sign of life; return for how long there was none, if that is too long.
+
+        The agent hears with it whether this process ``draws`` a live line on its terminal.
+        """
+        self.tell({"kind": "ping", "draws": draws})
         return self._silence.look(now)
 
     def kill(self) -> None:

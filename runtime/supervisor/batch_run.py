@@ -13,16 +13,19 @@ from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
 from holdfast.runtime.supervisor.job_run import run_job
+from holdfast.runtime.supervisor.progress_log import Paint
 
 
-def run_batch_job(options: JobOptions, allocation: Allocation) -> int:
+def run_batch_job(options: JobOptions, allocation: Allocation, paint: Paint | None = None) -> int:
     """Run one incarnation of a run in a batch system; return the exit code.
+
+    ``paint`` colours the live line of a job that a person has started by hand.
 
     Raises:
         JobError: the job cannot begin, or its chain does not get on; nothing was started.
     """
     if not allocation.chain:
-        return run_job(options, BatchJob.of(options, allocation, os.environ))
+        return run_job(options, BatchJob.of(options, allocation, os.environ), paint=paint)
     with answering(options.run_dir, say):
         link = ChainLink(options, allocation)
     if link.is_complete:

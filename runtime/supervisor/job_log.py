@@ -24,6 +24,7 @@ from holdfast.runtime.supervisor.death_log import (
     suspected_line,
 )
 from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.supervisor.progress_log import ProgressLog
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
 
@@ -32,11 +33,19 @@ class Narration:
     """Writes the supervisor's lines."""
 
     def __init__(
-        self, journal: Journal, *, is_verbose: bool, write: Callable[[bytes], None]
+        self,
+        journal: Journal,
+        *,
+        is_verbose: bool,
+        write: Callable[[bytes], None],
+        progress: ProgressLog | None = None,
+        is_quiet: bool = False,
     ) -> None:
         self._journal = journal
         self._write = write
+        self._progress = progress
         self._is_verbose = is_verbose
+        self._is_quiet = is_quiet
         self._errors: dict[int, Message] = {}
         self._unsaid: list[str] = []
         self._notices: set[str] = set()
@@ -46,12 +55,17 @@ class Narration:
         self._lost_lines = 0
         self._deaths = DeathLog()
 
+    @property
+    def draws(self) -> bool:
+        """Whether a live line stands on the terminal."""
+        return self._progress is not None and self._progress.draws
+
     def began(self, setup: JobSetup) -> None:
         """Say that the job begins, with its script, workers and seed."""
         options, record = setup.options, setup.record
         if setup.warning:
             self._say(f"warning: {setup.warning}")
-        self._say(
+        self._inform(
             f"{_beginning(setup)} on {_count(options.workers, 'worker')}"
             + (f" and {_count(options.spares, 'spare')}" if options.spares else "")
             + f" ({_count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
@@ -79,11 +93,11 @@ class Narration:
             self._say(f"warning: {setup.warning}")
         options = setup.options
         self._named_modules = options.named_modules
-        self._say(
+        self._inform(
             f"taking over the job in {options.run_dir}, which lost its supervisor: "
             f"{options.script.name} on {_count(len(takeover.launch.workers), 'worker')}"
         )
-        self._deaths.launching(takeover.launch.workers)
+        self._show_launch(takeover.launch)
         self._journal.record(
             "taken_over",
             agent=takeover.agent.pid,
@@ -105,9 +119,9 @@ class Narration:
     def launching(self, command: Launch) -> None:
         """Say that a launch begins."""
         self._say_unsaid()
-        self._deaths.launching(command.workers)
+        self._show_launch(command)
         if command.relaunch:
-            self._say(f"relaunching {_count(len(command.workers), 'worker')} ({command.reason})")
+            self._inform(f"relaunching {_count(len(command.workers), 'worker')} ({command.reason})")
             self._journal.record(
                 "relaunch",
                 reason=command.reason,
@@ -123,6 +137,8 @@ class Narration:
 
     def heard(self, message: Message) -> None:
         """Say the part of an agent's message that concerns the user."""
+        if self._progress is not None:
+            self._progress.heard(message)
         kind = message.get("kind")
         if kind == "worker_report":
             self._heard_report(int(message["worker"]), message["report"])
@@ -209,7 +225,8 @@ class Narration:
         if end.traceback:
             self._write(end.traceback.encode(errors="replace"))
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
-        self._say(("error: " if is_bad else "") + end.reason)
+        tell = self._say if is_bad else self._inform
+        tell(("error: " if is_bad else "") + end.reason)
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE:
             for sentence in self._deaths.in_common():
                 self.warned(sentence)
@@ -260,10 +277,20 @@ class Narration:
             self._say(f"{module} is not preloaded: {reason}")
         self._journal.record("preload_failed", module=module, message=reason)
 
+    def _show_launch(self, launch: Launch) -> None:
+        self._deaths.launching(launch.workers)
+        if self._progress is not None:
+            self._progress.launching(len(launch.workers))
+
     def _say_unsaid(self) -> None:
         for text in self._unsaid:
             self._say(text)
         self._unsaid.clear()
+
+    def _inform(self, text: str) -> None:
+        """Say something that nobody has to act on."""
+        if not self._is_quiet:
+            self._say(text)
 
     def _say(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.agent.agent import SOCKET_NAME
@@ -20,14 +21,15 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.aside import LAST_LINES_WITHIN_S, say
+from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
+from holdfast.runtime.supervisor.progress_log import Paint, ProgressLog
+from holdfast.runtime.supervisor.screen import Screen
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover, find_takeover
-from holdfast.runtime.system.line_sink import LineSink
 from holdfast.runtime.system.owned_directory import (
     hold,
     make_owned_directory,
@@ -44,7 +46,11 @@ _LEASE_LOOK_S = 1.0
 
 
 def run_job(
-    options: JobOptions, batch: BatchJob | None = None, link: ChainLink | None = None
+    options: JobOptions,
+    batch: BatchJob | None = None,
+    link: ChainLink | None = None,
+    *,
+    paint: Paint | None = None,
 ) -> ExitCode:
     """Run the job of ``options`` to its end; return the exit code.
 
@@ -54,6 +60,7 @@ def run_job(
         options: the job.
         batch: the batch job around it, which minds its time.
         link: the incarnation that this is for the batch system.
+        paint: colours the live line; None for none.
 
     Raises:
         JobError: the job cannot begin; nothing was started.
@@ -61,17 +68,21 @@ def run_job(
     around = batch or BatchJob.of(options, None, os.environ)
     setup = _prepare(options)
     if isinstance(setup, Takeover):
-        return _go_on(setup, options, batch or batch_of(setup))
+        return _go_on(setup, options, batch or batch_of(setup), paint)
     if link is not None:
         around.incarnation = link.begin(setup.record.run_id)
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
     base = make_owned_directory(_memory_directory(options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-    return _supervise(setup, base, around, removed=removed)
+    voice = _Voice.of(setup, paint)
+    for directory in removed:
+        text = f"removed {directory}, which a job that was killed has left in memory"
+        voice.narration.warned(text)
+    return _supervise(setup, base, around, voice)
 
 
-def attach(run_dir: Path) -> int:
+def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
     """Take over the job that lives in ``run_dir`` without its supervisor; return its exit code.
 
     Its time ends when it would have ended: with its batch job, or ``--deadline`` after its start.
@@ -92,7 +103,7 @@ def attach(run_dir: Path) -> int:
             f"no job lives in {run_dir} on this host without its supervisor; {_next(run_dir)}"
         )
     batch = batch_of(takeover)
-    return batch.end(_go_on(takeover, None, batch), say)
+    return batch.end(_go_on(takeover, None, batch, paint), say)
 
 
 def _next(run_dir: Path) -> str:
@@ -143,35 +154,62 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
         time.sleep(_LEASE_LOOK_S)
 
 
-def _go_on(takeover: Takeover, asked: JobOptions | None, batch: BatchJob) -> ExitCode:
+def _go_on(
+    takeover: Takeover, asked: JobOptions | None, batch: BatchJob, paint: Paint | None
+) -> ExitCode:
     setup = setup_of_takeover(takeover, asked)
     with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
         setup.lease.name_owner()
     hold(takeover.directory)
-    return _supervise(setup, takeover.directory, batch, takeover)
+    return _supervise(setup, takeover.directory, batch, _Voice.of(setup, paint), takeover)
+
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """Everything that a job says, and where."""
+
+    screen: Screen
+    progress: ProgressLog
+    narration: Narration
+
+    @staticmethod
+    def of(setup: JobSetup, paint: Paint | None) -> _Voice:
+        """Return the voice of a job, which draws a live line if it has colours for it."""
+        options = setup.options
+        screen = Screen(may_draw=paint is not None)
+        progress = ProgressLog(screen, paint, is_quiet=options.quiet)
+        narration = Narration(
+            setup.journal,
+            is_verbose=options.verbose,
+            write=screen.say,
+            progress=progress,
+            is_quiet=options.quiet,
+        )
+        return _Voice(screen, progress, narration)
+
+    def close(self) -> None:
+        """Say what is left to say, but not for long."""
+        self.narration.lost_output()
+        self.screen.close()
+        self.narration.dropped(self.screen.dropped)
 
 
 def _supervise(
     setup: JobSetup,
     base: Path,
     batch: BatchJob,
+    voice: _Voice,
     takeover: Takeover | None = None,
-    removed: tuple[Path, ...] = (),
 ) -> ExitCode:
     """Run the job to its end; no signal may end this process before everything is cleaned up."""
-    sink = LineSink(2)
-    narration = Narration(setup.journal, is_verbose=setup.options.verbose, write=sink.put)
-    for directory in removed:
-        narration.warned(f"removed {directory}, which a job that was killed has left in memory")
-    supervisor = Supervisor(setup, base, narration, takeover, batch)
+    supervisor = Supervisor(setup, base, voice.narration, takeover, batch)
     try:
         return supervisor.run()
     finally:
         block()  # this process ends next, with the job's exit code and no other
+        voice.progress.end()
         supervisor.close()
-        narration.lost_output()
-        sink.close(LAST_LINES_WITHIN_S)
-        narration.dropped(sink.dropped)
+        voice.close()
         setup.journal.close()
         supervisor.signals.restore()
 

@@ -246,7 +246,8 @@ class Supervisor:
             return
         self._looked_at = now
         self._mind_time()
-        silence_s = None if self._agent is None else self._agent.silence_s(now)
+        draws = self._narration.draws
+        silence_s = None if self._agent is None else self._agent.silence_s(now, draws=draws)
         if silence_s is not None:
             self._kill_agent(f"it has not answered for {silence_s:.1f} s")
             return

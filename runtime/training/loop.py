@@ -35,6 +35,7 @@ from holdfast.runtime.training.catch_up import (
 from holdfast.runtime.training.companion import Notes
 from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.progress import Progress
+from holdfast.runtime.training.progress_teller import ProgressTeller
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.tracing_ahead import Preparation
 from holdfast.runtime.training.training_job import TrainingJob
@@ -66,8 +67,9 @@ class TrainingLoop:
         self._companion = state.companion
         self._job = job
         self._membership = membership
-        self._records = LoopRecords(context, self._membership)
+        self._records = LoopRecords(context, self._membership, job.shown_terms)
         self._progress = Progress(replica, job, self._records)
+        self._teller = ProgressTeller(context.page, replica, job)
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job.save_terms, self._records)
         self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
@@ -278,8 +280,9 @@ class TrainingLoop:
 
     def _transaction_committed(self, agreed: Outcome) -> None:
         """Do the work after every commit: tell the agent, save if due, note a request to stop."""
+        now = time.monotonic()
         self._clock.committed(
-            time.monotonic(),
+            now,
             is_step=self._transaction.work is Work.TRAIN,
             is_saving=self._saver.is_busy,
         )
@@ -292,6 +295,8 @@ class TrainingLoop:
         page.phase = Phase.TRAINING
         page.commit(cursor.step)
         page.generation = self._membership.world.generation
+        if self._membership.is_first:
+            self._teller.committed(now, cursor, self._clock.next_at)
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
         self._saver.prepare(cursor, lambda: self._state.tensors(cursor))
         self._saver.want(is_asked=agreed.is_save_wanted)

@@ -21,6 +21,7 @@ from holdfast.runtime.model.data import Data
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.progress.step_report import LIVE
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_terms import SaveTerms
 from holdfast.runtime.training.stage import ONLY_STAGE, Stage
@@ -31,6 +32,7 @@ from holdfast.runtime.training.transaction import (
     ValidationContributor,
     WorkNotes,
 )
+from holdfast.runtime.worker.records import ShownTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class TrainingRequest:
     validation_batch: int | None = None
     validated: int | tuple[int, ...] = 1
     first_epoch: int = 0
+    verbose: int = LIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class TrainingJob:
     retention: Retention
     initial: WeightsSource | None = None
     stage: Stage = ONLY_STAGE
+    verbose: int = LIVE
+    """What people see of the training: that of Keras, 0 for nothing."""
 
     @property
     def microbatches(self) -> int:
@@ -85,6 +90,11 @@ class TrainingJob:
         if not self.order.is_shuffled:
             identity["shuffle"] = 0
         return identity
+
+    @property
+    def shown_terms(self) -> ShownTerms:
+        """The part of the job that belongs to each line on an epoch."""
+        return ShownTerms(self.work_plan.last_epoch, self.verbose)
 
     @property
     def save_terms(self) -> SaveTerms:
@@ -163,6 +173,7 @@ def describe_job(
         replace(retention, forever=ends) if len(stages) > 1 else retention,
         _initial_of(request, config),
         stage,
+        request.verbose,
     )
 
 

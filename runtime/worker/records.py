@@ -8,13 +8,18 @@ records.
 A journal must not grow by a line for each step of a month.  After the first five minutes of
 a launch one line stands for all steps of a while, which is a thousandth of the launch so
 far and at most ten seconds.
+
+Rank 0 also tells the agent of each epoch, for the line that people read.  The next rank 0
+tells the last one again: who shows it shows it once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.recovery.cursor import Cursor
@@ -29,13 +34,25 @@ _PART_OF_LAUNCH = 0.001
 _LONGEST_TOGETHER_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class ShownTerms:
+    """What people are told of a training beside its progress; ``verbose`` is Keras's."""
+
+    epochs: int
+    verbose: int
+
+
 class LoopRecords:
     """Journal entries of one worker's training loop."""
 
-    def __init__(self, context: WorkerContext, membership: Membership) -> None:
+    def __init__(
+        self, context: WorkerContext, membership: Membership, shown: ShownTerms | None = None
+    ) -> None:
         self._context = context
         self._membership = membership
-        self._made = self._began = time.monotonic()
+        self._shown = {} if shown is None else dataclasses.asdict(shown)
+        self._told_epoch: dict[str, object] | None = None
+        self._made = self._began = self._epoch_began = time.monotonic()
         self._pending: _OpenRecovery | None = None
         self._latest: deque[_Commit] = deque()
         self._unwritten: deque[_Commit] = deque()
@@ -53,6 +70,7 @@ class LoopRecords:
         was_first, self._was_first = self._was_first, self._membership.is_first
         if self._was_first and not was_first:
             self._unwritten.extend(self._latest)
+            self._tell_epoch()
         world = self._membership.world
         workers = list(world.workers)
         self._context.tell_agent(
@@ -82,22 +100,25 @@ class LoopRecords:
         metrics: Mapping[str, float],
         validation: Mapping[str, float] | None,
     ) -> None:
-        """Record an epoch's metrics and the proof that it used every sample once."""
+        """Record an epoch's metrics and the proof that it used every sample once; tell of it."""
+        began, self._epoch_began = self._epoch_began, time.monotonic()
         ledger = {
             "samples": cursor.ledger.samples,
             "fingerprint": f"{cursor.ledger.fingerprint:016x}",
             "exact": True,
         }
-        self._keep(
-            "epoch",
-            epoch=epoch,
-            step=cursor.step,
-            metrics=dict(metrics),
-            validation=None if validation is None else dict(validation),
-            ledger=ledger,
-        )
+        shown = {
+            "epoch": epoch,
+            "step": cursor.step,
+            "metrics": _plain(metrics),
+            "validation": None if validation is None else _plain(validation),
+            "seconds": round(self._epoch_began - began, 3),
+        }
+        self._keep("epoch", **shown, ledger=ledger)
+        self._told_epoch = {"kind": "epoch", **shown, **self._shown}
         if self._membership.is_first:
             self.flush()
+            self._tell_epoch()
 
     def world_changed(self, before: World, times: RepairTimes, attempts: int) -> None:
         """Keep the facts of a recovery until the next update is applied."""
@@ -129,6 +150,11 @@ class LoopRecords:
             stamp = {"now": commit.now, "time": commit.time, "generation": commit.generation}
             self._context.journal.record(commit.event, **stamp, **commit.fields)
 
+    def _tell_epoch(self) -> None:
+        """Tell the agent of the last epoch that has ended in this launch, if there is one."""
+        if self._told_epoch is not None:
+            self._context.tell_agent(self._told_epoch)
+
     def _keep(self, event: str, **fields: object) -> None:
         """Remember a record of a commit, and write it within the quarter of a second."""
         now = time.monotonic()
@@ -154,6 +180,11 @@ class LoopRecords:
             self.flush()
             generation = self._membership.world.generation
             self._context.journal.record(event, **({"generation": generation} | fields))
+
+
+def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics as numbers that JSON knows; a replica may give NumPy's."""
+    return {name: float(value) for name, value in metrics.items()}
 
 
 class _Commit(NamedTuple):

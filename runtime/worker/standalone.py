@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import errors
@@ -42,6 +44,8 @@ from holdfast.runtime.options.sources import (
     refuse_unknown,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.progress.epoch_line import EndedEpoch
+from holdfast.runtime.progress.step_report import LIVE, SILENT
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
@@ -67,15 +71,30 @@ def standalone() -> WorkerContext:
     atexit.register(journal.close)  # before the end by agreement, as that was registered first
     injector = injector_of(config, journal)
     page = HeartbeatPage.create()
-    return WorkerContext(config, communicator, journal, page, injector, _tell)
+    tell = functools.partial(_tell, is_quiet=config.options.quiet)
+    return WorkerContext(config, communicator, journal, page, injector, tell)
 
 
-def _tell(report: Mapping[str, object]) -> None:
-    """Say the end of the training, as ``holdfast run`` does; all else is in the journal."""
-    if report["kind"] == "complete" and report["is_first"] and sys.stderr is not None:
-        line = f"holdfast: completed step {report['step']}, state sha256 {report['sha256']}\n"
-        with contextlib.suppress(OSError):  # a stderr that takes nothing ends no job
-            sys.stderr.write(line)
+def _tell(report: Mapping[str, object], *, is_quiet: bool) -> None:
+    """Say each epoch and the end of the training, as ``holdfast run`` does, unless ``is_quiet``.
+
+    All else is in the journal.
+    """
+    if is_quiet:
+        return
+    if report["kind"] == "complete" and report["is_first"]:
+        text = f"holdfast: completed step {report['step']}, state sha256 {report['sha256']}"
+        _write(sys.stderr, text)
+    elif report["kind"] == "epoch" and report.get("verbose", LIVE) != SILENT:
+        epoch = EndedEpoch.of(report)
+        if epoch is not None:
+            _write(sys.stdout, epoch.line)
+
+
+def _write(stream: TextIO | None, line: str) -> None:
+    with contextlib.suppress(OSError):  # a stream that takes nothing ends no job
+        if stream is not None:
+            stream.write(f"{line}\n")
 
 
 def _options(workers: int) -> JobOptions:

@@ -145,3 +145,26 @@ def test_validation_that_is_switched_on_at_a_resume_is_not_made_up_for(
 def test_cursor_of_a_run_that_always_had_validation_stays(work_plan: WorkPlan) -> None:
     for _, cursor in whole_job(work_plan):
         assert work_plan.without_missed_passes(cursor) is cursor
+
+
+@given(
+    work_plan=_CURRICULA,
+    keep_every=st.sampled_from([None, 1, 4]),
+    saves_epochs=st.booleans(),
+    step=st.integers(0, 29),
+)
+def test_next_save_step_is_the_first_at_which_a_save_is_due(
+    work_plan: WorkPlan, keep_every: int | None, *, saves_epochs: bool, step: int
+) -> None:
+    work_plan = dataclasses.replace(
+        work_plan, keep_every=keep_every, saves_epochs=saves_epochs, has_validation=False
+    )
+    later = [
+        cursor.step
+        for _, cursor in whole_job(work_plan)
+        if cursor.step > step and work_plan.is_save_due(cursor)
+    ]
+
+    found = work_plan.next_save_step(dataclasses.replace(Cursor.start(1), step=step))
+
+    assert found == min([*later, work_plan.steps])

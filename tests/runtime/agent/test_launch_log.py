@@ -57,3 +57,15 @@ def test_next_launch_begins_with_nothing() -> None:
 
     assert log.events == ()
     assert log.launch == {"kind": "launch", "spent": 1}
+
+
+def test_launch_is_known_as_people_know_it() -> None:
+    log = LaunchLog()
+    assert log.summary is None
+
+    config = {"options": {"script": "/a/train.py"}, "generation": 4, "workers": [4, 5]}
+    log.begin({"kind": "launch", "config": config, "relaunch": 1})
+
+    assert log.summary == {
+        "script": "/a/train.py", "generation": 4, "workers": [4, 5], "relaunch": 1,
+    }  # fmt: skip

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import select
+import tty
 
 import pytest
 
 from holdfast.runtime.agent.output import OutputForwarder
+from holdfast.runtime.system.line_sink import ERASE
 
 BOUND_S = 90.0
 NOISE = b"Error in NBC_Start_round() (-1)\n"
@@ -39,6 +41,25 @@ def test_lines_are_prefixed(terminal: Terminal) -> None:
     output.close(BOUND_S)
 
     assert terminal.rest() == b"[w3] one\n[w3] \n[w3] two\n[w3] no end\n"
+
+
+def test_line_erases_the_live_line_of_a_terminal_and_of_nothing_else(terminal: Terminal) -> None:
+    controller, screen = os.openpty()
+    tty.setraw(screen)
+    output = OutputForwarder(verbose=False)
+    output.erase_live_line(is_there=True)
+    for sink_fd in (screen, terminal.write_fd):
+        read_end, write_end = os.pipe()
+        output.forward(read_end, "", sink_fd)
+        os.write(write_end, b"one\n")
+        os.close(write_end)
+
+    output.close(BOUND_S)
+
+    assert os.read(controller, 100) == ERASE + b"one\n"
+    assert terminal.rest() == b"one\n"
+    os.close(screen)
+    os.close(controller)
 
 
 def test_line_is_forwarded_when_it_is_complete(terminal: Terminal) -> None:

@@ -16,7 +16,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[JobOptions]:
     """Stand in for the supervisor: keep what it was asked for, and stop early."""
     asked: list[JobOptions] = []
 
-    def run_job(config: JobOptions) -> ExitCode:
+    def run_job(config: JobOptions, **_: object) -> ExitCode:
         asked.append(config)
         return ExitCode.STOPPED_EARLY
 

@@ -18,7 +18,7 @@ from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of
-from holdfast.runtime.worker.records import LoopRecords
+from holdfast.runtime.worker.records import LoopRecords, ShownTerms
 
 CURSOR = Cursor(3, 0, Ledger(12, 0xABC), np.zeros(1))
 WORKERS = (WorkerId(4), WorkerId(5), WorkerId(6))
@@ -45,7 +45,7 @@ class Story:
         )
         world = World(1, WORKERS, 2)
         self.membership = Membership(config.worker, world, Ranked(rank), clock=lambda: 0.0)
-        self.records = LoopRecords(context, self.membership)
+        self.records = LoopRecords(context, self.membership, ShownTerms(epochs=4, verbose=1))
 
     def lose(self, *lost: WorkerId, rank: int = 0, detected: float = 10.0) -> None:
         """Go through a repair that ended without ``lost``."""
@@ -201,3 +201,28 @@ def test_end_of_an_epoch_is_written_at_once(story: Story) -> None:
     story.records.ended_epoch(1, CURSOR, {"loss": 0.5}, None)
 
     assert [len(story.journal(event)) for event in ("step", "epoch")] == [2, 1]
+
+
+def end_epoch(story: Story) -> None:
+    story.records.ended_epoch(1, CURSOR, {"loss": np.float32(0.5)}, None)  # type: ignore[dict-item]
+
+
+def test_epoch_is_told_by_rank_0_with_what_its_line_needs(story: Story) -> None:
+    end_epoch(story)
+
+    (told,) = story.told
+    assert told.pop("seconds") == story.journal("epoch")[0]["seconds"]
+    assert told == {
+        "kind": "epoch", "epoch": 1, "step": 3, "metrics": {"loss": 0.5}, "validation": None,
+        "epochs": 4, "verbose": 1,
+    }  # fmt: skip
+
+
+def test_next_rank_0_tells_the_last_epoch_again(second: Story) -> None:
+    second.records.joined(CURSOR)
+    end_epoch(second)
+    assert [told["kind"] for told in second.told] == ["world"]
+
+    second.lose(WORKERS[0], rank=0)
+
+    assert [told["kind"] for told in second.told] == ["world", "epoch", "world"]

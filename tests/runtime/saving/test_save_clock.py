@@ -197,3 +197,17 @@ def test_repair_is_not_counted() -> None:
 
     assert training.clock.costs_s == ()
     assert training.is_due
+
+
+def test_next_save_is_known_but_while_one_is_under_way() -> None:
+    training = Training(EverySeconds(10.0))
+    begin = training.now
+    training.steps(3, 1.0)
+    assert training.clock.next_at == begin + 10.0
+
+    training.clock.began(training.now)
+    assert training.clock.next_at is None
+    training.commit(1.0)
+
+    assert training.clock.next_at == begin + 13.0
+    assert Training(EverySteps(5)).clock.next_at is None

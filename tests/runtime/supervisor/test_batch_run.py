@@ -40,7 +40,9 @@ def test_job_that_a_person_starts_is_what_was_asked_for(
 ) -> None:
     started: list[bool] = []
 
-    def run_job(asked: JobOptions, batch: BatchJob, link: ChainLink | None = None) -> ExitCode:
+    def run_job(
+        asked: JobOptions, batch: BatchJob, link: ChainLink | None = None, **_: object
+    ) -> ExitCode:
         started.append(asked.fresh)
         assert batch.incarnation == "Slurm job 7"
         if link is not None:

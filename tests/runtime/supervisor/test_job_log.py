@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.recovery.event import End, Launch
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal, Record, read_journal
 from holdfast.runtime.supervisor.job_log import Narration
@@ -32,11 +33,11 @@ DEATH = {
 class Told:
     """A narration, and what has become of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_quiet: bool = False) -> None:
         self._path = path
         self._journal = Journal(path, run_id="run", source="supervisor")
         self._written = b""
-        self.voice = Narration(self._journal, is_verbose=False, write=self._take)
+        self.voice = Narration(self._journal, is_verbose=False, write=self._take, is_quiet=is_quiet)
 
     def lines(self) -> list[str]:
         """Return what was said since the last time."""
@@ -337,3 +338,23 @@ def test_lost_output_is_said_once_at_the_end(told: Told) -> None:
 
     (line,) = told.lines()
     assert line.startswith("holdfast: 260 lines of the workers' output were lost, because stdout")
+
+
+def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
+    told = Told(tmp_path / "journal.jsonl", is_quiet=True)
+    launch = Launch(1, (WorkerId(0), WorkerId(1)), relaunch=1, reason="all died")
+
+    told.voice.began(setup_of(is_resumed=False))
+    told.voice.launching(launch)
+    told.voice.ended(End(ExitCode.DONE, "completed step 5"))
+    assert told.lines() == []
+
+    told.voice.heard(DEATH)
+    told.voice.ended(End(ExitCode.RECOVERY_IMPOSSIBLE, "the budget is spent"))
+
+    assert told.lines() == [
+        "holdfast: worker 2 died at step 30 (signal SIGKILL)",
+        "holdfast: error: the budget is spent",
+    ]
+    assert len(told.records("relaunch")) == 1
+    told.close()

@@ -1,0 +1,43 @@
+"""The colours of the live line: its parts as one line for a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.runtime.progress.live_line import GAP, Part
+
+_STYLES = {
+    "plain": "",
+    "epoch": "bold",
+    "metric": "cyan",
+    "phase": "yellow",
+    "loss": "bold red",
+    "quiet": "dim",
+}
+_FULL, _EMPTY = "━", "━"
+_FULL_STYLE, _EMPTY_STYLE = "green", "bright_black"
+
+
+def paint(parts: Sequence[Part]) -> str:
+    """Return the parts as text with the escape codes that this terminal knows.
+
+    rich knows the terminal by TERM, COLORTERM and NO_COLOR.  It only makes text here: nothing is
+    written, so a terminal that takes nothing keeps nobody waiting.
+    """
+    columns = sum(len(part.text) + len(GAP) for part in parts) + 1
+    console = Console(file=io.StringIO(), force_terminal=True, width=columns, highlight=False)
+    with console.capture() as written:
+        console.print(Text(GAP).join(map(_text_of, parts)), end="", no_wrap=True)
+    return written.get()
+
+
+def _text_of(part: Part) -> Text:
+    if part.done is None:
+        return Text(part.text, style=_STYLES[part.style])
+    full = round(part.done * len(part.text))
+    bar = Text(_FULL * full, style=_FULL_STYLE)
+    return bar.append(_EMPTY * (len(part.text) - full), style=_EMPTY_STYLE)

@@ -1,0 +1,80 @@
+"""Tells people, through the heartbeat page, how far training has come.
+
+Only the first worker tells, a few times a second.  A look at the metrics in the middle of an
+epoch costs up to a millisecond with Keras.  So the next one waits until that is a small part of
+the time, and no step is slower for being watched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast.recovery.cursor import Cursor
+from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.training.training_job import TrainingJob
+
+TELL_EVERY_S = 0.25
+_LOOKS_PER_COST = 500
+"""At most 0.2 % of the time is spent on it."""
+
+
+class ProgressTeller:
+    """Writes the progress of one training loop into the page of its worker.
+
+    Call ``committed`` after each commit, on the first worker of the world.
+    """
+
+    def __init__(
+        self,
+        page: HeartbeatPage,
+        replica: Replica,
+        job: TrainingJob,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._page = page
+        self._replica = replica
+        self._job = job
+        self._clock = clock
+        self._due = float("-inf")
+
+    def committed(self, now: float, cursor: Cursor, next_save_at: float | None) -> None:
+        """Tell of ``cursor``, if the last word is old enough; the moments are monotonic."""
+        if now < self._due:
+            return
+        self._page.tell_progress(self._report(now, cursor, next_save_at).encode())
+        cost_s = self._clock() - now
+        self._due = now + max(TELL_EVERY_S, _LOOKS_PER_COST * cost_s)
+
+    def _report(self, now: float, cursor: Cursor, next_save_at: float | None) -> StepReport:
+        plan = self._job.work_plan
+        return StepReport(
+            now=now,
+            step=cursor.step,
+            steps=plan.steps,
+            stage=self._job.stage.number,
+            epoch=plan.epoch_of(cursor),
+            epochs=plan.last_epoch,
+            step_of_epoch=plan.step_of_epoch(cursor),
+            steps_per_epoch=plan.steps_per_epoch,
+            metrics=self._metrics(cursor),
+            verbose=self._job.verbose,
+            next_save_step=plan.next_save_step(cursor),
+            next_save_at=next_save_at,
+        )
+
+    def _metrics(self, cursor: Cursor) -> dict[str, float]:
+        """Return the metrics of the epoch so far; none if the user's own cannot be computed yet.
+
+        A metric that fails here fails at the end of the epoch again, and is an error then.
+        """
+        samples = cursor.ledger.samples
+        if not samples:
+            return {}
+        try:
+            found = self._replica.results(cursor.sums, samples)
+        except Exception:  # the user's code
+            return {}
+        return {name: float(value) for name, value in found.items()}

@@ -1,0 +1,102 @@
+"""What a worker tells of its progress, and what is made of a page that makes no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.runtime.progress.host_report import newest_of, short_report, slowest_phase
+from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES, HeartbeatPage, Phase
+
+REPORT = StepReport(
+    now=9.5, step=31, steps=600, epoch=1, epochs=10, step_of_epoch=31, steps_per_epoch=60,
+    metrics={"loss": 0.5, "accuracy": math.nan}, next_save_step=100,
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Hosted:
+    worker: int
+    page: HeartbeatPage
+    pid: int | None = 4711
+
+
+@pytest.fixture
+def hosted() -> Iterator[list[Hosted]]:
+    hosted = [Hosted(worker, HeartbeatPage.create()) for worker in range(3)]
+    yield hosted
+    for one in hosted:
+        one.page.close()
+
+
+def test_report_comes_back_as_it_was_told() -> None:
+    found = StepReport.decode(REPORT.encode())
+
+    assert found is not None
+    assert math.isnan(found.metrics["accuracy"])
+    assert dataclasses.replace(found, metrics=REPORT.metrics) == REPORT
+
+
+def test_report_with_too_many_metrics_keeps_the_loss() -> None:
+    metrics = {"loss": 0.5} | {f"a metric with a long name {i}": float(i) for i in range(1000)}
+
+    content = dataclasses.replace(REPORT, metrics=metrics).encode()
+
+    found = StepReport.decode(content)
+    assert len(content) <= MOST_PROGRESS_BYTES
+    assert found is not None
+    assert found.metrics["loss"] == 0.5
+    assert len(found.metrics) > 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1}, {"step": None}, {"step": 1.5}, {"step": True}, {"metrics": [1]},
+        {"metrics": {"loss": "low"}}, {"now": "late"}, {"now": math.inf}, {"next_save_at": "soon"},
+    ],
+)  # fmt: skip
+def test_report_that_makes_no_sense_is_none(change: dict[str, object]) -> None:
+    fields = REPORT.to_json() | change
+
+    assert StepReport.decode(json.dumps(fields).encode()) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", REPORT.encode()[:-9]])
+def test_page_that_is_empty_or_torn_is_no_report(content: bytes) -> None:
+    assert StepReport.decode(content) is None
+
+
+def test_report_without_a_next_save_is_one() -> None:
+    fields = REPORT.to_json()
+    del fields["next_save_step"], fields["next_save_at"]
+
+    assert StepReport.of(fields) == dataclasses.replace(REPORT, next_save_step=None)
+
+
+def test_newest_word_counts_whoever_has_written_it(hosted: list[Hosted]) -> None:
+    assert newest_of(one.page for one in hosted) is None
+
+    hosted[0].page.tell_progress(REPORT.encode())
+    hosted[2].page.tell_progress(dataclasses.replace(REPORT, now=10.0, step=40).encode())
+    hosted[1].page.tell_progress(b"{}")
+
+    newest = newest_of(one.page for one in hosted)
+    assert newest is not None
+    assert newest.step == 40
+
+
+def test_short_report_counts_the_workers_that_have_a_process(hosted: list[Hosted]) -> None:
+    hosted[1].pid = None
+    for one, phase in zip(hosted, (Phase.SAVING, Phase.TRAINING, Phase.SAVING), strict=True):
+        one.page.phase = phase
+
+    report = short_report(hosted)
+
+    assert report == {"progress": None, "workers": 2, "phase": "training"}
+    assert slowest_phase([]) is None

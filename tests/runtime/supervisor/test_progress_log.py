@@ -1,0 +1,129 @@
+"""What a user sees of a training: the live line, the lines of epochs, and when there are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.progress.live_line import Part
+from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.supervisor.progress_log import ProgressLog
+
+REPORT = StepReport(
+    now=1.0, step=7, steps=60, epoch=1, epochs=6, step_of_epoch=7, steps_per_epoch=10,
+    metrics={"loss": 0.5},
+)  # fmt: skip
+
+
+class Terminal:
+    """A screen that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.can_draw = True
+        self.columns = 100
+        self.lines: list[str] = []
+        self.live: list[str] = []
+
+    def print(self, line: str) -> None:
+        self.lines.append(line)
+
+    def draw(self, live_line: str) -> None:
+        self.live.append(live_line)
+
+
+def log_on(terminal: Terminal, **options: Any) -> ProgressLog:
+    def paint(parts: list[Part]) -> str:
+        return " | ".join(part.text for part in parts if part.done is None)
+
+    log = ProgressLog(terminal, options.pop("paint", paint), clock=lambda: 2.0, **options)  # type: ignore[arg-type]
+    log.launching(2)
+    return log
+
+
+def pong(**changes: Any) -> dict[str, Any]:
+    progress = REPORT.to_json() | changes
+    return {"kind": "pong", "progress": progress, "workers": 2, "phase": "training"}
+
+
+def epoch(number: int, **changes: Any) -> dict[str, Any]:
+    fields = {"epoch": number, "step": 10 * number, "epochs": 6, "metrics": {"loss": 0.25}}
+    report = {"kind": "epoch", **fields, **changes}
+    return {"kind": "worker_report", "worker": 0, "report": report}
+
+
+def test_live_line_follows_the_training_and_goes_at_the_end() -> None:
+    terminal = Terminal()
+    log = log_on(terminal)
+
+    assert not log.draws
+    log.heard(pong())
+    log.heard(pong(step=8, step_of_epoch=8))
+    assert log.draws
+    log.end()
+    log.heard(pong())
+
+    assert terminal.live == [
+        "epoch 1/6 | 7/10 | loss: 0.5000 | 2 workers",
+        "epoch 1/6 | 8/10 | loss: 0.5000 | 2 workers",
+        "",
+    ]
+    assert not log.draws
+
+
+def test_epoch_is_told_once_however_often_it_is_trained() -> None:
+    terminal = Terminal()
+    log = log_on(terminal)
+
+    for number in (1, 2, 2, 1, 2, 3):
+        log.heard(epoch(number))
+
+    assert terminal.lines == [f"Epoch {number}/6 - loss: 0.2500" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("verbose", "options", "lines", "live"),
+    [
+        (0, {}, 0, 0),
+        (1, {}, 1, 1),
+        (2, {}, 1, 0),
+        (1, {"is_quiet": True}, 0, 0),
+        (1, {"paint": None}, 1, 0),
+    ],
+    ids=["silent", "live", "lines", "quiet", "file"],
+)
+def test_verbose_and_quiet_decide_what_is_shown(
+    verbose: int, options: dict[str, Any], lines: int, live: int
+) -> None:
+    terminal = Terminal()
+    log = log_on(terminal, **options)
+
+    log.heard(pong(verbose=verbose))
+    log.heard(epoch(1, verbose=verbose))
+
+    assert (len(terminal.lines), len(terminal.live)) == (lines, live)
+
+
+def test_job_in_the_background_of_a_shell_draws_nothing_until_it_is_back() -> None:
+    terminal = Terminal()
+    log = log_on(terminal)
+
+    log.heard(pong())
+    terminal.can_draw = False
+    log.heard(pong())
+    assert terminal.live[-1] == ""
+    assert not log.draws
+    terminal.can_draw = True
+    log.heard(pong())
+
+    assert terminal.live[0] == terminal.live[-1]
+
+
+def test_silent_training_removes_the_live_line_of_the_one_before() -> None:
+    terminal = Terminal()
+    log = log_on(terminal)
+
+    log.heard(pong())
+    log.heard(pong(verbose=0))
+
+    assert terminal.live[-1] == ""
