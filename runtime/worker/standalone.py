@@ -75,7 +75,7 @@ def standalone() -> WorkerContext:
     return WorkerContext(config, communicator, journal, page, injector, tell)
 
 
-def _tell(report: Mapping[str, object], *, is_quiet: bool) -> None:
+def _tell(report: Mapping[str, object], *, is_quiet: bool = False) -> None:
     """Say each epoch and the end of the training, as ``holdfast run`` does, unless ``is_quiet``.
 
     All else is in the journal.

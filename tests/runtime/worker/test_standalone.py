@@ -111,3 +111,15 @@ def test_end_of_the_training_is_said_once(capsys: pytest.CaptureFixture[str]) ->
     standalone._tell({"kind": "notice", "text": "x"})
 
     assert capsys.readouterr().err == "holdfast: completed step 7, state sha256 ab\n"
+
+
+def test_each_epoch_is_said_unless_nobody_wants_to_hear(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    epoch = {"kind": "epoch", "epoch": 1, "step": 7, "epochs": 2, "metrics": {"loss": 0.5}}
+
+    standalone._tell(epoch)
+    standalone._tell({**epoch, "verbose": 0})
+    standalone._tell(epoch, is_quiet=True)
+
+    assert capsys.readouterr().out == "Epoch 1/2 - loss: 0.5000\n"
