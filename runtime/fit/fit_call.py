@@ -47,6 +47,11 @@ class FitCall:
         return self.validation_batch_size or self.global_batch
 
     @property
+    def shown(self) -> int:
+        """What people see of the training: 0 for nothing, 1 for a live line, 2 for lines only."""
+        return 1 if self.verbose == "auto" else int(self.verbose)
+
+    @property
     def validated(self) -> int | tuple[int, ...]:
         """Every so many epochs are validated, or these, counted from 1."""
         if isinstance(self.validation_freq, int):

@@ -57,6 +57,7 @@ def fit(model: Any, call: FitCall) -> Any:
         validation_batch=call.validation_batch,
         validated=call.validated,
         first_epoch=call.initial_epoch,
+        verbose=call.shown,
     )
     runs: list[CallbackRun] = []
 

@@ -26,9 +26,10 @@ SILENT, LIVE, LINES = range(3)
 class StepReport:
     """The progress of a training at ``now``, in seconds of the host's monotonic clock.
 
-    Epochs count from 1, and so do stages: the trainings of a script.  ``steps`` and ``epochs`` are those that the script asks for; it may
-    stop before them.  ``metrics`` are those of the epoch so far.  A next save is known by its
-    step, by its moment, or by both: then the earlier one counts.
+    Epochs count from 1, and so do stages: the trainings of a script.  ``steps`` and ``epochs``
+    are those that the script asks for; it may stop before them.  ``metrics`` are those of the
+    epoch so far.  A next save is known by its step, by its moment, or by both: then the earlier
+    one counts.
     """
 
     now: float

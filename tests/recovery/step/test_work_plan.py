@@ -147,6 +147,18 @@ def test_cursor_of_a_run_that_always_had_validation_stays(work_plan: WorkPlan) -
         assert work_plan.without_missed_passes(cursor) is cursor
 
 
+def test_place_in_an_epoch_counts_from_the_begin_of_the_job() -> None:
+    plan = WorkPlan(4, 3, has_validation=False, save_every=None, begin=10, first_epoch=2)
+
+    places = [
+        (plan.epoch_of(cursor), plan.step_of_epoch(cursor))
+        for cursor in (dataclasses.replace(Cursor.start(1), step=step) for step in (10, 11, 14, 15))
+    ]
+
+    assert places == [(3, 0), (3, 1), (3, 4), (4, 1)]
+    assert (plan.last_epoch, plan.steps) == (5, 22)
+
+
 @given(
     work_plan=_CURRICULA,
     keep_every=st.sampled_from([None, 1, 4]),

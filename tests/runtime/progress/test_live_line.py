@@ -88,6 +88,12 @@ def test_relaunch_goes_on_with_the_picture() -> None:
     assert "3 workers" in words
 
 
+def test_second_training_of_a_script_has_its_number() -> None:
+    report = dataclasses.replace(REPORT, stage=2)
+
+    assert words_of(picture(progress=report.to_json())).startswith("fit 2  epoch 3/10")
+
+
 def test_next_save_is_a_moment_if_a_clock_decides() -> None:
     report = dataclasses.replace(REPORT, next_save_at=140.0)
 
