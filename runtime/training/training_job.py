@@ -145,14 +145,13 @@ def describe_job(
     stage = stages[-1]
     order = order_of(request, config, stage)
     schedule = _schedule_of(request, config)
-    verify_every = config.options.verify_every
     retention = retention_of(request.keep, request.keep_every, request.keep_best)
     work_plan = WorkPlan(
         steps_per_epoch=order.steps_per_epoch,
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
-        verify_every=request.verify_every if verify_every is None else verify_every,
+        verify_every=_verify_every(request, config),
         # Metrics exist only at the end of an epoch, so each end needs a checkpoint.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
         keep_every=retention.every,
@@ -175,6 +174,12 @@ def describe_job(
         stage,
         request.verbose,
     )
+
+
+def _verify_every(request: TrainingRequest, config: WorkerConfig) -> int:
+    """Return the steps between comparisons that the command line asks for, else the script's."""
+    asked = config.options.verify_every
+    return request.verify_every if asked is None else asked
 
 
 def _validation_order(request: TrainingRequest, config: WorkerConfig) -> SequentialOrder | None:
