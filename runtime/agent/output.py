@@ -1,4 +1,8 @@
-"""The output of workers, forwarded line by line with a prefix that names the worker.
+"""The output of workers, forwarded line by line.
+
+Every worker runs the same script, so each line would come once for each of them.  Only the
+*speaker's* lines are shown, those of the first worker.  When it dies, the next first worker
+speaks.  A user who wants to see all lines gets each with a prefix that names its worker.
 
 One thread reads all pipes, and hands whole lines to the sinks of our own stdout and stderr.
 A terminal that takes nothing never slows down a worker that prints: its pipe is always read,
@@ -36,6 +40,7 @@ class _Stream:
 
     fd: int
     prefix: bytes
+    worker: int | None
     sink_fd: int
     noise: NoiseFilter | None
     partial: bytearray = field(default_factory=bytearray)
@@ -98,6 +103,8 @@ class OutputForwarder:
 
     def __init__(self, *, verbose: bool) -> None:
         self._verbose = verbose
+        self.speaker: int | None = None
+        """The worker whose lines are shown; unless verbose, those of others are not."""
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Stream] = deque()
         self._sinks: dict[int, LineSink] = {}
@@ -130,14 +137,20 @@ class OutputForwarder:
         self._sinks = {fd: LineSink(fd) for fd in self._sinks}
         self.erase_live_line(is_there=self._erases)
 
-    def forward(self, fd: int, prefix: str, sink_fd: int) -> Forwarded:
-        """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``."""
+    def forward(
+        self, fd: int, prefix: str, sink_fd: int, worker: int | None = None
+    ) -> Forwarded:
+        """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``.
+
+        That of a ``worker`` is shown while it speaks, and has no prefix then.
+        """
         os.set_blocking(fd, False)
         noise = None if self._verbose else NoiseFilter()
         if sink_fd not in self._sinks:
             self._sinks[sink_fd] = LineSink(sink_fd)
             self.erase_live_line(is_there=self._erases)
-        stream = _Stream(fd, prefix.encode(), sink_fd, noise)
+        is_bare = worker is not None and not self._verbose
+        stream = _Stream(fd, b"" if is_bare else prefix.encode(), worker, sink_fd, noise)
         self._new.append(stream)
         os.write(self._wake_write, b"w")
         return Forwarded(stream, self._read_all)
@@ -197,13 +210,17 @@ class OutputForwarder:
         except BlockingIOError:
             return True
         if data:
-            self._sinks[stream.sink_fd].put(stream.lines_in(data))
+            self._put(stream, stream.lines_in(data))
         return bool(data)
+
+    def _put(self, stream: _Stream, lines: bytes) -> None:
+        if self._verbose or stream.worker in (None, self.speaker):
+            self._sinks[stream.sink_fd].put(lines)
 
     def _finish(self, stream: _Stream) -> None:
         stream.is_finished = True
         os.close(stream.fd)
-        self._sinks[stream.sink_fd].put(stream.last_line())
+        self._put(stream, stream.last_line())
 
     def _end(self) -> None:
         for key in list(self._selector.get_map().values()):

@@ -118,6 +118,7 @@ class WorkerHost:
         self._fencing.begin(launch.config.options.stall_timeout_s)
         self._has_lost_pool = False
         self._has_guards = self._has_lost = self._is_urgent = False
+        self._output.speaker = launch.workers[0]
         for worker in launch.workers:
             hosted = HostedWorker(worker, launch)
             self._workers[(launch.generation, worker)] = hosted
@@ -192,8 +193,8 @@ class WorkerHost:
             os.waitpid(pid, 0)
             self.on_fork_failed(generation, worker, f"it cannot be watched: {error}")
             return
-        self._output.forward(hosted.stdout_fd, f"[w{worker}] ", 1)
-        hosted.said = self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2)
+        self._output.forward(hosted.stdout_fd, f"[w{worker}] ", 1, worker)
+        hosted.said = self._output.forward(hosted.stderr_fd, f"[w{worker}] ", 2, worker)
         # a worker's last messages are handled before its death
         self._reactor.watch(end, lambda: self._on_end(hosted), order=2)
         self._reactor.watch_channel(
@@ -269,9 +270,14 @@ class WorkerHost:
             hosted.is_at_end = True
             self._let_leave()
             return
+        if kind == "world" and self._is_of_launch(hosted):
+            self._output.speaker = report["workers"][0]
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
             self._tell_report(hosted.worker, report)
+
+    def _is_of_launch(self, hosted: HostedWorker) -> bool:
+        return self._launch is not None and hosted.generation == self._launch.generation
 
     def _let_leave(self) -> None:
         """Let the workers of the launch leave together, as soon as each is at its script's end."""

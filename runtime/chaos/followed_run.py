@@ -158,9 +158,25 @@ class _Follower:
         if exit_code == 0:
             return None
         refusal = self._rule.refusal(exit_code, self._progress.step, now)
+        if self._rule.is_suspended(now) and self._wake():
+            return None
         is_owned = exit_code == ExitCode.RUN_DIRECTORY_BUSY
         self._starts_at = now + (_OWNED_PAUSE_S if is_owned else 0.0)
         return refusal
+
+    def _wake(self) -> bool:
+        """Let a job go on that was stopped as a whole, and follow it; return whether there is one.
+
+        Its supervisor and its agent both stand, so no other job may take the directory.
+        """
+        for incarnation in self._incarnations:
+            if incarnation.is_standing and incarnation.exit_code is None:
+                incarnation.is_standing = False
+                incarnation.go_on()
+                self._incarnations.remove(incarnation)
+                self._incarnations.append(incarnation)
+                return True
+        return False
 
     def _start(self) -> None:
         self._starts_at = None

@@ -7,6 +7,8 @@ from holdfast.runtime.errors import ExitCode
 OWNED_FOR_S = 120.0
 """So long another job may own the directory: twice what the agent needs to see a dead supervisor
 on a busy machine."""
+SUSPENDED_FOR_S = OWNED_FOR_S / 2
+"""After so long a job whose supervisor and agent both stand is let go on, as its message says."""
 MOST_IDLE_JOBS = 10
 """So many jobs in a row may end early without a new step."""
 
@@ -20,6 +22,10 @@ class Resubmission:
         self._owned_since: float | None = None
         self._idle_jobs = 0
         self._step = -1
+
+    def is_suspended(self, now: float) -> bool:
+        """Return whether the owner of the directory seems to stand as a whole."""
+        return self._owned_since is not None and now - self._owned_since > SUSPENDED_FOR_S
 
     def refusal(self, exit_code: int, step: int, now: float) -> str | None:
         """Return why the job is not started again, None if it is.

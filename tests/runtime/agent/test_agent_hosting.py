@@ -250,7 +250,7 @@ def test_second_signal_to_an_agent_alone_ends_it_with_all_its_processes(
     assert not (harness.directory / "agent.sock").exists()
 
 
-def test_output_comes_in_whole_lines_with_the_worker_before_them(harness: AgentHarness) -> None:
+def test_output_of_the_first_worker_comes_as_it_is(harness: AgentHarness) -> None:
     harness.launch([3], "print_lines")
     harness.guard(0)
     harness.wait_for("worker_exited")
@@ -258,11 +258,12 @@ def test_output_comes_in_whole_lines_with_the_worker_before_them(harness: AgentH
     harness.send("shutdown")
     harness.process.wait()
 
-    assert harness.stdout.read_text() == "[w3] one line\n[w3] no end\n"
-    assert harness.stderr.read_text() == "[w3] to stderr\n"
+    assert harness.stdout.read_text() == "one line\nno end\n"
+    assert harness.stderr.read_text() == "to stderr\n"
 
 
-def test_much_output_of_many_workers_keeps_its_lines(harness: AgentHarness) -> None:
+def test_much_output_of_many_workers_keeps_its_lines(verbose: AgentHarness) -> None:
+    harness = verbose
     harness.launch([0, 1, 2], "print_much")
     for rank in range(3):
         harness.guard(rank)
@@ -275,6 +276,21 @@ def test_much_output_of_many_workers_keeps_its_lines(harness: AgentHarness) -> N
     lines = harness.stdout.read_text().splitlines()
     assert len(lines) == 3 * 20_000
     assert set(lines) == {f"[w{worker}] " + str(worker) * 79 for worker in range(3)}
+
+
+def test_output_of_other_workers_is_not_shown_until_one_of_them_is_the_first(
+    harness: AgentHarness,
+) -> None:
+    harness.launch([0, 1, 2], "print_much")
+    for rank in range(3):
+        harness.guard(rank)
+    for worker in range(3):
+        assert harness.wait_for("worker_exited", worker=worker)["clean"] is True
+
+    harness.send("shutdown")
+    harness.process.wait()
+
+    assert harness.stdout.read_text().splitlines() == ["0" * 79] * 20_000
 
 
 @pytest.mark.parametrize(

@@ -243,3 +243,22 @@ def test_noise_is_none_of_the_last_lines(terminal: Terminal) -> None:
 
     assert forwarded.last_lines() == ("sorrow",)
     terminal.rest()
+
+
+def test_only_the_speaker_is_heard_until_another_worker_speaks(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    output.speaker = 4
+    writers = {}
+    for worker in (4, 7):
+        read_end, writers[worker] = os.pipe()
+        forwarded = output.forward(read_end, f"[w{worker}] ", terminal.write_fd, worker)
+        os.write(writers[worker], b"early\n")
+        forwarded.last_lines()  # all that was written is read by now
+
+    output.speaker = 7
+    for worker, write_end in writers.items():
+        os.write(write_end, b"late line of %d\n" % worker)
+        os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"early\nlate line of 7\n"

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.chaos.resubmission import MOST_IDLE_JOBS, OWNED_FOR_S, Resubmission
+from holdfast.runtime.chaos.resubmission import (
+    MOST_IDLE_JOBS,
+    OWNED_FOR_S,
+    SUSPENDED_FOR_S,
+    Resubmission,
+)
 
 
 @pytest.mark.parametrize("code", [75, 130, 143, -9, -15])
@@ -23,6 +28,18 @@ def test_directory_of_another_job_is_waited_for_within_a_bound() -> None:
     assert rule.refusal(76, 3, 100.0) is None
     assert rule.refusal(76, 3, 100.0 + OWNED_FOR_S) is None
     assert "has owned" in str(rule.refusal(76, 3, 101.0 + OWNED_FOR_S))
+
+
+def test_job_that_owns_the_directory_for_long_is_taken_for_a_suspended_one() -> None:
+    rule = Resubmission()
+    assert not rule.is_suspended(0.0)
+
+    rule.refusal(76, 3, 100.0)
+
+    assert not rule.is_suspended(100.0 + SUSPENDED_FOR_S)
+    assert rule.is_suspended(101.0 + SUSPENDED_FOR_S)
+    rule.refusal(75, 3, 102.0 + SUSPENDED_FOR_S)
+    assert not rule.is_suspended(103.0 + SUSPENDED_FOR_S)
 
 
 def test_bound_begins_again_after_a_job_that_had_the_directory() -> None:
