@@ -189,7 +189,7 @@ def conclude(
     4. a worker has stopped on request;
     5. the first worker has completed, and has reached the end of the script; if it died
        before that end, the rest of the script is still to be done;
-    6. all workers have left by agreement without training;
+    6. all workers have left by agreement without training, which is an error of the script;
     7. the job was told to stop and reached no checkpoint.
 
     ``has_checkpoint`` tells whether the run has any, of this launch or an older one.
@@ -218,8 +218,14 @@ def _left(view: LaunchView) -> End | None:
         last = max(view.completions, key=lambda completion: completion.step)
         return End(ExitCode.DONE, f"completed step {last.step}, state sha256 {last.sha256}")
     if view.is_all_clean and not view.completions:
-        return End(ExitCode.DONE, "the script ended without training")
+        return _UNTRAINED
     return None
+
+
+_UNTRAINED = End(
+    ExitCode.PROGRAM_FAILED,
+    "the script ended without training: it has to call model.fit(...), or Trainer(...).run()",
+)
 
 
 def _contradicted(step: int, digests: list[str]) -> End:

@@ -11,14 +11,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-VALIDATION_PREFIX = "val/"
+VALIDATION_PREFIX = "val_"
+_OLD_PREFIX = "val/"
+"""Release 0.1 wrote it."""
 
 _FIELD = "epoch"
 
 
 @dataclass(frozen=True, slots=True)
 class EpochMetrics:
-    """The metrics of the epoch that ended at ``step``; those of validation begin with ``val/``."""
+    """The metrics of the epoch that ended at ``step``; those of validation begin with ``val_``."""
 
     epoch: int
     step: int
@@ -47,9 +49,17 @@ class EpochMetrics:
         number, step = found.get("number"), found.get("step")
         if not isinstance(number, int) or not isinstance(step, int):
             return None
-        measured = {str(name): _finite(value) for name, value in found["metrics"].items()}
+        measured = {plain_name(name): _finite(value) for name, value in found["metrics"].items()}
         values = {name: value for name, value in measured.items() if value is not None}
         return EpochMetrics(number, step, values)
+
+
+def plain_name(name: object) -> str:
+    """Return the name of a metric as it is called today."""
+    text = str(name)
+    if text.startswith(_OLD_PREFIX):
+        return VALIDATION_PREFIX + text.removeprefix(_OLD_PREFIX)
+    return text
 
 
 def _finite(value: object) -> float | None:

@@ -137,9 +137,7 @@ class OutputForwarder:
         self._sinks = {fd: LineSink(fd) for fd in self._sinks}
         self.erase_live_line(is_there=self._erases)
 
-    def forward(
-        self, fd: int, prefix: str, sink_fd: int, worker: int | None = None
-    ) -> Forwarded:
+    def forward(self, fd: int, prefix: str, sink_fd: int, worker: int | None = None) -> Forwarded:
         """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``.
 
         That of a ``worker`` is shown while it speaks, and has no prefix then.

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.checkpoint.format.digest import Digest
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.nest import (
     Array,
@@ -24,6 +25,15 @@ Samples: TypeAlias = tuple[Nest, Nest] | tuple[Nest, Nest, Nest]
 """Inputs, targets and, if there are any, sample weights."""
 
 _MOST_PARTS = 3
+_PROBED_SAMPLES = 512
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """Data that tell whether they are the same on two workers, or in two launches."""
+
+    def fingerprint(self) -> str:
+        """Return a text that is the same for the same samples in the same order."""
 
 
 @runtime_checkable
@@ -64,6 +74,20 @@ class ArrayData:
 
     def __len__(self) -> int:
         return self._samples
+
+    def fingerprint(self) -> str:
+        """Return a digest of names, shapes, dtypes and some hundred samples, evenly spaced.
+
+        Equal data have the same one.  Data from another seed, or in another order, have
+        another one.  Large arrays on disk are not read for it.
+        """
+        rows = np.unique(np.linspace(0, self._samples - 1, _PROBED_SAMPLES).astype(np.int64))
+        digest = Digest()
+        parts = {"x": self._x, "y": self._y, "sample_weight": self._weights}
+        for name, leaf in _leaves_of(parts):
+            digest.update(f"{name} {leaf.shape} {leaf.dtype}\n".encode())
+            digest.update(_plain_bytes(leaf[rows]))
+        return digest.hexdigest()
 
     def read(self, ids: SampleIds) -> Samples:
         """Return these samples, with weights if there are any; views of consecutive ids."""
@@ -180,3 +204,8 @@ def _rows(ids: SampleIds, samples: int) -> slice | SampleIds:
     is_run = last - first == len(ids) - 1 and bool((np.diff(ids) == 1).all())
     # NumPy silently cuts a slice at the end of the data, but ids that are too high must raise.
     return slice(first, last + 1) if is_run and first >= 0 and last < samples else ids
+
+
+def _plain_bytes(samples: Array) -> bytes:
+    """Return the bytes of samples; texts are Python objects, whose bytes are addresses."""
+    return repr(samples.tolist()).encode() if samples.dtype == object else samples.tobytes()

@@ -37,6 +37,7 @@ from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.training.progress_teller import ProgressTeller
 from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.same_work import check_same_work
 from holdfast.runtime.training.tracing_ahead import Preparation
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Transaction
@@ -155,6 +156,9 @@ class TrainingLoop:
         membership, numerics = self._membership, self._job.numerics
         membership.join(NO_STATE)
         membership.together(lambda: check_peers(self._context, membership.communicator, numerics))
+        membership.together(
+            lambda: check_same_work(self._context, membership.communicator, self._job)
+        )
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:

@@ -226,6 +226,7 @@ class JobRestore:
         restored = Restored({}, reader.manifest)
         _check_model(self._context, self._state, fresh, restored)
         _check_identity(self._context, self._job, restored)
+        _check_data(self._context, self._job, restored)
         before = _numerics_of(restored)
         if is_first or self._context.config.options.strict:
             check_resumed(self._context, before, self._job.numerics)
@@ -265,6 +266,15 @@ def _check_identity(context: WorkerContext, job: TrainingJob, restored: Restored
                 f"the run in {context.run_dir} was begun with {name} {found.get(name)}, "
                 f"this job has {wanted}; use the same value, or choose another --run-dir"
             )
+
+
+def _check_data(context: WorkerContext, job: TrainingJob, restored: Restored) -> None:
+    before, now = restored.manifest.cursor.get("data"), job.data_fingerprint
+    if before is not None and now is not None and before != now:
+        raise UsageError(
+            f"the run in {context.run_dir} was begun with other samples (digest {before}, now "
+            f"{now}); seed every random generator of the script, or choose another --run-dir"
+        )
 
 
 def _numerics_of(restored: Restored) -> Numerics:

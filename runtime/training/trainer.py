@@ -61,7 +61,7 @@ class Trainer:
             TensorFlow checkpoint, or another run's directory.  ``holdfast run --initial``
             overrides it; a run that resumes ignores both.
         keep_every: updates between checkpoints that are made and kept for ever.
-        keep_best: a metric and "min" or "max", such as ("val/loss", "min"): the checkpoint
+        keep_best: a metric and "min" or "max", such as ("val_loss", "min"): the checkpoint
             of the epoch with the best value is kept too.  Each epoch's end then has a
             checkpoint.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.format.epoch_metrics import EpochMetrics, plain_name
 from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Best, Retention
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM
@@ -17,7 +17,7 @@ from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_sc
 from holdfast.recovery.splitmix import chain
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.model.data import Data
+from holdfast.runtime.model.data import Data, Fingerprinted
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -97,9 +97,30 @@ class TrainingJob:
         return ShownTerms(self.work_plan.last_epoch, self.verbose)
 
     @property
+    def data_fingerprint(self) -> str | None:
+        """A digest of the samples to train on, None for data that have none."""
+        return self.data.fingerprint() if isinstance(self.data, Fingerprinted) else None
+
+    @property
+    def card(self) -> dict[str, object]:
+        """The facts that must be the same on all workers, in the user's words."""
+        validation = self.validation
+        return {
+            "the number of the training": self.stage.number,
+            **{f"the {name}": value for name, value in self.identity.items()},
+            "the number of epochs": self.work_plan.epochs,
+            "the digest of the training data": self.data_fingerprint,
+            "the digest of the validation data": (
+                validation.fingerprint() if isinstance(validation, Fingerprinted) else None
+            ),
+        }
+
+    @property
     def save_terms(self) -> SaveTerms:
         """The part of the job that the saver needs."""
         fields = self.stage.into(self.identity)
+        if self.data_fingerprint is not None:
+            fields["data"] = self.data_fingerprint
         return SaveTerms(self.work_plan, self.retention, fields, self.numerics.to_json())
 
     def surplus(self, step: int) -> str | None:
@@ -290,8 +311,8 @@ def _at_least(least: int, value: object, name: str) -> int:
 def _best_of(keep_best: object) -> Best:
     match keep_best:
         case (str(metric), str(mode)) if mode in _MODES:
-            return Best(metric, is_smaller_better=mode == "min")
+            return Best(plain_name(metric), is_smaller_better=mode == "min")
     raise ProgramError(
-        f'keep_best must be a metric and "min" or "max", such as ("val/loss", "min"), '
+        f'keep_best must be a metric and "min" or "max", such as ("val_loss", "min"), '
         f"got {keep_best!r}; change the script"
     )

@@ -33,7 +33,7 @@ def _run(
         ("no model", ["str", "Keras", "Replica"]),
         ("no batch", ["global_batch", "at least 1", "0"]),
         ("no schedule", ["save_every", "'sometimes'", "auto"]),
-        ("no metric", ["keep_best", "'val/loss'", "an epoch has loss"]),
+        ("no metric", ["keep_best", "'val_loss'", "an epoch has loss"]),
         ("exit", ["exit code 3"]),
     ],
 )

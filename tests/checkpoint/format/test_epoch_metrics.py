@@ -15,7 +15,7 @@ def test_metrics_are_read_back_from_a_manifests_cursor() -> None:
 
     assert cursor["step"] == 125
     assert EpochMetrics.of(cursor) == metrics
-    assert metrics.values == {"loss": 0.5, "accuracy": 1, "val/loss": 0.75}
+    assert metrics.values == {"loss": 0.5, "accuracy": 1, "val_loss": 0.75}
 
 
 def test_what_is_not_finite_is_left_out() -> None:

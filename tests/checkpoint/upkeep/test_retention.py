@@ -76,14 +76,14 @@ def test_plan_keeps_the_best_and_what_may_be(
 KNOWN = st.builds(
     KnownStep,
     st.integers(0, 60),
-    st.none() | st.dictionaries(st.sampled_from(["loss", "val/loss"]), st.floats(-5, 5)),
+    st.none() | st.dictionaries(st.sampled_from(["loss", "val_loss"]), st.floats(-5, 5)),
 )
 STEPS = st.lists(KNOWN, max_size=12, unique_by=lambda known: known.step)
 RETENTIONS = st.builds(
     Retention,
     st.integers(-1, 6),
     st.none() | st.integers(1, 20),
-    st.none() | st.builds(Best, st.sampled_from(["loss", "val/loss"]), st.booleans()),
+    st.none() | st.builds(Best, st.sampled_from(["loss", "val_loss"]), st.booleans()),
 )
 
 

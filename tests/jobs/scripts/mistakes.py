@@ -62,7 +62,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "bad sample": {"seventh": -2},
     "exit in training": {"seventh": -3},
     "no schedule": {"save_every": "sometimes"},
-    "no metric": {"keep_best": ("val/loss", "min")},
+    "no metric": {"keep_best": ("val_loss", "min")},
 }
 
 

@@ -167,9 +167,9 @@ def test_clocks_that_differ_change_no_bit(
         ((1, None), (6, 5)),
         ((1, ("loss", "min")), (6, 5)),
         ((1, ("loss", "max")), (6, 5, 3)),
-        ((1, ("val/loss", "max")), (6, 5, 3)),
+        ((1, ("val_loss", "max")), (6, 5, 3)),
         (("1h", None), (6,)),
-        (("1h", ("val/loss", "min")), (6, 3)),
+        (("1h", ("val_loss", "min")), (6, 3)),
         (("epoch", None), (6, 3)),
     ],
 )
@@ -191,7 +191,7 @@ def test_checkpoints_that_are_kept(
     measured = EpochMetrics.of(store.scan(6).manifest().cursor)
     assert measured is not None
     assert (measured.epoch, measured.step) == (EPOCHS, STEPS)
-    assert measured.values.keys() == {"loss", "val/loss"}
+    assert measured.values.keys() == {"loss", "val_loss"}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -305,14 +305,18 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
     monkeypatch.setattr("holdfast.runtime.exchange.exchange.plan_reduction", plan)
     victims = {1: 1, 2: 1, 4: 1, 5: 2, 6: 2, 0: 2}
     faults = tuple(Fault(KILL, WorkerId(w), step, Site.VOTE) for w, step in victims.items())
-    job = SimulatedJob(tmp_path / "run", numerics)
+    was_scattered = False
+    for seed in range(1, 9):
+        planned.clear()
+        job = SimulatedJob(tmp_path / f"run-{seed}", numerics)
+        endings = job.launch(Launch(8, 8, microbatches=13, seed=seed, faults=faults))
 
-    endings = job.launch(Launch(8, 8, microbatches=13, seed=5, faults=faults))
+        assert [ending for ending in endings if ending] == [undisturbed[13]] * 2
+        worlds = {world.workers: assignment for world, assignment in planned}
+        last = max((world for world, _ in planned), key=lambda world: world.generation)
+        assert last.workers == (3, 7)
+        assert worlds[last.workers] == assign(13, last)
+        first_of_last = next(assignment for world, assignment in planned if world == last)
+        was_scattered |= first_of_last != assign(13, last)
 
-    assert [ending for ending in endings if ending] == [undisturbed[13]] * 2
-    worlds = {world.workers: assignment for world, assignment in planned}
-    last = max((world for world, _ in planned), key=lambda world: world.generation)
-    assert last.workers == (3, 7)
-    assert worlds[last.workers] == assign(13, last)
-    first_of_last = next(assignment for world, assignment in planned if world == last)
-    assert first_of_last != assign(13, last)  # so that only orphans were computed again
+    assert was_scattered  # so that only orphans were computed again

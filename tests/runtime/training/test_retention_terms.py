@@ -25,7 +25,7 @@ REQUEST = TrainingRequest(data(), None, global_batch=9, epochs=2)
 
 def test_options_become_a_retention() -> None:
     assert retention_of(3, None, None) == Retention(3)
-    assert retention_of(2, 100, ("val/loss", "min")) == Retention(2, 100, Best("val/loss"))
+    assert retention_of(2, 100, ("val_loss", "min")) == Retention(2, 100, Best("val_loss"))
     assert retention_of(2, None, ["accuracy", "max"]).best == Best("accuracy", False)
 
 
@@ -51,7 +51,7 @@ def test_nonsense_is_refused_with_its_value(
 
 
 @pytest.mark.parametrize(
-    ("metric", "validation"), [("loss", None), ("loss", data()), ("val/loss", data())]
+    ("metric", "validation"), [("loss", None), ("loss", data()), ("val_loss", data())]
 )
 def test_metric_of_an_epoch_is_accepted(metric: str, validation: Data | None) -> None:
     retention = Retention(best=Best(metric))
@@ -61,7 +61,7 @@ def test_metric_of_an_epoch_is_accepted(metric: str, validation: Data | None) ->
 
 @pytest.mark.parametrize(
     ("metric", "validation", "known"),
-    [("val/loss", None, "loss;"), ("val_loss", data(), "loss, val/loss;")],
+    [("val_loss", None, "loss;"), ("val_accuracy", data(), "loss, val_loss;")],
 )
 def test_metric_that_no_epoch_has_is_refused(
     metric: str, validation: Data | None, known: str
