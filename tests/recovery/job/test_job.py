@@ -332,11 +332,11 @@ TRANSCRIPTS: dict[str, Transcript] = {
     ],
     "the script does not train": [
         *quiet(joined(0), joined(1), joined(2), left(0), left(1), left(2)),
-        (ENDED, "end 0"),
+        (ENDED, "end 1"),
     ],
     "a worker leaves before the news that all have joined": [
         *quiet(joined(0), left(0), joined(1), joined(2), left(1), left(2)),
-        (ENDED, "end 0"),
+        (ENDED, "end 1"),
     ],
 }
 

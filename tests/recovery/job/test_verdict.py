@@ -39,6 +39,11 @@ def completed(*workers: WorkerId, sha256: str = "cafe") -> list[Event]:
     return [WorkerCompleted(worker, 20, sha256, is_first=worker == A) for worker in workers]
 
 
+def again(worker: WorkerId) -> Event:
+    """Return the completion of the script's second training, with another first worker."""
+    return WorkerCompleted(worker, 30, "f00d", is_first=True)
+
+
 @pytest.mark.parametrize(
     ("events", "stop_code", "exit_code"),
     [
@@ -57,7 +62,10 @@ def completed(*workers: WorkerId, sha256: str = "cafe") -> list[Event]:
         ([*failed(A), *died(A, B)], None, None),
         ([WorkerStopped(A, 7), *left(A), *died(B)], 130, 75),
         ([WorkerStopped(A, 7), *died(A, B)], 130, 75),
-        (left(A, B), None, 0),
+        (left(A, B), None, 1),
+        ([*completed(A, B), *died(A), again(B), *left(B)], None, 0),
+        ([*completed(A, B), *died(A), again(B), *died(B)], None, None),
+        ([*completed(A, B), WorkerStopped(A, 25), *left(A, B)], None, 75),
         ([*left(A), *died(B)], None, None),
         (died(A, B), 130, 130),
         (died(A, B), None, None),

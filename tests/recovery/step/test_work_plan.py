@@ -14,6 +14,8 @@ _CURRICULA = st.builds(
     WorkPlan, st.integers(1, 6), st.integers(1, 5), st.booleans(), st.integers(1, 9)
 )
 
+_SOME_EPOCHS = st.sets(st.integers(1, 9)).map(lambda epochs: tuple(sorted(epochs)))
+
 
 def whole_job(work_plan: WorkPlan, cursor: Cursor | None = None) -> list[tuple[Work, Cursor]]:
     """Return every transaction of the job, or of its rest, with the cursor after it."""
@@ -180,3 +182,19 @@ def test_next_save_step_is_the_first_at_which_a_save_is_due(
     found = work_plan.next_save_step(dataclasses.replace(Cursor.start(1), step=step))
 
     assert found == min([*later, work_plan.steps])
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 3), st.integers(1, 4) | _SOME_EPOCHS)
+def test_epochs_are_validated_as_keras_does(
+    steps: int, epochs: int, first: int, validated: int | tuple[int, ...]
+) -> None:
+    plan = WorkPlan(steps, epochs, True, None, begin=100, first_epoch=first, validated=validated)
+    done = whole_job(plan, Cursor.start(1, 100))
+    seen = [plan.epoch_of(cursor) for work, cursor in done if work is Work.EVALUATE]
+
+    assert done[-1][1].step == 100 + steps * epochs == plan.steps
+    wanted = range(first + 1, first + epochs + 1)
+    if isinstance(validated, int):
+        assert seen == [epoch for epoch in wanted if epoch % validated == 0]
+    else:
+        assert seen == [epoch for epoch in wanted if epoch in validated]

@@ -1,0 +1,93 @@
+"""Arguments of ``fit`` become data as Keras understands them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.fit.fit_data import data_of, weights_of_classes
+
+X = np.arange(20, dtype=np.float32).reshape(10, 2)
+Y = np.arange(10) % 3
+ALL = np.arange(10)
+
+
+def test_last_part_is_held_out() -> None:
+    data = data_of(FitCall({"a": X, "b": Y}, Y, validation_split=0.25))
+
+    assert data.validation is not None
+    assert (len(data.training), len(data.validation)) == (7, 3)  # floor(10 * 0.75)
+    x, y = data.validation.read(np.arange(3))
+    np.testing.assert_array_equal(x["a"], X[7:])
+    np.testing.assert_array_equal(y, Y[7:])
+
+
+def test_given_validation_data_counts_more_than_a_split() -> None:
+    data = data_of(FitCall(X, Y, validation_split=0.5, validation_data=(X[:4], Y[:4])))
+
+    assert data.validation is not None
+    assert (len(data.training), len(data.validation)) == (10, 4)
+
+
+def test_weights_of_samples_are_split_and_read_with_them() -> None:
+    data = data_of(FitCall(X, Y, sample_weight=ALL / 10, validation_split=0.2))
+
+    assert data.validation is not None
+    np.testing.assert_allclose(data.training.read(np.array([3]))[2], [0.3])
+    np.testing.assert_allclose(data.validation.read(np.array([1]))[2], [0.9])
+
+
+@pytest.mark.parametrize("targets", [Y, Y.reshape(10, 1), np.eye(3)[Y], Y.astype(np.float32)])
+def test_class_weight_weighs_each_sample_by_its_class(targets: Any) -> None:
+    data = data_of(FitCall(X, targets, class_weight={0: 2.0, 2: 0.5}))
+
+    np.testing.assert_array_equal(data.training.read(ALL)[2], [2, 1, 0.5, 2, 1, 0.5, 2, 1, 0.5, 2])
+
+
+def test_class_weight_does_not_weigh_validation() -> None:
+    data = data_of(FitCall(X, Y, class_weight={0: 2.0}, validation_split=0.5))
+
+    assert data.validation is not None
+    assert len(data.validation.read(np.arange(3))) == 2
+
+
+@pytest.mark.parametrize(
+    ("y", "weights", "said"),
+    [(Y, ALL, "class_weight and sample_weight"), ((Y, Y), None, "one array of targets, got 2")],
+)
+def test_class_weight_that_is_not_clear_is_refused(y: Any, weights: Any, said: str) -> None:
+    with pytest.raises(ProgramError, match=said):
+        weights_of_classes(y, weights, {0: 1.0})
+
+
+@pytest.mark.parametrize("share", [0.99, 1.0])
+def test_split_that_leaves_nothing_is_refused(share: float) -> None:
+    with pytest.raises(ProgramError, match=f"validation_split={share}"):
+        data_of(FitCall(X[:5], Y[:5], validation_split=share))
+
+
+@pytest.mark.parametrize(
+    ("call", "batch", "validation_batch"),
+    [
+        (FitCall(X), 32, 32),
+        (FitCall(X, batch_size=8), 8, 8),
+        (FitCall(X, batch_size=8, validation_batch_size=3), 8, 3),
+    ],
+)
+def test_batches_are_those_of_keras(call: FitCall, batch: int, validation_batch: int) -> None:
+    assert (call.global_batch, call.validation_batch) == (batch, validation_batch)
+
+
+def test_epochs_begin_with_the_initial_one() -> None:
+    assert FitCall(X, epochs=5, initial_epoch=2).epochs_to_train == 3
+    with pytest.raises(ProgramError, match="trains nothing"):
+        _ = FitCall(X, epochs=2, initial_epoch=2).epochs_to_train
+
+
+@pytest.mark.parametrize(("freq", "validated"), [(1, 1), (3, 3), ([4, 2], (2, 4))])
+def test_epochs_that_are_validated(freq: Any, validated: Any) -> None:
+    assert FitCall(X, validation_freq=freq).validated == validated

@@ -1,0 +1,74 @@
+"""A module is imported as ever, and its watcher hears of it once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.fit.import_watch import when_imported
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a package that nobody has imported."""
+    package = tmp_path / "seldom_heard_of"
+    package.mkdir()
+    (package / "__init__.py").write_text("from seldom_heard_of import part\nvalue = 1\n")
+    (package / "part.py").write_text("name = __name__\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("seldom_heard_of", "seldom_heard_of.part"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return "seldom_heard_of"
+
+
+def test_watcher_is_called_once_with_the_module_complete(module: str) -> None:
+    heard: list[int] = []
+    when_imported(module, lambda: heard.append(sys.modules[module].value))
+    assert heard == []
+
+    imported = importlib.import_module(module)
+    importlib.reload(imported)
+
+    assert heard == [1]
+    assert imported.part.name == "seldom_heard_of.part"
+    assert type(imported.__spec__.loader).__name__ == "SourceFileLoader"
+
+
+def test_module_that_is_there_is_told_at_once(module: str) -> None:
+    importlib.import_module(module)
+    heard: list[str] = []
+
+    when_imported(module, lambda: heard.append("now"))
+
+    assert heard == ["now"]
+
+
+def test_two_watchers_of_one_module_hear_of_it(module: str) -> None:
+    heard: list[int] = []
+    when_imported(module, lambda: heard.append(1))
+    when_imported(module, lambda: heard.append(2))
+
+    importlib.import_module(module)
+
+    assert sorted(heard) == [1, 2]
+
+
+def test_error_of_a_watcher_is_that_of_the_import(module: str) -> None:
+    def refuse() -> None:
+        raise ValueError("not here")
+
+    when_imported(module, refuse)
+
+    with pytest.raises(ValueError, match="not here"):
+        importlib.import_module(module)
+
+
+def test_module_that_does_not_exist_stays_unknown(module: str) -> None:
+    when_imported("never_written_by_anybody", lambda: pytest.fail("there is no such module"))
+
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("never_written_by_anybody")
