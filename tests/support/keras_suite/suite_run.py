@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -40,7 +41,10 @@ class Outcome:
 
 
 def run_script(script: SuiteScript, folder: Path) -> Outcome:
-    """Run a script in its three ways, each in a directory of its own below ``folder``."""
+    """Run a script in its three ways, each in a directory of its own below ``folder``.
+
+    What plain Keras has written there already is taken as it is.
+    """
     outcome = Outcome(script)
     complaints = outcome.complaints
     if not _plain(outcome, folder / "plain"):
@@ -58,21 +62,23 @@ def run_script(script: SuiteScript, folder: Path) -> Outcome:
     return outcome
 
 
-def run_plain(script: SuiteScript, directory: Path) -> Outcome:
+def run_plain(script: SuiteScript, folder: Path) -> Outcome:
     """Run a script under plain Keras alone."""
     outcome = Outcome(script)
-    _plain(outcome, directory)
+    _plain(outcome, folder / "plain")
     return outcome
 
 
 def _plain(outcome: Outcome, directory: Path) -> bool:
     """Run the script under plain Keras, with as many threads as a worker; say if it ended well."""
-    directory.mkdir(parents=True)
+    if directory.exists():
+        return True
+    attempt = _empty(directory.with_name("plain.unfinished"))
     threads = {f"TF_NUM_{kind}_THREADS": str(THREADS) for kind in ("INTRAOP", "INTEROP")}
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(outcome.script.path)],
-        cwd=directory,
+        cwd=attempt,
         env={**os.environ, **threads},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -83,22 +89,23 @@ def _plain(outcome: Outcome, directory: Path) -> bool:
     outcome.seconds["plain"] = time.monotonic() - begun
     if done.returncode != 0:
         outcome.complaints.append(f"plain: exit code {done.returncode}: {_last(done.stderr)}")
-    return done.returncode == 0
+        return False
+    attempt.rename(directory)
+    return True
 
 
 def _job(
     outcome: Outcome, directory: Path, *, workers: int = 1, faults: tuple[str, ...] = ()
 ) -> JobRun | None:
     """Run the script under holdfast; return the job if it ended well."""
-    directory.mkdir(parents=True)
     request = JobRequest(
         script=outcome.script.path,
-        run_dir=directory.with_name(f"{directory.name}-run"),
+        run_dir=_empty(directory.with_name(f"{directory.name}-run")),
         workers=workers,
         microbatches=MICROBATCHES,
         faults=faults,
         options=OPTIONS,
-        directory=directory,
+        directory=_empty(directory),
     )
     begun = time.monotonic()
     try:
@@ -117,6 +124,13 @@ def _job(
         return None
     outcome.complaints += [f"-n {workers}: {left} is left behind" for left in job.leftovers]
     return job
+
+
+def _empty(directory: Path) -> Path:
+    """Make a directory without a file in it, also where one was."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
 
 
 def _unlike(struck: JobRun, alone: JobRun) -> Iterator[str]:
