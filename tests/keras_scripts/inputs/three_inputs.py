@@ -33,7 +33,7 @@ model = keras.Model(
     outputs={"priority": priority_output, "department": department_output},
 )
 model.compile(
-    optimizer=keras.optimizers.RMSprop(0.005),
+    optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
     loss={
         "priority": keras.losses.BinaryCrossentropy(from_logits=True),
         "department": keras.losses.CategoricalCrossentropy(from_logits=True),

@@ -24,7 +24,7 @@ model = keras.Sequential(
     ]
 )
 model.compile(
-    optimizer=keras.optimizers.RMSprop(0.01),
+    optimizer=keras.optimizers.SGD(0.5, momentum=0.9),
     loss="sparse_categorical_crossentropy",
     weighted_metrics=["accuracy"],
 )
