@@ -23,8 +23,10 @@ if TYPE_CHECKING:
         StopRequested,
         UsageError,
     )
+    from holdfast.runtime.fit.alone import fit
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
+    from holdfast.runtime.training.stages import is_first
     from holdfast.runtime.training.trainer import Result, Trainer
 
 __all__ = [
@@ -42,6 +44,8 @@ __all__ = [
     "StoppedEarly",
     "Trainer",
     "UsageError",
+    "fit",
+    "is_first",
 ]
 
 _HOMES = {
@@ -54,8 +58,10 @@ _HOMES = {
         "StoppedEarly",
         "UsageError",
     ),
+    "holdfast.runtime.fit.alone": ("fit",),
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
+    "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),
 }
 

@@ -20,6 +20,7 @@ from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.progress.step_report import SILENT
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.companion import Companion
 from holdfast.runtime.training.stages import stages_of_script
@@ -61,7 +62,9 @@ def fit(model: Any, call: FitCall) -> Any:
     )
     runs: list[CallbackRun] = []
 
-    def build(job: TrainingJob, _: WorkerContext) -> Replica:
+    def build(job: TrainingJob, context: WorkerContext) -> Replica:
+        if job.stage.number == 1 and call.shown != SILENT:
+            context.notify(_announcement(model, job, len(context.config.workers)))
         first = read_microbatch(job.data, job.order.microbatch(0, 0), seed=0)
         return KerasReplica(model, first.x, first.y, first.weights)
 
@@ -71,3 +74,13 @@ def fit(model: Any, call: FitCall) -> Any:
 
     stages.train(request, build, accompany)
     return runs[0].history
+
+
+def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
+    """Say in one line that ``fit`` is not Keras's own, and how it trains."""
+    steps = job.work_plan.steps_per_epoch
+    several = f"{workers} workers train" if workers > 1 else "1 worker trains"
+    return (
+        f"{several} {model.name!r} by fit(): {job.order.global_batch} samples a step in "
+        f"{job.microbatches} microbatches, {steps} steps an epoch (--no-fit leaves fit() alone)"
+    )

@@ -160,3 +160,11 @@ def stages_of_script() -> Stages:
     if _stages is None:
         _stages = Stages(contexts.current(otherwise=standalone))
     return _stages
+
+
+def is_first() -> bool:
+    """Return whether this worker prints and writes for all: one of them, and another if it dies.
+
+    Without ``holdfast run`` a script is alone, and the first.
+    """
+    return contexts.rank() == 0 if _stages is None else _stages.is_first

@@ -7,6 +7,7 @@ without ``holdfast run`` makes its own (`worker.standalone`).
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,13 @@ def current(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
         install(otherwise())
     assert _current is not None
     return _current
+
+
+def rank() -> int:
+    """Return the rank that this process was launched with, 0 if nobody has launched it."""
+    if _current is not None:
+        return _current.communicator.rank
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 
 
 def plan(steps: int) -> None:
