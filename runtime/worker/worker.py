@@ -32,6 +32,7 @@ from holdfast.runtime.worker.context import (
     journal_of,
     planned_steps,
 )
+from holdfast.runtime.worker.exit_calls import exit_calls
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
 _IN_TRAINING = frozenset(
@@ -116,8 +117,9 @@ def run_script(
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
     try:
-        prepare(config)
-        runpy.run_path(script, run_name="__main__")
+        with exit_calls():
+            prepare(config)
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         return _exit_report(error, script, page)
     except StopRequested:

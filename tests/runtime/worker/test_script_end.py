@@ -53,6 +53,15 @@ def test_script_that_ends_well_in_mid_training_has_failed(
     assert report["message"] == "the script ended at step 59 of 390, before training was over"
 
 
+def test_what_a_script_has_given_to_atexit_is_called(tmp_path: Path) -> None:
+    text = (
+        "import atexit, pathlib\natexit.register(pathlib.Path(__file__).with_name('end').touch)\n"
+    )
+
+    assert end_of(tmp_path, text, Phase.CONCLUDING) is None
+    assert (tmp_path / "end").exists()
+
+
 def test_exit_in_mid_training_comes_with_its_place(tmp_path: Path) -> None:
     text = "import sys\ndef contribute():\n    sys.exit(0)\ncontribute()\n"
 
