@@ -1,0 +1,149 @@
+"""What a job reads its batches from: steps of a stage, or passes of validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.pipelines.batch import Batch, Parts
+from holdfast.runtime.pipelines.class_weights import class_weights_of
+from holdfast.runtime.pipelines.shared_stream import NO_TURNS, SharedStream, Turns
+from holdfast.runtime.pipelines.source import ForwardSource, Source
+from holdfast.runtime.pipelines.stream import BatchStream, Mark, Position
+
+
+@dataclass(frozen=True, slots=True)
+class FeedTerms:
+    """How many batches are taken, and how they are weighted.
+
+    Args:
+        steps: batches of one epoch, or of one validation.
+        class_weight: weights by the class that y names, None for none.
+        is_validation: whether all batches of a validation may be wanted again.
+    """
+
+    steps: int
+    class_weight: Mapping[int, float] | None = None
+    is_validation: bool = False
+
+
+class Feed:
+    """Batches by step, read by one worker and shared with all."""
+
+    def __init__(self, source: Source, terms: FeedTerms) -> None:
+        self._source = source
+        self._terms = terms
+        # A validation that is done again after a death begins anew, and some cannot go back.
+        kept = terms.steps if terms.is_validation and isinstance(source, ForwardSource) else 2
+        self._shared = SharedStream(BatchStream(source), kept)
+
+    @property
+    def steps(self) -> int:
+        """Batches of one epoch, or of one validation."""
+        return self._terms.steps
+
+    @property
+    def mark(self) -> Mark | None:
+        """The proof of what was read so far, for a checkpoint."""
+        return self._shared.mark
+
+    def resume(self, mark: Mark | None) -> None:
+        """Go on with the batch after ``mark``, and compare on the way."""
+        self._shared.resume(mark)
+
+    @property
+    def name(self) -> str:
+        """The pipeline in the user's words."""
+        return self._source.name
+
+    def first(self) -> Batch:
+        """Return the first batch, which this worker reads itself; its shapes build a model.
+
+        Raises:
+            ProgramError: there is none.
+        """
+        batch = self._shared.first()
+        if batch is None:
+            raise ProgramError(f"{self.name} gave no batch: it is empty")
+        return batch
+
+    def train_batch(self, step: int, communicator: Communicator, turns: Turns = NO_TURNS) -> Batch:
+        """Return the batch of update ``step`` of the stage, from 0; all workers call this.
+
+        Raises:
+            WorldBroken: a member died.
+            ProgramError: there is no such batch.
+        """
+        each = self._source.batches
+        position = Position(*divmod(step, each)) if each else Position(0, step)
+        return self._fetch(position, communicator, turns)
+
+    def validation_batch(
+        self, number: tuple[int, int], communicator: Communicator, turns: Turns = NO_TURNS
+    ) -> Batch:
+        """Return a batch of a validation, ``number``, both counted from 0; all workers call this.
+
+        Raises:
+            WorldBroken: a member died.
+            ProgramError: there is no such batch.
+        """
+        validation, step = number
+        position = Position(validation, step)
+        if self._source.is_endless:
+            position = Position(0, validation * self.steps + step)
+        return self._fetch(position, communicator, turns)
+
+    def parts(self, batch: Batch, start: int, stop: int) -> Parts:
+        """Return the samples ``start <= sample < stop`` of a batch, with their weights."""
+        x, y, weights = batch.rows(start, stop)
+        if self._terms.class_weight is not None:
+            weights = class_weights_of(y, self._terms.class_weight)
+        return x, y, weights
+
+    def _fetch(self, position: Position, communicator: Communicator, turns: Turns) -> Batch:
+        batch = self._shared.fetch(position, communicator, turns)
+        if batch is None:
+            raise ProgramError(
+                f"{self._source.name} ended before {position.words}: give .repeat(), a "
+                "generator that goes on, fewer epochs or fewer steps"
+            )
+        return batch
+
+
+def steps_of(source: Source, asked: int | None, argument: str) -> int:
+    """Return the number of batches of an epoch, or of a validation.
+
+    Args:
+        source: what is read.
+        asked: the value of ``argument``, None if it was not given.
+        argument: "steps_per_epoch" or "validation_steps".
+
+    Raises:
+        ProgramError: nobody knows.
+    """
+    if asked is not None and asked < 1:
+        raise ProgramError(f"fit({argument}={asked}): give at least 1, or leave it out")
+    if source.batches is not None:
+        return source.batches if asked is None else min(asked, source.batches)
+    if asked is None:
+        raise ProgramError(
+            f"{source.name} does not end by itself: give fit({argument}=...), the number of its "
+            "batches to take each time"
+        )
+    return asked
+
+
+def check_class_weight(class_weight: Any, parts: Parts) -> None:
+    """Refuse class weights beside sample weights, as Keras does.
+
+    Raises:
+        ProgramError: both are there.
+    """
+    if class_weight is not None and parts[2] is not None:
+        raise ProgramError(
+            "fit(class_weight=...) and sample weights in the batches exclude each other: multiply "
+            "them in the pipeline"
+        )

@@ -1,0 +1,37 @@
+"""Python generators as sources: they can only be read on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from holdfast.runtime.pipelines.source import ForwardSource
+
+_NAME = "the generator"
+
+
+def generator_source(generator: Iterator[Any]) -> ForwardSource:
+    """Return the source of a generator that is read until no more steps are wanted."""
+    return ForwardSource(_NAME, lambda: generator, np.asarray, is_endless=True)
+
+
+class ListSource:
+    """The batches of a generator that ends, kept in memory: there is one pass."""
+
+    name = _NAME
+    advice = ForwardSource.advice
+    is_endless = False
+
+    def __init__(self, generator: Iterator[Any]) -> None:
+        self._elements = list(generator)
+        self.batches: int | None = len(self._elements)
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Begin the only pass at batch ``start``."""
+        return start, iter(self._elements[start:] if number == 0 else ())
+
+    def array(self, leaf: Any) -> Any:
+        """Return a leaf of a batch as an array."""
+        return np.asarray(leaf)

@@ -1,0 +1,185 @@
+"""One worker reads, all have: through deaths of the reader, and for pipelines that change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.pipelines.feed import Feed, FeedTerms, steps_of
+from holdfast.runtime.pipelines.shared_stream import SharedStream
+from holdfast.runtime.pipelines.source import ForwardSource, forward
+from holdfast.runtime.pipelines.stream import BatchStream, Mark, Position
+
+BATCHES = 4
+
+
+class Numbers:
+    """Passes of four batches; each batch tells its place, and what ``shift`` says of it."""
+
+    name, advice, is_endless = "the test's pipeline", "leave it alone", False
+    batches: int | None = BATCHES
+
+    def __init__(self, shift: dict[tuple[int, int], int] | None = None) -> None:
+        self.opened: list[tuple[int, int]] = []
+        self.read: list[tuple[int, int]] = []
+        self._shift = shift or {}
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        self.opened.append((number, start))
+        return 0, self._pass(number)
+
+    def array(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+    def _pass(self, number: int) -> Iterator[Any]:
+        for within in range(BATCHES):
+            self.read.append((number, within))
+            value = 10 * number + within + self._shift.get((number, within), 0)
+            yield np.full((3, 1), value), np.arange(3)
+
+
+def value_of(batch: Any) -> int:
+    return int(batch.parts[0][0, 0])
+
+
+def test_pass_is_opened_once_and_read_in_order() -> None:
+    source = Numbers()
+    feed = Feed(source, FeedTerms(3))
+    found = [value_of(feed.train_batch(step, LocalCommunicator())) for step in range(7)]
+    assert found == [0, 1, 2, 3, 10, 11, 12]
+    assert source.opened == [(0, 0), (1, 0)]
+
+
+def test_step_that_is_done_again_gets_its_batch_without_reading() -> None:
+    source = Numbers()
+    feed = Feed(source, FeedTerms(BATCHES))
+    for step in (0, 1, 1, 0, 2):
+        assert value_of(feed.train_batch(step, LocalCommunicator())) == step
+    assert source.read == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_relaunch_reads_the_pass_of_its_step_again() -> None:
+    source = Numbers()
+    feed = Feed(source, FeedTerms(BATCHES))
+    assert value_of(feed.train_batch(6, LocalCommunicator())) == 12
+    assert source.read == [(1, 0), (1, 1), (1, 2)]
+
+
+def run(sources: list[Any], steps: int, begin: int = 0) -> list[Any]:
+    def member(communicator: FakeCommunicator) -> list[int]:
+        feed = Feed(sources[communicator.rank], FeedTerms(BATCHES))
+        found = [value_of(feed.train_batch(begin + step, communicator)) for step in range(steps)]
+        communicator.agree(1)
+        return found
+
+    return run_world(len(sources), member)
+
+
+def test_one_worker_reads_and_all_have_the_batches() -> None:
+    sources = [Numbers(), Numbers(), Numbers()]
+    assert run(sources, 6) == [[0, 1, 2, 3, 10, 11]] * 3
+    assert len(sources[0].read) == 6
+    assert sources[1].read == sources[2].read == [(0, 0)]  # compared with the reader's
+
+
+def test_pipeline_that_differs_between_workers_is_named_and_not_trained() -> None:
+    with pytest.raises(ProgramError, match=r"other samples to another worker, at .* batch 1 of"):
+        run([Numbers(), Numbers({(0, 0): 5})], 2)
+
+
+def test_next_reader_compares_what_the_first_one_has_sent() -> None:
+    good, changed = Numbers(), Numbers({(1, 1): 5})
+    seen = Feed(good, FeedTerms(BATCHES))
+    for step in range(7):
+        seen.train_batch(step, LocalCommunicator())
+    same, other = Feed(Numbers(), FeedTerms(BATCHES)), Feed(changed, FeedTerms(BATCHES))
+    for feed in (same, other):
+        feed.resume(seen.mark)
+    assert value_of(same.train_batch(7, LocalCommunicator())) == 13
+    with pytest.raises(
+        ProgramError, match=r"when it was read again, at or before batch 3 of pass 2"
+    ):
+        other.train_batch(7, LocalCommunicator())
+
+
+def test_error_of_the_reader_is_that_of_all() -> None:
+    class Broken(Numbers):
+        def _pass(self, number: int) -> Iterator[Any]:
+            yield np.zeros((3, 1)), np.zeros(2)
+
+    failed: list[str] = []
+
+    def member(communicator: FakeCommunicator) -> None:
+        source = Broken() if communicator.rank == 0 else Numbers()
+        try:
+            Feed(source, FeedTerms(2)).train_batch(0, communicator)
+        except ProgramError as error:
+            failed.append(str(error))
+
+    run_world(3, member)
+    assert len(failed) == 3
+    assert len(set(failed)) == 1
+
+
+def test_mark_of_survivors_is_that_of_the_reader() -> None:
+    marks: list[Mark | None] = []
+
+    def member(communicator: FakeCommunicator) -> None:
+        shared = SharedStream(BatchStream(Numbers()))
+        for within in range(3):
+            shared.fetch(Position(2, within), communicator)
+        communicator.agree(1)
+        marks.append(shared.mark)
+
+    run_world(3, member)
+    assert len(set(marks)) == 1
+    assert marks[0] is not None
+    assert (marks[0].position, marks[0].is_whole) == (Position(2, 2), True)
+
+
+def test_forward_source_reads_what_came_before() -> None:
+    numbers = Numbers()
+    feed = Feed(forward(numbers), FeedTerms(BATCHES))
+    assert value_of(feed.train_batch(6, LocalCommunicator())) == 12
+    assert numbers.read == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]
+
+
+def test_pipeline_that_ends_too_early_is_named() -> None:
+    source = ForwardSource("the generator", lambda: iter([(np.zeros((2, 1)),)]), np.asarray)
+    feed = Feed(source, FeedTerms(2))
+    feed.train_batch(0, LocalCommunicator())
+    with pytest.raises(ProgramError, match=r"the generator ended before batch 2 of pass 1"):
+        feed.train_batch(1, LocalCommunicator())
+
+
+def test_each_validation_is_a_pass_and_goes_on_in_an_endless_source() -> None:
+    feed = Feed(Numbers(), FeedTerms(2))
+    found = [value_of(feed.validation_batch((2, step), LocalCommunicator())) for step in (0, 1)]
+    assert found == [20, 21]
+    endless = ForwardSource(
+        "the generator", lambda: Numbers().open(0, 0)[1], np.asarray, is_endless=True
+    )
+    feed = Feed(endless, FeedTerms(2))
+    assert value_of(feed.validation_batch((1, 1), LocalCommunicator())) == 3
+
+
+@pytest.mark.parametrize(
+    ("batches", "asked", "steps"), [(4, None, 4), (4, 3, 3), (4, 9, 4), (None, 9, 9)]
+)
+def test_steps_of_an_epoch(batches: int | None, asked: int | None, steps: int) -> None:
+    source = Numbers()
+    source.batches = batches
+    assert steps_of(source, asked, "steps_per_epoch") == steps
+
+
+def test_endless_pipeline_needs_a_number_of_steps() -> None:
+    source = Numbers()
+    source.batches = None
+    with pytest.raises(ProgramError, match=r"steps_per_epoch=\.\.\."):
+        steps_of(source, None, "steps_per_epoch")
