@@ -117,6 +117,32 @@ class SampleOrder:
         return order[start:stop].astype(np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """The order of a job whose batches come from a pipeline: their sizes are not known before.
+
+    ``steps_per_epoch`` batches make an epoch.
+    """
+
+    seed: int
+    steps_per_epoch: int
+    microbatches: int
+
+    def bounds(self, samples: int, m: int) -> tuple[int, int]:
+        """Return the places ``start <= place < stop`` of microbatch ``m`` in a batch.
+
+        A batch is cut like ``numpy.array_split``.
+        """
+        size, longer = divmod(samples, self.microbatches)
+        start = m * size + min(m, longer)
+        return start, start + size + (m < longer)
+
+    def microbatch_seed(self, index: int, m: int) -> int:
+        """Return 63 random bits for microbatch ``m`` of update ``index``."""
+        _check_microbatch(self.microbatches, index, m)
+        return chain(_FOR_MICROBATCH, self.seed, index, m) >> 1
+
+
 # Two epochs: a step of the new one may be prepared while the old one's last step is redone.
 @functools.lru_cache(maxsize=2)
 def _permutation(seed: int, samples: int, epoch: int) -> _Permutation:

@@ -41,6 +41,7 @@ class StepState(Enum):
     JOINING = "joining"
     CATCHING_UP = "catching up"
     COMPUTING = "computing"
+    GATHERING = "gathering"
     REDUCING = "reducing"
     VOTING = "voting"
     REFUSING = "refusing"
@@ -60,6 +61,8 @@ class StepEvent(Enum):
     FORMED = "a world was agreed on"
     CAUGHT_UP = "everyone has the newest state"
     COMPUTED = "every owned microbatch has its contribution"
+    LACKING = "its samples are read by another worker"
+    GATHERED = "everyone has the samples"
     REDUCED = "the total is here"
     AGREED = "everyone voted yes"
     APPLIED = "the transaction is committed"
@@ -83,6 +86,9 @@ TRANSITIONS = MappingProxyType(
         (_S.CATCHING_UP, _E.EXHAUSTED): _S.FINISHING,
         (_S.CATCHING_UP, _E.BROKEN): _S.REPAIRING,
         (_S.COMPUTING, _E.COMPUTED): _S.REDUCING,
+        (_S.COMPUTING, _E.LACKING): _S.GATHERING,
+        (_S.GATHERING, _E.GATHERED): _S.COMPUTING,
+        (_S.GATHERING, _E.BROKEN): _S.REFUSING,
         (_S.REDUCING, _E.REDUCED): _S.VOTING,
         (_S.REDUCING, _E.BROKEN): _S.REFUSING,
         (_S.VOTING, _E.AGREED): _S.APPLYING,
@@ -105,6 +111,18 @@ TRANSITIONS = MappingProxyType(
 )
 
 OVER = frozenset({StepState.DONE, StepState.LOST})
+
+TOGETHER = frozenset(
+    {
+        StepState.GATHERING,
+        StepState.REDUCING,
+        StepState.VOTING,
+        StepState.REFUSING,
+        StepState.REPAIRING,
+        StepState.FINISHING,
+    }
+)
+"""States whose work ends only when the peers do theirs.  If all stay there, nobody comes on."""
 
 
 def next_state(state: StepState, event: StepEvent) -> StepState:

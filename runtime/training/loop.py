@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
-from holdfast.recovery.step import OVER, StepEvent, StepState, next_state
+from holdfast.recovery.step import OVER, TOGETHER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import JobError, WorldLost
@@ -144,7 +144,7 @@ class TrainingLoop:
 
     def _act(self, state: StepState) -> StepEvent:
         """Do the work of ``state``."""
-        self._context.page.begin_turn(waits_for_peers=state in _TOGETHER)
+        self._context.page.begin_turn(waits_for_peers=state in TOGETHER)
         try:
             return _ACTIONS[state](self)
         except WorldBroken:
@@ -178,13 +178,20 @@ class TrainingLoop:
         return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.CAUGHT_UP
 
     def _compute(self) -> StepEvent:
+        self._transaction = self._next_transaction()
+        if self._transaction.lacks_samples:
+            return StepEvent.LACKING
         self._records.transaction_began()
         self._visit(Site.COMPUTE)
-        self._transaction = self._next_transaction()
         self._companion.before(self._transaction.work, self._progress.cursor)
         owned = self._assignment.owned_by(self._membership.me)
         self._transaction.compute(self._progress.cursor.step, owned)
         return StepEvent.COMPUTED
+
+    def _gather(self) -> StepEvent:
+        owned = self._assignment.owned_by(self._membership.me)
+        self._transaction.gather(self._progress.cursor, owned, self._membership.communicator)
+        return StepEvent.GATHERED
 
     def _reduce(self) -> StepEvent:
         self._saver.before_sum()
@@ -371,21 +378,11 @@ class TrainingLoop:
         self._context.injector.visit(step, site)
 
 
-_TOGETHER = frozenset(
-    {
-        StepState.REDUCING,
-        StepState.VOTING,
-        StepState.REFUSING,
-        StepState.REPAIRING,
-        StepState.FINISHING,
-    }
-)
-"""States whose work ends only when the peers do theirs.  If all stay there, nobody comes on."""
-
 _ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {
     StepState.JOINING: TrainingLoop._join,
     StepState.CATCHING_UP: TrainingLoop._catch_up,
     StepState.COMPUTING: TrainingLoop._compute,
+    StepState.GATHERING: TrainingLoop._gather,
     StepState.REDUCING: TrainingLoop._reduce,
     StepState.VOTING: TrainingLoop._vote,
     StepState.REFUSING: TrainingLoop._refuse,

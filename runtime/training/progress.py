@@ -89,11 +89,10 @@ class Progress:
         self._records.ended_epoch(epoch, self.cursor, self.metrics, validation)
 
     def _check_ledger(self, epoch: int) -> None:
-        samples = self._job.order.samples
-        if not self.cursor.ledger.covers(samples):
+        if not self._job.covers_epoch(self.cursor.ledger):
             raise RecoveryImpossible(
-                f"epoch {epoch} applied {self.cursor.ledger.samples} samples that are not each of "
-                f"the {samples} exactly once; this is a defect of holdfast or of the machine: "
+                f"epoch {epoch} applied {self.cursor.ledger.samples} samples that are not each "
+                "sample of the epoch exactly once; this is a defect of holdfast or of the machine: "
                 "report it, and run again from the last checkpoint"
             )
 

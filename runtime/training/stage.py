@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from holdfast.recovery.splitmix import chain
+
 _FIELD = "stage"
 
 
@@ -19,6 +21,10 @@ class Stage:
 
     number: int = 1
     begin: int = 0
+
+    def seed(self, of_run: int) -> int:
+        """Return the seed of the stage: each one shuffles in a way of its own."""
+        return of_run if self.number == 1 else chain(of_run, self.number)
 
     def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
         """Return a manifest's cursor with the stage in it; the first one goes without saying."""

@@ -7,13 +7,15 @@ shapes of the job are prepared after the first commits, one shape at a time.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol, runtime_checkable
 
-from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.runtime.model.data import Data, read_microbatch
+from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
+from holdfast.runtime.pipelines.feed import Feed
+from holdfast.runtime.training.batch_contributors import part_of
 from holdfast.runtime.training.training_job import TrainingJob
 
 
@@ -43,13 +45,23 @@ class Preparation:
 
 def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
     """Yield one microbatch of every size that the job has."""
-    orders: list[tuple[Data, SampleOrder | SequentialOrder]] = [(job.data, job.order)]
-    if job.validation is not None and job.validation_order is not None:
-        orders.append((job.validation, job.validation_order))
     known: set[int] = {0}
-    for data, order in orders:
-        for index, m in itertools.product((0, order.steps_per_epoch - 1), range(job.microbatches)):
-            ids = order.microbatch(index, m)
-            if len(ids) not in known:
-                known.add(len(ids))
-                yield read_microbatch(data, ids, seed=0)
+    for ids, read in _every_size(job):
+        if ids not in known:
+            known.add(ids)
+            yield read()
+
+
+def _every_size(job: TrainingJob) -> Iterator[tuple[int, Callable[[], Microbatch]]]:
+    """Yield sizes of microbatches with how to read one; of a pipeline those of a first batch."""
+    for data, order in ((job.data, job.order), (job.validation, job.validation_order)):
+        for m in range(job.microbatches):
+            if isinstance(data, Feed) and isinstance(order, BatchOrder):
+                batch = data.first()
+                rows = order.bounds(batch.samples, m)
+                yield rows[1] - rows[0], partial(part_of, data, batch, rows, 0)
+            elif data is not None and isinstance(order, (SampleOrder, SequentialOrder)):
+                assert not isinstance(data, Feed)
+                for index in (0, order.steps_per_epoch - 1):
+                    ids = order.microbatch(index, m)
+                    yield len(ids), partial(read_microbatch, data, ids, 0)

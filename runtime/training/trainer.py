@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import Data, check_data, read_microbatch
+from holdfast.runtime.model.data import Data, check_data
 from holdfast.runtime.model.replica import Replica, make_model
 from holdfast.runtime.model.training_refusal import check_training
 from holdfast.runtime.training.stages import stages_of_script
@@ -82,6 +82,7 @@ class Trainer:
         keep_best: tuple[str, str] | None = None,
     ) -> None:
         self._model = model
+        self._data = data
         check_data("data", data)
         if validation is not None:
             check_data("validation", validation)
@@ -112,7 +113,7 @@ class Trainer:
         Raises:
             JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
         """
-        check_training(self._model, self._request.data)
+        check_training(self._model, self._data)
         end = stages_of_script().train(self._request, self._build)
         return Result(end.cursor.step, end.sha256, end.is_first, end.metrics, end.validation)
 
@@ -148,5 +149,5 @@ def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replic
     made = make_model(model)
     if isinstance(made, Replica):
         return made
-    first = read_microbatch(job.data, job.order.microbatch(0, 0), seed=0)
+    first = job.first_microbatch
     return keras_replica.KerasReplica(made, first.x, first.y, first.weights)

@@ -11,19 +11,25 @@ import numpy as np
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics, plain_name
 from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Best, Retention
 from holdfast.recovery.errors import ScheduleSyntaxError
-from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM
-from holdfast.recovery.order import SampleOrder, SequentialOrder
+from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM, Ledger
+from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
-from holdfast.recovery.splitmix import chain
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.model.data import Data, Fingerprinted
-from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
+from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import LIVE
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_terms import SaveTerms
+from holdfast.runtime.training.batch_contributors import (
+    BatchContributor,
+    BatchTerms,
+    BatchValidationContributor,
+    part_of,
+)
 from holdfast.runtime.training.stage import ONLY_STAGE, Stage
 from holdfast.runtime.training.transaction import (
     Contributor,
@@ -39,8 +45,8 @@ from holdfast.runtime.worker.records import ShownTerms
 class TrainingRequest:
     """The arguments that the script gives the trainer, unchecked."""
 
-    data: Data
-    validation: Data | None
+    data: Data | Feed
+    validation: Data | Feed | None
     global_batch: int
     epochs: int
     save_every: int | str = "auto"
@@ -60,10 +66,10 @@ class TrainingRequest:
 class TrainingJob:
     """The constants of a job, equal on all workers."""
 
-    data: Data
-    validation: Data | None
-    order: SampleOrder
-    validation_order: SequentialOrder | None
+    data: Data | Feed
+    validation: Data | Feed | None
+    order: SampleOrder | BatchOrder
+    validation_order: SequentialOrder | BatchOrder | None
     work_plan: WorkPlan
     numerics: Numerics
     schedule: Schedule
@@ -81,15 +87,25 @@ class TrainingJob:
     @property
     def identity(self) -> dict[str, int]:
         """The values that must be the same when a checkpoint of the job is restored."""
-        identity = {
-            "seed": self.order.seed,
-            "samples": self.order.samples,
-            "global batch": self.order.global_batch,
-            "microbatches": self.order.microbatches,
-        }
-        if not self.order.is_shuffled:
-            identity["shuffle"] = 0
-        return identity
+        return identity_of(self.order)
+
+    @property
+    def first_microbatch(self) -> Microbatch:
+        """The first samples of the job; a model is built with their shapes."""
+        if isinstance(self.data, Feed):
+            batch, order = self.data.first(), self.order
+            assert isinstance(order, BatchOrder)
+            return part_of(self.data, batch, order.bounds(batch.samples, 0), seed=0)
+        assert isinstance(self.order, SampleOrder)
+        return read_microbatch(self.data, self.order.microbatch(0, 0), seed=0)
+
+    def covers_epoch(self, ledger: Ledger) -> bool:
+        """Return whether each sample of an epoch that has ended was recorded once.
+
+        An epoch of a pipeline has as many samples as its batches had.
+        """
+        samples = self.order.samples if isinstance(self.order, SampleOrder) else ledger.samples
+        return ledger.covers(samples)
 
     @property
     def shown_terms(self) -> ShownTerms:
@@ -135,19 +151,39 @@ class TrainingJob:
 
     def transactions(self, replica: Replica, notes: WorkNotes) -> dict[Work, Transaction]:
         """Return an empty transaction for each kind of work, which takes notes of its work."""
-        contributors: dict[Work, Contributor] = {
-            Work.TRAIN: TrainingContributor(
-                replica, self.data, self.order, notes, begin=self.stage.begin
-            )
-        }
-        if self.validation is not None and self.validation_order is not None:
-            contributors[Work.EVALUATE] = ValidationContributor(
-                replica, self.validation, self.validation_order, notes
-            )
+        contributors = {Work.TRAIN: self._training(replica, notes)}
+        if self.validation is not None:
+            contributors[Work.EVALUATE] = self._evaluating(replica, notes)
         return {
             work: Transaction(work, contributor, self.microbatches)
             for work, contributor in contributors.items()
         }
+
+    def _training(self, replica: Replica, notes: WorkNotes) -> Contributor:
+        if isinstance(self.data, Feed):
+            assert isinstance(self.order, BatchOrder)
+            terms = BatchTerms(self.order, self.work_plan)
+            return BatchContributor(replica, self.data, terms, notes)
+        assert isinstance(self.order, SampleOrder)
+        return TrainingContributor(replica, self.data, self.order, notes, self.stage.begin)
+
+    def _evaluating(self, replica: Replica, notes: WorkNotes) -> Contributor:
+        if isinstance(self.validation, Feed):
+            assert isinstance(self.validation_order, BatchOrder)
+            terms = BatchTerms(self.validation_order, self.work_plan)
+            return BatchValidationContributor(replica, self.validation, terms, notes)
+        assert self.validation is not None
+        assert isinstance(self.validation_order, SequentialOrder)
+        return ValidationContributor(replica, self.validation, self.validation_order, notes)
+
+
+def identity_of(order: SampleOrder | BatchOrder) -> dict[str, int]:
+    """Return what must not change about a job's samples, by the names that a user reads."""
+    identity = {"seed": order.seed, "microbatches": order.microbatches}
+    if isinstance(order, BatchOrder):
+        return identity | {"batches an epoch": order.steps_per_epoch}
+    identity |= {"samples": order.samples, "global batch": order.global_batch}
+    return identity if order.is_shuffled else identity | {"shuffle": 0}
 
 
 def describe_job(
@@ -203,16 +239,25 @@ def _verify_every(request: TrainingRequest, config: WorkerConfig) -> int:
     return request.verify_every if asked is None else asked
 
 
-def _validation_order(request: TrainingRequest, config: WorkerConfig) -> SequentialOrder | None:
-    if request.validation is None:
+def _validation_order(
+    request: TrainingRequest, config: WorkerConfig
+) -> SequentialOrder | BatchOrder | None:
+    data = request.validation
+    if data is None:
         return None
+    if isinstance(data, Feed):
+        return BatchOrder(config.seed, data.steps, config.microbatches)
     batch = request.validation_batch or request.global_batch
-    return SequentialOrder(len(request.validation), batch, config.microbatches)
+    return SequentialOrder(len(data), batch, config.microbatches)
 
 
-def order_of(request: TrainingRequest, config: WorkerConfig, stage: Stage) -> SampleOrder:
+def order_of(
+    request: TrainingRequest, config: WorkerConfig, stage: Stage
+) -> SampleOrder | BatchOrder:
     """Return the order of the samples: each stage shuffles in a way of its own."""
-    seed = config.seed if stage.number == 1 else chain(config.seed, stage.number)
+    seed = stage.seed(config.seed)
+    if isinstance(request.data, Feed):
+        return BatchOrder(seed, request.data.steps, config.microbatches)
     return SampleOrder(
         seed,
         len(request.data),
@@ -247,7 +292,7 @@ def _check(request: TrainingRequest) -> None:
         "global_batch": (request.global_batch, 1),
         "epochs": (request.epochs, 1),
         "verify_every": (request.verify_every, 0),
-        "the number of samples": (len(request.data), 1),
+        "the number of samples": (_samples(request.data), 1),
     }
     for name, (value, least) in lower_bounds.items():
         if value < least:
@@ -256,7 +301,7 @@ def _check(request: TrainingRequest) -> None:
 
 def _check_ledger(request: TrainingRequest, microbatches: int) -> None:
     """Refuse what the ledger could not count: its lanes are exact up to 2^24."""
-    validation = 0 if request.validation is None else len(request.validation)
+    validation = 0 if request.validation is None else _samples(request.validation)
     upper_bounds = {
         "global_batch": (request.global_batch, MAX_SAMPLES_OF_A_SUM),
         "the number of validation samples": (validation, MAX_SAMPLES_OF_A_SUM),
@@ -268,6 +313,11 @@ def _check_ledger(request: TrainingRequest, microbatches: int) -> None:
                 f"{name} may be at most {most:,}, got {value:,}: the proof that each sample was "
                 "used once counts no further; take fewer"
             )
+
+
+def _samples(data: Data | Feed) -> int:
+    """Return the number of samples; nobody knows how many a pipeline has, but it has some."""
+    return 1 if isinstance(data, Feed) else len(data)
 
 
 _MODES = ("min", "max")

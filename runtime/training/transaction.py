@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from holdfast.recovery.assignment import Assignment
+from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.ledger import LANES, FingerprintTable, from_lanes, write_lanes
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Replica
@@ -50,6 +53,9 @@ class WorkNotes(Protocol):
     def end_work(self) -> None:
         """Note that they are computed."""
 
+    def needing_no_peer(self) -> AbstractContextManager[None]:
+        """Note work that no peer has to help with, in a piece that may wait."""
+
 
 class Contributor(Protocol):
     """Computes the leaves of one kind of transaction."""
@@ -60,6 +66,20 @@ class Contributor(Protocol):
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
         """Write leaf ``m`` of transaction ``index``; return its samples and their fingerprint."""
+
+
+@runtime_checkable
+class Gatherer(Protocol):
+    """A contributor whose samples are read by one worker for all (`batch_contributors`)."""
+
+    def gather(self, cursor: Cursor, missing: Collection[int], communicator: Communicator) -> None:
+        """Get the samples of the transaction at ``cursor``; all workers call this together.
+
+        ``missing`` are the leaves that this worker fills next.
+
+        Raises:
+            WorldBroken: a member died.
+        """
 
 
 class TrainingContributor:
@@ -132,6 +152,22 @@ class Transaction:
         # One vector for the leaf being computed, and at most one held for each microbatch.
         self.vectors = SharedVectors.create(self.size, microbatches + 1)
         self._sums = PartialSums(microbatches, self.vectors.allocate)
+        self._has_samples = not isinstance(contributor, Gatherer)
+
+    @property
+    def lacks_samples(self) -> bool:
+        """Whether the samples must be gathered before the leaves can be computed."""
+        return not self._has_samples
+
+    def gather(self, cursor: Cursor, owned: Collection[int], communicator: Communicator) -> None:
+        """Get the samples of the leaves in ``owned``; all workers call this together.
+
+        Raises:
+            WorldBroken: a member died.
+        """
+        assert isinstance(self._contributor, Gatherer)
+        self._contributor.gather(cursor, self._sums.missing(owned), communicator)
+        self._has_samples = True
 
     def compute(self, index: int, owned: Collection[int]) -> None:
         """Compute the leaves in ``owned`` of update ``index`` (from 0) that are still missing."""
@@ -141,6 +177,8 @@ class Transaction:
             samples, proof = self._contributor.fill(index, m, leaf[:body])
             write_lanes(leaf, samples, proof)
             self._sums.add_leaf(m, leaf)
+        # Each time anew: survivors of a death must all take part, whatever each of them has.
+        self._has_samples = not isinstance(self._contributor, Gatherer)
 
     def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
         """Return the vectors of the maximal subtrees that ``worker`` owns, in leaf order."""

@@ -21,6 +21,14 @@ TRANSCRIPTS = {
             *("CATCHING_UP", "COMPUTING", "REDUCING"),
         ],
     ),
+    "a pipeline's batch is shared before a step": (
+        ["FORMED", "CAUGHT_UP", "LACKING", "GATHERED", "COMPUTED", "REDUCED"],
+        ["CATCHING_UP", "COMPUTING", "GATHERING", "COMPUTING", "REDUCING", "VOTING"],
+    ),
+    "the reader of a pipeline dies: peers that have the batch wait for a vote": (
+        ["FORMED", "CAUGHT_UP", "LACKING", "BROKEN", "BROKEN", "FORMED"],
+        ["CATCHING_UP", "COMPUTING", "GATHERING", "REFUSING", "REPAIRING", "CATCHING_UP"],
+    ),
     "a peer dies before anybody has a world": (
         ["BROKEN", "BROKEN", "FORMED"],
         ["REPAIRING", "REPAIRING", "CATCHING_UP"],
