@@ -12,6 +12,7 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.data import ArrayData, Data
 from holdfast.runtime.model.nest import Nest, leaves, map_leaves
+from holdfast.runtime.pipelines.feed import Feed
 
 _MOST_PARTS = 3
 
@@ -20,8 +21,8 @@ _MOST_PARTS = 3
 class FitData:
     """Samples to train on, and samples to validate with, if there are any."""
 
-    training: Data
-    validation: Data | None
+    training: Data | Feed
+    validation: Data | Feed | None
 
 
 def data_of(call: FitCall) -> FitData:
@@ -33,7 +34,7 @@ def data_of(call: FitCall) -> FitData:
     parts = (call.x, call.y, call.sample_weight)
     validation = None
     if call.validation_data is not None:
-        validation = _validation_of(call.validation_data)
+        validation = validation_of(call.validation_data)
     elif call.validation_split:
         parts, held_out = _split(parts, call.validation_split)
         validation = ArrayData(*held_out)
@@ -71,7 +72,12 @@ def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) ->
     return found
 
 
-def _validation_of(given: Any) -> Data:
+def validation_of(given: Any) -> Data:
+    """Return arrays of ``validation_data`` as data.
+
+    Raises:
+        ProgramError: it is no tuple of arrays.
+    """
     if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= _MOST_PARTS:
         raise ProgramError(
             f"fit(validation_data=...) got {type(given).__name__}: give (x, y), or "

@@ -14,8 +14,7 @@ import keras
 
 from holdfast.runtime.fit.callback_run import CallbackRun
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.fit_data import data_of
-from holdfast.runtime.model.data import read_microbatch
+from holdfast.runtime.fit.fit_pipelines import of_pipeline, supply_of
 from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
@@ -47,8 +46,9 @@ def fit(model: Any, call: FitCall) -> Any:
     Raises:
         JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
     """
-    data = data_of(call)
     stages = stages_of_script()
+    seed = stages.stage.seed(stages.context.config.seed)
+    data = supply_of(call, seed, stages.context.notify)
     request = TrainingRequest(
         data.training,
         data.validation,
@@ -65,12 +65,12 @@ def fit(model: Any, call: FitCall) -> Any:
     def build(job: TrainingJob, context: WorkerContext) -> Replica:
         if job.stage.number == 1 and call.shown != SILENT:
             context.notify(_announcement(model, job, len(context.config.workers)))
-        first = read_microbatch(job.data, job.order.microbatch(0, 0), seed=0)
+        first = job.first_microbatch
         return KerasReplica(model, first.x, first.y, first.weights)
 
     def accompany(replica: Replica) -> Companion:
         runs.append(CallbackRun(model, call, replica))
-        return runs[0]
+        return of_pipeline(runs[0], data.training)
 
     stages.train(request, build, accompany)
     return runs[0].history
@@ -81,6 +81,6 @@ def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
     steps = job.work_plan.steps_per_epoch
     several = f"{workers} workers train" if workers > 1 else "1 worker trains"
     return (
-        f"{several} {model.name!r} by fit(): {job.order.global_batch} samples a step in "
+        f"{several} {model.name!r} by fit(): {job.step_in_words} in "
         f"{job.microbatches} microbatches, {steps} steps an epoch (--no-fit leaves fit() alone)"
     )

@@ -90,6 +90,14 @@ class TrainingJob:
         return identity_of(self.order)
 
     @property
+    def step_in_words(self) -> str:
+        """What an update trains on, for people."""
+        if isinstance(self.data, Feed):
+            return f"a batch of {self.data.name} a step"
+        assert isinstance(self.order, SampleOrder)
+        return f"{self.order.global_batch} samples a step"
+
+    @property
     def first_microbatch(self) -> Microbatch:
         """The first samples of the job; a model is built with their shapes."""
         if isinstance(self.data, Feed):
