@@ -183,6 +183,18 @@ class FirstFiles:
             opened.flush()
             self._make_real(opened)
 
+    def cut(self, path: Path) -> None:
+        """Cut a growing file to its length at the last agreement."""
+        if str(path) in self.lengths:
+            self._cut(path, self.lengths[str(path)])
+
+    def new_folder(self) -> Path:
+        """Return a new private folder, which is empty."""
+        self._names += 1
+        folder = self.scratch() / f"{self._names}-folder"
+        folder.mkdir()
+        return folder
+
     def _make_real(self, opened: _Opened) -> None:
         """Write what a staged file holds of this round to where it belongs."""
         staged, opened.staged = opened.staged, None
