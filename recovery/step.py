@@ -118,6 +118,7 @@ TOGETHER = frozenset(
         StepState.REDUCING,
         StepState.VOTING,
         StepState.REFUSING,
+        StepState.AGREEING,
         StepState.REPAIRING,
         StepState.FINISHING,
     }

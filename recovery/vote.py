@@ -138,6 +138,9 @@ class Effects:
     """Digest of the tensors of the replica that they have changed."""
 
 
+NO_EFFECTS = Effects(wants_stop=False, notes=b"", state=b"")
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What all workers do next, the same for every worker of the world."""

@@ -6,15 +6,20 @@ Every other callback, also a user's, is run on all workers as it is, under the g
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.runtime.fit.event_files import EventFiles
 from holdfast.runtime.fit.first_files import FirstFiles, Length
 
-_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_OLD_NAMES = {
+    "on_train_batch_begin": "on_batch_begin",
+    "on_train_batch_end": "on_batch_end",
+}
+"""Hooks that call a hook with a shorter name, if they are not overridden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,7 @@ def rule_of(callback: Any) -> Rule:
             found = RULES[kind.__name__]
             if is_keras[0]:
                 return found
-            return Rule(
-                found.word, found.first_only, found.has_events, is_alike=False, resumed=found.resumed
-            )
+            return replace(found, is_alike=False)
     return Rule() if is_keras[0] else _OF_USERS
 
 
@@ -108,6 +111,24 @@ def arranged(
     return run, words
 
 
+def is_left_out(callback: Any) -> bool:
+    """Return whether the callback is not run at all."""
+    return rule_of(callback).word is not None
+
+
+@contextlib.contextmanager
+def without_graphs(callbacks: Iterable[Any]) -> Iterator[None]:
+    """Let TensorBoard callbacks write no graph of the model: an earlier launch wrote it."""
+    write = [callback for callback in callbacks if getattr(callback, "write_graph", False)]
+    for callback in write:
+        callback.write_graph = False
+    try:
+        yield
+    finally:
+        for callback in write:
+            callback.write_graph = True
+
+
 def resumed(callbacks: Iterable[Any], lengths: Mapping[str, Length]) -> None:
     """Mend what ``on_train_begin`` assumed, in a launch that goes on."""
     for callback in callbacks:
@@ -116,13 +137,36 @@ def resumed(callbacks: Iterable[Any], lengths: Mapping[str, Length]) -> None:
             mend(callback, lengths)
 
 
-def has_hook(callback: Any, *names: str) -> bool:
-    """Return whether the callback does something in one of the hooks."""
-    return any(
-        not getattr(getattr(callback, name, None), "_is_default", False) for name in names
-    )
+def acts(callback: Any, *hooks: str) -> bool:
+    """Return whether the callback does something in one of the hooks, by default in any.
+
+    What Keras's own do in the middle of an epoch depends on their settings.
+    """
+    names = {name for hook in hooks for name in (hook, _OLD_NAMES.get(hook, hook))}
+    if hooks and not names.isdisjoint(_OLD_NAMES) and _rests_in_batches(callback):
+        return _keeps_count(callback)
+    names = names or {name for name in dir(callback) if name.startswith("on_")}
+    return any(not getattr(getattr(callback, n, None), "_is_default", False) for n in names)
 
 
-def has_batch_hooks(callback: Any) -> bool:
-    """Return whether the callback acts on batches of the training."""
-    return has_hook(callback, *_BATCH_HOOKS)
+def is_alike(callback: Any) -> bool:
+    """Return whether the effects of the callback follow from the logs alone."""
+    return rule_of(callback).is_alike
+
+
+def needs_logs(callback: Any) -> bool:
+    """Return whether the callback looks at the logs of each batch."""
+    return acts(callback, "on_train_batch_end") and not _rests_in_batches(callback)
+
+
+def _rests_in_batches(callback: Any) -> bool:
+    """Return whether one of Keras's own waits for the end of the epoch."""
+    if not type(callback).__module__.startswith("keras."):
+        return False
+    frequency = {"ModelCheckpoint": "save_freq", "TensorBoard": "update_freq"}
+    name = frequency.get(type(callback).__name__)
+    return name is not None and getattr(callback, name) == "epoch"
+
+
+def _keeps_count(callback: Any) -> bool:
+    return type(callback).__name__ == "TensorBoard"

@@ -1,95 +1,225 @@
-"""Keras's callbacks as the companion of a stage: they see each epoch as under ``fit``.
+"""Keras's callbacks as the companion of a stage: they see what they see under ``fit``.
 
-Every worker calls every callback with the same logs, so all decide alike.
+Every worker calls every callback with the same logs.  Hooks run in rounds, and the workers
+agree on the effects of each round before the next one (`training.agreement`).  So a
+sequence of hooks is a generator here, which waits wherever an agreement may be due.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-import keras
 
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.fit.callback_rounds import CallbackRounds
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training.companion import Commit, Notes
+
+
+@dataclass(slots=True)
+class _Position:
+    """Where the callbacks are: the epoch, the batch in it, and whether it has begun."""
+
+    epoch: int
+    batch: int = 0
+    has_begun: bool = False
+    is_over: bool = False
+    has_ended: bool = False
+    """Whether ``on_train_end`` has run."""
 
 
 class CallbackRun:
     """The callbacks of one call of ``fit``, and its ``History``."""
 
-    def __init__(self, model: Any, call: FitCall, replica: Replica) -> None:
+    def __init__(
+        self,
+        model: Any,
+        replica: Replica,
+        rounds: CallbackRounds,
+        epochs: range,
+        tell: Callable[[str], None],
+    ) -> None:
         self._model = model
-        self._call = call
         self._replica = replica
-        self._callbacks = _callback_list(model, call)
-        self._has_begun = False
-        self._is_over = False
+        self._rounds = rounds
+        self._epochs = epochs
+        self._tell = tell
+        self._at = _Position(epochs.start)
+        self._is_running = False
+        self._loaded: Tensors = {}
         self._logs: dict[str, float] = {}
+        self._waiting: Iterator[None] = iter(())
 
     @property
     def is_over(self) -> bool:
         """Whether a callback has stopped the training."""
-        return self._is_over
+        return self._at.is_over
 
-    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
-        """Begin, or go on with the history that was kept."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._model.stop_training = False
-            self._callbacks.on_train_begin()
-        if notes is not None:
-            self._is_over = bool(notes["is_over"])
-            self.history.epoch = list(notes["epochs"])
-            self.history.history = {name: list(of) for name, of in notes["history"].items()}
-
-    def before(self, work: Work, cursor: Cursor) -> None:
-        """Do nothing so far."""
-
-    def after(self, commit: Commit) -> None:
-        """Let the callbacks see the end of an epoch."""
-        if not commit.has_ended_epoch:
-            return
-        logs = dict(commit.metrics)
-        if commit.work is Work.EVALUATE and commit.validation is not None:
-            logs |= {f"val_{name}": value for name, value in commit.validation.items()}
-        self._logs = logs
-        self._callbacks.on_epoch_end(commit.epoch - 1, logs)
-        self._is_over = bool(self._model.stop_training)
-
-    def notes(self) -> Notes:
-        """Return the history so far, and whether the training is over."""
-        return {
-            "is_over": self._is_over,
-            "epochs": list(self.history.epoch),
-            "history": {name: list(of) for name, of in self.history.history.items()},
-        }
-
-    def tensors(self) -> Tensors:
-        """Return nothing so far."""
-        return {}
-
-    def load(self, tensors: Tensors) -> None:
-        """Do nothing so far."""
-
-    def end(self) -> None:
-        """Tell the callbacks that the training is over."""
-        self._callbacks.on_train_end(self._logs)
+    @property
+    def has_effects(self) -> bool:
+        """Whether hooks have run on whose effects the workers have to agree."""
+        return self._rounds.is_due
 
     @property
     def history(self) -> Any:
         """Keras's ``History`` of the call."""
-        return self._model.history
+        return self._rounds.history
 
+    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
+        """Begin, or go on with what was kept."""
+        if notes is not None:
+            self._at = _Position(**notes["position"])
+        if self._is_running or (notes is not None and self._is_complete):
+            assert notes is not None
+            self._rounds.take(notes, self._loaded)
+            return
+        self._is_running = True
+        self._model.stop_training = False
+        if notes is None:
+            self._rounds.begin()
+        else:
+            self._at.has_ended = False
+            self._rounds.resume(notes, self._loaded)
+        for what in self._rounds.unkept():
+            self._tell(
+                f"the callback's {what} is not kept in checkpoints: a relaunch begins with "
+                "a new one; give the callback get_state() and set_state() to keep it"
+            )
+        self._go_on(self._begin())
 
-def _callback_list(model: Any, call: FitCall) -> Any:
-    return keras.callbacks.CallbackList(
-        call.callbacks,
-        add_history=True,
-        add_progbar=False,
-        model=model,
-        verbose=0,
-        epochs=call.epochs,
-    )
+    def before(self, work: Work, cursor: Cursor) -> None:
+        """Do nothing: what comes before a transaction ran after the last one."""
+
+    def after(self, commit: Commit) -> None:
+        """Let the callbacks see a commit, and the beginning of what follows."""
+        self._go_on(self._follow(commit))
+
+    def end(self) -> None:
+        """Tell the callbacks that the training is over."""
+        self._go_on(self._end())
+
+    def lead(self, *, is_first: bool) -> None:
+        """Hear whether this worker is the first one now."""
+        if is_first:
+            self._rounds.lead()
+
+    def effects(self) -> Effects:
+        """Return the effects of the round."""
+        return self._rounds.effects()
+
+    def message(self) -> bytes:
+        """Return what the first worker tells of its files."""
+        return self._rounds.message()
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
+        """Take over the decision, and run the next round."""
+        if notes is not None:
+            tensors = self._loaded if decision.shares_state else self._rounds.tensors()
+            self._rounds.take(notes, tensors)
+        self._model.stop_training = decision.is_stop_wanted
+        self._rounds.agreed(message)
+        self._go_on(self._waiting)
+
+    def notes(self) -> Notes:
+        """Return where the callbacks are and what they know."""
+        at = self._at
+        position = {
+            "epoch": at.epoch,
+            "batch": at.batch,
+            "has_begun": at.has_begun,
+            "is_over": at.is_over,
+            "has_ended": at.has_ended,
+        }
+        return {"position": position, **self._rounds.notes()}
+
+    def tensors(self) -> Tensors:
+        """Return the weights that callbacks keep."""
+        return self._rounds.tensors()
+
+    def load(self, tensors: Tensors) -> None:
+        """Keep the weights for ``restore``."""
+        self._loaded = tensors
+
+    def close(self) -> None:
+        """Give back what only a training needs."""
+        self._rounds.close()
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether the stage that was restored has nothing left to do."""
+        at = self._at
+        return at.has_ended and (at.is_over or at.epoch >= self._epochs.stop)
+
+    def _go_on(self, rounds: Iterator[None]) -> None:
+        """Run rounds up to the next agreement; the rest waits for it."""
+        self._waiting = rounds
+        for _ in rounds:
+            if self._rounds.is_due:
+                return
+        self._waiting = iter(())
+
+    def _begin(self) -> Iterator[None]:
+        """Begin the epoch and the batch that come next, unless they have begun."""
+        at = self._at
+        yield
+        if at.has_begun or at.epoch >= self._epochs.stop:
+            return
+        at.has_begun = True
+        self._rounds.call("on_epoch_begin", at.epoch)
+        yield
+        self._rounds.call_each("on_train_batch_begin", at.batch, {})
+        yield
+
+    def _follow(self, commit: Commit) -> Iterator[None]:
+        """Run what Keras runs from the end of one batch to the beginning of the next."""
+        at = self._at
+        if commit.work is Work.TRAIN:
+            self._rounds.call_each("on_train_batch_end", at.batch, self._batch_logs(commit))
+            yield
+            at.batch += 1
+            if commit.next_work is Work.EVALUATE:
+                self._rounds.call("on_test_begin")
+                yield
+                return
+        else:
+            self._rounds.call("on_test_end", dict(commit.validation or {}))
+            yield
+        if commit.has_ended_epoch or self._model.stop_training:
+            yield from self._end_epoch(self._epoch_logs(commit))
+            if at.is_over or commit.next_work is None:
+                return
+            yield from self._begin()
+        else:
+            self._rounds.call_each("on_train_batch_begin", at.batch, {})
+            yield
+
+    def _end_epoch(self, logs: dict[str, float]) -> Iterator[None]:
+        at = self._at
+        self._logs = logs
+        self._rounds.call("on_epoch_end", at.epoch, logs)
+        at.epoch, at.batch, at.has_begun = at.epoch + 1, 0, False
+        yield
+        at.is_over = bool(self._model.stop_training)
+
+    def _end(self) -> Iterator[None]:
+        self._rounds.call("on_train_end", self._logs)
+        self._at.has_ended = True
+        yield
+
+    def _batch_logs(self, commit: Commit) -> Mapping[str, float]:
+        """Return the metrics of the epoch so far, if a callback looks at them."""
+        return self._metrics(commit) if self._rounds.needs_logs() else {}
+
+    def _epoch_logs(self, commit: Commit) -> dict[str, float]:
+        logs = dict(commit.metrics) if commit.has_ended_epoch else self._metrics(commit)
+        if commit.work is Work.EVALUATE and commit.validation is not None:
+            logs |= {f"val_{name}": value for name, value in commit.validation.items()}
+        return logs
+
+    def _metrics(self, commit: Commit) -> dict[str, float]:
+        cursor = commit.cursor
+        return self._replica.results(cursor.sums, cursor.ledger.samples)

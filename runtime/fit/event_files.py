@@ -52,9 +52,7 @@ class EventFiles:
 
     def attach(self, callback: Any) -> None:
         """Let a TensorBoard callback write through this object; call it before ``set_model``."""
-        import tensorflow as tf
-
-        callback._summary_module = _Summary(tf.summary, self.create_writer)
+        callback._summary_module = _Summary(callback.summary, self.create_writer)
 
     def create_writer(self, real: Callable[..., Any], logdir: Any, *more: Any, **by: Any) -> Any:
         """Return a summary writer into a private folder, instead of one into ``logdir``."""

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.splitmix import chain
+from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
@@ -111,6 +112,27 @@ class FedCompanion:
     def is_over(self) -> bool:
         """Whether the stage ends here, before the last of its steps."""
         return self._companion.is_over
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether a round of the companion has run on whose effects the workers have to agree."""
+        return self._companion.has_effects
+
+    def lead(self, *, is_first: bool) -> None:
+        """Hear whether this worker is the first one now."""
+        self._companion.lead(is_first=is_first)
+
+    def effects(self) -> Effects:
+        """Return the effects of the companion's round."""
+        return self._companion.effects()
+
+    def message(self) -> bytes:
+        """Return what the first worker's companion tells the others."""
+        return self._companion.message()
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
+        """Let the companion take over the decision."""
+        self._companion.decided(decision, message, notes)
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Go on from ``cursor``, and compare what is read again with what was read then."""

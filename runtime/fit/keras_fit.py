@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from holdfast.runtime.fit.callback_run import CallbackRun
+from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import of_pipeline, supply_of
 from holdfast.runtime.model.keras_replica import KerasReplica
@@ -33,6 +34,7 @@ def prepare(config: WorkerConfig) -> None:
     set_numerics(config.threads, config.seed, deterministic=numerics.deterministic)
     if config.options.fit:
         keras.Model.fit = _fit
+        saves()
 
 
 def _fit(model: Any, *args: Any, **arguments: Any) -> Any:
@@ -61,18 +63,24 @@ def fit(model: Any, call: FitCall) -> Any:
         verbose=call.shown,
     )
     runs: list[CallbackRun] = []
+    steps: list[int] = []
 
     def build(job: TrainingJob, context: WorkerContext) -> Replica:
+        steps.append(job.work_plan.steps_per_epoch)
         if job.stage.number == 1 and call.shown != SILENT:
             context.notify(_announcement(model, job, len(context.config.workers)))
         first = job.first_microbatch
         return KerasReplica(model, first.x, first.y, first.weights)
 
     def accompany(replica: Replica) -> Companion:
-        runs.append(CallbackRun(model, call, replica))
+        runs.append(callback_run(model, call, replica, stages, steps[0]))
         return of_pipeline(runs[0], data.training)
 
-    stages.train(request, build, accompany)
+    try:
+        stages.train(request, build, accompany)
+    finally:
+        for run in runs:
+            run.close()
     return runs[0].history
 
 

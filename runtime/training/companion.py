@@ -1,7 +1,9 @@
 """A companion of the training: it sees every commit, and what it knows is saved with the state.
 
 Keras's callbacks are one (`fit`).  Every worker has a companion, and all companions see the
-same commits with the same metrics.  So they decide alike, and no message is needed for it.
+same commits with the same metrics.  As a rule they decide alike.  A companion that runs code
+of the script has *effects*, and the workers agree on them (`agreement`).  It goes on in
+rounds: what it does until the next agreement is one round.
 
 Invariant: a companion takes no part in a transaction.  It acts between two of them, after
 the commit and before a checkpoint of the new state.
@@ -15,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.vote import NO_EFFECTS, Decision, Effects
 from holdfast.recovery.work_plan import Work
 
 Notes: TypeAlias = Mapping[str, Any]
@@ -26,6 +29,7 @@ class Commit:
     """A committed transaction, as companions see it.
 
     ``epoch`` counts from 1.  ``metrics`` and ``validation`` are set when the epoch is over.
+    ``next_work`` is None when the job is complete.
     """
 
     work: Work
@@ -34,6 +38,7 @@ class Commit:
     has_ended_epoch: bool
     metrics: Mapping[str, float]
     validation: Mapping[str, float] | None
+    next_work: Work | None
 
 
 class Companion(Protocol):
@@ -59,6 +64,25 @@ class Companion(Protocol):
     def end(self) -> None:
         """See that the stage is over; its last checkpoint holds what this changes."""
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether a round has run on whose effects the workers have to agree; on all alike."""
+
+    def lead(self, *, is_first: bool) -> None:
+        """Hear before each agreement whether this worker is the first one now."""
+
+    def effects(self) -> Effects:
+        """Return the effects of the round; called again if a worker dies meanwhile."""
+
+    def message(self) -> bytes:
+        """Return what the companion of the first worker tells the others with its effects."""
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
+        """Take over the decision, the first worker's message, and its notes if they differ.
+
+        Then the next round runs, if there is one.
+        """
+
     def notes(self) -> Notes:
         """Return what is to be known when the training goes on from here."""
 
@@ -73,6 +97,7 @@ class Alone:
     """No companion."""
 
     is_over = False
+    has_effects = False
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Do nothing."""
@@ -84,6 +109,20 @@ class Alone:
         """Do nothing."""
 
     def end(self) -> None:
+        """Do nothing."""
+
+    def lead(self, *, is_first: bool) -> None:
+        """Do nothing."""
+
+    def effects(self) -> Effects:
+        """Return no effects."""
+        return NO_EFFECTS
+
+    def message(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
         """Do nothing."""
 
     def notes(self) -> Notes:

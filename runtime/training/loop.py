@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
 from holdfast.recovery.step import OVER, TOGETHER, StepEvent, StepState, next_state
 from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.errors import JobError, WorldLost
+from holdfast.runtime.errors import JobError
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
@@ -25,18 +24,13 @@ from holdfast.runtime.exchange.vector import Sum
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
-from holdfast.runtime.training.catch_up import (
-    NO_STATE,
-    Source,
-    find_source,
-    share_notes,
-    share_state,
-)
-from holdfast.runtime.training.companion import Notes
-from holdfast.runtime.training.job_state import JobState, notes_of
+from holdfast.runtime.training.agreement import agree_on_effects
+from holdfast.runtime.training.catch_up import NO_STATE, find_source
+from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.newest_state import NewestState
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.training.progress_teller import ProgressTeller
-from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.repair_count import RepairCount
 from holdfast.runtime.training.same_work import check_same_work
 from holdfast.runtime.training.tracing_ahead import Preparation
 from holdfast.runtime.training.training_job import TrainingJob
@@ -44,12 +38,6 @@ from holdfast.runtime.training.transaction import Transaction
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_peers
 from holdfast.runtime.worker.records import LoopRecords
-
-MAX_REPAIR_ATTEMPTS = 32
-"""Repairs in a row without an applied update, in a small world."""
-
-_REPAIRS_OF_A_DEATH = 2
-"""Each death spoils at most as many; all but one of a large world may die one by one."""
 
 _POLL_S = 0.005
 _NO_WISHES = Wishes()
@@ -73,6 +61,7 @@ class TrainingLoop:
         self._teller = ProgressTeller(context.page, replica, job)
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job.save_terms, self._records)
+        self._newest = NewestState(context, job, state, self._saver)
         self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
@@ -83,7 +72,9 @@ class TrainingLoop:
         self._is_loaded = False
         self._ending: JobError | None = None
         self._is_stopping = False
-        self._repairs = 0
+        self._is_committing = False
+        self._has_told_end = False
+        self._repairs = RepairCount(context.config)
         self._detected = 0.0
         # Of the update in hand: the step table leads nowhere that needs them before they are set.
         self._sum: Sum
@@ -102,10 +93,7 @@ class TrainingLoop:
         finally:
             self._records.flush()
         if state is StepState.LOST:
-            raise WorldLost(
-                f"a member of the world died, and {self._repairs - 1} repairs in a row have not "
-                "led to a step; the job must be relaunched"
-            )
+            raise self._repairs.lost()
         self._context.page.begin_turn(waits_for_peers=False)
         if self._ending is not None:
             raise self._ending
@@ -165,7 +153,11 @@ class TrainingLoop:
         self._exchange.map_peers()
         source = find_source(self._membership.versions)
         if source.is_needed:
-            shared, notes = self._membership.together(lambda: self._share_state(source))
+            shared, notes = self._membership.together(
+                lambda: self._newest.share(
+                    self._membership.communicator, source, self._progress.cursor
+                )
+            )
             if source.version == NO_STATE or self._version != source.version:
                 self._progress.restore(self._state.load(shared))
                 self._companion.restore(self._progress.cursor, notes)
@@ -175,7 +167,7 @@ class TrainingLoop:
         self._records.adopted()
         self._context.page.resume(self._progress.cursor.step)
         self._context.page.phase = Phase.COMPILING
-        return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.CAUGHT_UP
+        return self._go_on(StepEvent.CAUGHT_UP)
 
     def _compute(self) -> StepEvent:
         self._transaction = self._next_transaction()
@@ -226,17 +218,33 @@ class TrainingLoop:
             if self._ending is not None:
                 return StepEvent.EXHAUSTED
         self._companion.after(self._progress.commit(work, total))
-        if self._is_over:
+        self._is_committing = True
+        return self._go_on(StepEvent.APPLIED)
+
+    def _agree(self) -> StepEvent:
+        agree_on_effects(self._membership, self._state, self._progress.cursor)
+        return self._go_on(StepEvent.DECIDED)
+
+    def _go_on(self, event: StepEvent) -> StepEvent:
+        """Return ``event`` after the work that follows a commit, if nothing else comes first."""
+        if self._is_committing and self._is_over and not self._companion.has_effects:
+            self._end_stage()
+        if self._companion.has_effects:
+            return StepEvent.CALLED
+        if self._is_committing:
+            self._is_committing = False
+            self._transaction_committed(self._outcome)
+        return StepEvent.EXHAUSTED if self._has_ended() else event
+
+    def _end_stage(self) -> None:
+        if not self._has_told_end:
+            self._has_told_end = True
             self._progress.finish()
             self._companion.end()
-        self._transaction_committed(self._outcome)
-        return StepEvent.EXHAUSTED if self._has_ended() else StepEvent.APPLIED
 
     def _repair(self) -> StepEvent:
-        self._repairs += 1
-        config = self._context.config
-        most = max(MAX_REPAIR_ATTEMPTS, _REPAIRS_OF_A_DEATH * len(config.workers))
-        if self._repairs > most or not config.options.shrink:
+        self._repairs.attempts += 1
+        if self._repairs.is_hopeless:
             return StepEvent.HOPELESS
         self._context.page.phase = Phase.REPAIRING
         before = self._membership.world
@@ -246,7 +254,7 @@ class TrainingLoop:
         self._assignment = adopt(self._assignment, self._membership.world)
         self._is_scattered = True
         times = RepairTimes(self._detected, *phases)
-        self._records.world_changed(before, times, attempts=self._repairs)
+        self._records.world_changed(before, times, attempts=self._repairs.attempts)
         self._detected = 0.0
         return StepEvent.FORMED
 
@@ -262,22 +270,6 @@ class TrainingLoop:
         flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
         self._saver.hear(outcome(self._membership.communicator.agree(flags)))
         return StepEvent.PENDING
-
-    def _share_state(self, source: Source) -> tuple[Tensors, Notes | None]:
-        """Return the newest state; if no member has one, read it from the disk or build it."""
-        communicator = self._membership.communicator
-        cursor = self._progress.cursor
-        if source.version == NO_STATE:
-            cursor = Cursor.start(self._replica.shape.metrics, self._job.stage.begin)
-            restore = JobRestore(self._context, self._job, self._state)
-            restored = restore.run(communicator, cursor)
-            if restored is not None:
-                self._saver.saved_step = restore.saved_step
-                return restored.state, notes_of(restored.manifest.cursor)
-        self._saver.share_saved_step(source.rank)
-        notes = None if source.version == NO_STATE else self._companion.notes()
-        notes = share_notes(communicator, source.rank, notes)
-        return share_state(communicator, source.rank, self._state.tensors(cursor)), notes
 
     @property
     def _version(self) -> int:
@@ -301,7 +293,7 @@ class TrainingLoop:
         if self._is_scattered:
             self._gather_again()
         self._preparation.prepare_next()
-        self._repairs = 0
+        self._repairs.attempts = 0
         cursor, page = self._progress.cursor, self._context.page
         page.phase = Phase.TRAINING
         page.commit(cursor.step)
@@ -387,6 +379,7 @@ _ACTIONS: dict[StepState, Callable[[TrainingLoop], StepEvent]] = {
     StepState.VOTING: TrainingLoop._vote,
     StepState.REFUSING: TrainingLoop._refuse,
     StepState.APPLYING: TrainingLoop._apply,
+    StepState.AGREEING: TrainingLoop._agree,
     StepState.REPAIRING: TrainingLoop._repair,
     StepState.FINISHING: TrainingLoop._finish,
 }

@@ -42,7 +42,8 @@ class Progress:
         cursor, work_plan = self.cursor, self._job.work_plan
         is_over = work_plan.has_ended_epoch(cursor) and work_plan.is_save_point(cursor)
         epoch = work_plan.epoch_of(cursor)
-        return Commit(work, cursor, epoch, is_over, self.metrics, self.validation)
+        following = work_plan.next_work(cursor)
+        return Commit(work, cursor, epoch, is_over, self.metrics, self.validation, following)
 
     def finish(self) -> None:
         """End the training of the replica's weights; done again, it changes nothing."""

@@ -43,6 +43,9 @@ class WorkerContext:
     saves: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """The numbers of this worker's saves; the agent knows each by its number."""
 
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """What is done when the script has ended, well or not."""
+
     @property
     def run_dir(self) -> Path:
         """The directory of the checkpoints and the journal."""

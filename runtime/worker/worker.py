@@ -63,6 +63,8 @@ def main(
     install(context)
     page.phase = Phase.STARTING
     failure = run_script(config, page, prepare)
+    for finish in context.at_end:
+        finish()
     context.journal.close()
     if failure is not None:
         agent.send(failure)

@@ -1,0 +1,226 @@
+"""The callbacks of one call of ``fit``, run in rounds: what they do, and what came of it.
+
+A round is all that runs between two agreements of the workers.  Every worker runs the same
+hooks in it, with the same values, under the guard of `first_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from holdfast.checkpoint.format.digest import Digest
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.vote import Effects
+from holdfast.runtime.fit.callback_rules import (
+    acts,
+    arranged,
+    is_alike,
+    is_left_out,
+    needs_logs,
+    resumed,
+    without_graphs,
+)
+from holdfast.runtime.fit.callback_state import CallbackStates
+from holdfast.runtime.fit.event_files import EventFiles
+from holdfast.runtime.fit.file_guard import guarding
+from holdfast.runtime.fit.first_files import FirstFiles, Length
+from holdfast.runtime.fit.first_saves import FirstSaves
+from holdfast.runtime.fit.plain_values import Json
+from holdfast.runtime.model.replica import Replica
+
+_NO_DIGEST = b""
+
+
+class CallbackRounds:
+    """Runs the hooks of a list of callbacks, and keeps what they remember.
+
+    Args:
+        callbacks: as the user gave them to ``fit``.
+        model: the Keras model.
+        replica: its replica, whose tensors hooks may change.
+        files, events, saves: the ways of the hooks to the disk.
+        params: ``epochs`` and ``steps``, as callbacks see them.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917  (each is a partner of the hooks)
+        self,
+        callbacks: Any,
+        model: Any,
+        replica: Replica,
+        files: FirstFiles,
+        events: EventFiles,
+        saves: FirstSaves,
+        params: Mapping[str, Any],
+    ) -> None:
+        self._model = model
+        self._replica = replica
+        self._files = files
+        self._events = events
+        self._saves = saves
+        self._params = dict(params)
+        given = _flat(callbacks)
+        run, self.words = arranged(given, files, events)
+        self._run = run if _history_in(run) else [*run, keras.callbacks.History()]
+        self._list: Any = None
+        self._kept = [callback for callback in given if not is_left_out(callback)]
+        states = [*self._kept, *(found for found in self._run if found not in run)]
+        self._states = CallbackStates(states, model.get_weights)
+        self._are_alike = all(is_alike(callback) for callback in given)
+        self._before: Mapping[str, Any] = {}
+        self.is_due = False
+        """Whether hooks have run on whose effects the workers have to agree."""
+
+    @property
+    def history(self) -> Any:
+        """Keras's ``History`` of the call."""
+        return _history_in(self._run)
+
+    def begin(self) -> None:
+        """Begin the training."""
+        with self._guarded():
+            self._list = self._make_list()
+        self.call("on_train_begin")
+        self._states.begun()
+
+    def resume(self, notes: Mapping[str, Json], tensors: Tensors) -> None:
+        """Begin a training that goes on: callbacks remember what they knew."""
+        self._files.restore(notes["files"])
+        state = {name: np.array(value) for name, value in self._replica.state().items()}
+        with without_graphs(self._run):
+            self.begin()
+        self._files.resumed()
+        self._replica.load(state)  # what on_train_begin did to the model is in it already
+        self.take(notes, tensors)
+        resumed(self._kept, self._files.lengths)
+
+    def take(self, notes: Mapping[str, Json], tensors: Tensors) -> None:
+        """Let the callbacks remember what another worker's, or an earlier launch's, knew."""
+        self._model.history = self.history
+        self._states.restore(notes["callbacks"], tensors)
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Run a hook of all callbacks that have it."""
+        self._run_hooks(hook, lambda: getattr(self._list, hook)(*arguments))
+
+    def call_each(self, hook: str, index: int, logs: Mapping[str, float]) -> None:
+        """Run a hook about a batch; callbacks that have none cost nothing."""
+        hooks = [getattr(callback, hook) for callback in self._run if acts(callback, hook)]
+        if hooks:
+            self._run_hooks(hook, lambda: [run(index, logs=dict(logs)) for run in hooks])
+
+    def needs_logs(self) -> bool:
+        """Return whether a callback looks at the logs of each batch."""
+        return any(needs_logs(callback) for callback in self._run)
+
+    def unkept(self) -> list[str]:
+        """Return the attributes of callbacks that cannot be kept."""
+        return self._states.unkept()
+
+    def notes(self) -> dict[str, Json]:
+        """Return what the callbacks know, and the lengths of their files."""
+        files = {path: length.as_json() for path, length in self._files.lengths.items()}
+        return {"callbacks": self._states.notes(), "files": files}
+
+    def tensors(self) -> Tensors:
+        """Return the weights that callbacks keep; the layout never changes."""
+        return self._states.tensors()
+
+    def lead(self) -> None:
+        """Become the first worker, if this one is not yet."""
+        with self._saving_hooks(None):
+            self._files.take_over()
+
+    def effects(self) -> Effects:
+        """Return the effects of the round."""
+        notes = state = _NO_DIGEST
+        if not self._are_alike:
+            notes = _digest(json.dumps(self._states.notes()).encode(), {})
+            changed = _changed(self._before, self._replica.state())
+            state = _digest(b"", {**changed, **self._states.tensors()})
+        return Effects(bool(self._model.stop_training), notes, state)
+
+    def message(self) -> bytes:
+        """Return the lengths of growing files, if this is the first worker."""
+        if not self._files.is_first:
+            return b""
+        lengths = self._files.measure()
+        self._events.measure(lengths)
+        return json.dumps({path: found.as_json() for path, found in lengths.items()}).encode()
+
+    def agreed(self, message: bytes) -> None:
+        """Hear that all have the same effects, and the message of the first worker."""
+        found: dict[str, Any] = json.loads(message)
+        self._files.agreed({path: Length(*length) for path, length in found.items()})
+        self._events.agreed()
+        self._before = {}
+        self.is_due = False
+
+    def close(self) -> None:
+        """Give private files back; the training is over."""
+        self._events.close()
+
+    def _make_list(self) -> Any:
+        """Return the callbacks with their model; some open files when they get it."""
+        return keras.callbacks.CallbackList(
+            self._run, add_history=False, model=self._model, verbose=0, **self._params
+        )
+
+    def _run_hooks(self, hook: str, run: Any) -> None:
+        if not self._are_alike and not self._before:
+            self._before = dict(self._replica.state())
+        with self._guarded():
+            run()
+        self.is_due = self.is_due or any(acts(callback, hook) for callback in self._kept)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with guarding(self._files), self._saving_hooks(self._files):
+            yield
+
+    @contextlib.contextmanager
+    def _saving_hooks(self, files: FirstFiles | None) -> Iterator[None]:
+        before, self._saves.hooks = self._saves.hooks, files
+        try:
+            yield
+        finally:
+            self._saves.hooks = before
+
+
+def _history_in(callbacks: list[Any]) -> Any:
+    """Return the ``History`` among the callbacks, None if there is none."""
+    found = (callback for callback in callbacks if isinstance(callback, keras.callbacks.History))
+    return next(found, None)
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    """Return the callbacks that the user gave as a list, whatever they stand in."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    found: list[Any] = keras.tree.flatten(callbacks)
+    return found
+
+
+def _changed(before: Tensors, after: Tensors) -> dict[str, Any]:
+    """Return the tensors that lie elsewhere: TensorFlow writes no buffer that is held."""
+    return {
+        name: array
+        for name, array in after.items()
+        if name not in before or array.ctypes.data != before[name].ctypes.data
+    }
+
+
+def _digest(text: bytes, tensors: Tensors) -> bytes:
+    digest = Digest()
+    digest.update(text)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensors[name]).view(np.uint8).reshape(-1).data)
+    return bytes.fromhex(digest.hexdigest())

@@ -1,0 +1,57 @@
+"""Makes the callbacks of a call of ``fit`` ready to run beside a stage."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from holdfast.runtime.fit.callback_rounds import CallbackRounds
+from holdfast.runtime.fit.callback_run import CallbackRun
+from holdfast.runtime.fit.event_files import EventFiles
+from holdfast.runtime.fit.first_files import FirstFiles
+from holdfast.runtime.fit.first_saves import FirstSaves, install
+from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.fit.private_folder import PrivateFolder
+from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.training.stages import Stages, stages_of_script
+
+
+def callback_run(
+    model: Any, call: FitCall, replica: Replica, stages: Stages, steps: int
+) -> CallbackRun:
+    """Return the companion of the next stage; ``steps`` are those of an epoch."""
+    context, folder = stages.context, _folder()
+    files = FirstFiles(stages.is_first, folder, context.notify)
+    token = f".{context.config.run_id}-{stages.stage.number}"
+    rounds = CallbackRounds(
+        call.callbacks,
+        model,
+        replica,
+        files,
+        EventFiles(files, token),
+        saves(),
+        {"epochs": call.epochs, "steps": steps},
+    )
+    for word in rounds.words:
+        context.notify(word)
+    return CallbackRun(
+        model, replica, rounds, range(call.initial_epoch, call.epochs), context.notify
+    )
+
+
+@functools.cache
+def saves() -> FirstSaves:
+    """Return this process's way to save models; the first call exchanges Keras's functions."""
+    found = FirstSaves(lambda: stages_of_script().is_first, _folder())
+    install(found)
+    return found
+
+
+@functools.cache
+def _folder() -> PrivateFolder:
+    """Return this process's private folder, which is removed when the script has ended."""
+    context = stages_of_script().context
+    folder = PrivateFolder(context.run_dir, context.config.worker)
+    folder.remove_dead(context.config.workers)
+    context.at_end.append(folder.remove)
+    return folder

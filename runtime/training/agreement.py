@@ -1,0 +1,65 @@
+"""One set of effects for all workers, after their companions have run a round.
+
+Nothing is changed before everything has arrived.  So after a death on the way the round is
+agreed on again, by the survivors.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.vote import Decision, Effects, decide
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.training.catch_up import share_notes, share_state
+from holdfast.runtime.training.companion import Notes
+from holdfast.runtime.training.job_state import JobState
+
+_CARD = struct.Struct("<?BB")
+"""Whether a stop is wanted, and the lengths of the two digests."""
+
+_FIRST = 0
+
+
+def agree_on_effects(membership: Membership, state: JobState, cursor: Cursor) -> None:
+    """Let all companions have the same effects of the round that has run.
+
+    Raises:
+        WorldBroken: a member died; nothing is changed on any worker.
+    """
+    companion = state.companion
+    companion.lead(is_first=membership.is_first)
+    card = _encode(companion.effects()) + companion.message()
+    cards = membership.together(lambda: membership.communicator.allgather_bytes(card))
+    found = [_decode(card) for card in cards]
+    decision = decide([effects for effects, _ in found])
+    notes: Notes | None = None
+    if decision.shares_notes or decision.shares_state:
+        tensors, notes = membership.together(lambda: _share(membership, state, cursor, decision))
+        if tensors is not None:
+            state.load(tensors)
+    companion.decided(decision, found[_FIRST][1], notes)
+
+
+def _share(
+    membership: Membership, state: JobState, cursor: Cursor, decision: Decision
+) -> tuple[Tensors | None, Notes | None]:
+    communicator = membership.communicator
+    notes = share_notes(communicator, _FIRST, state.companion.notes())
+    if not decision.shares_state:
+        return None, notes
+    return share_state(communicator, _FIRST, state.tensors(cursor)), notes
+
+
+def _encode(effects: Effects) -> bytes:
+    head = _CARD.pack(effects.wants_stop, len(effects.notes), len(effects.state))
+    return head + effects.notes + effects.state
+
+
+def _decode(card: bytes) -> tuple[Effects, bytes]:
+    """Return the effects of a card, and the message after them."""
+    wants_stop, notes, state = _CARD.unpack_from(card)
+    begin = _CARD.size
+    middle, end = begin + notes, begin + notes + state
+    return Effects(wants_stop, card[begin:middle], card[middle:end]), card[end:]
