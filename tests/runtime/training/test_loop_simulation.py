@@ -306,7 +306,7 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
     victims = {1: 1, 2: 1, 4: 1, 5: 2, 6: 2, 0: 2}
     faults = tuple(Fault(KILL, WorkerId(w), step, Site.VOTE) for w, step in victims.items())
     was_scattered = False
-    for seed in range(1, 9):
+    for seed in range(1, 25):
         planned.clear()
         job = SimulatedJob(tmp_path / f"run-{seed}", numerics)
         endings = job.launch(Launch(8, 8, microbatches=13, seed=seed, faults=faults))
