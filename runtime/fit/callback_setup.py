@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from holdfast.runtime.fit.callback_rounds import CallbackRounds
-from holdfast.runtime.fit.callback_run import CallbackRun
-from holdfast.runtime.fit.event_files import EventFiles
-from holdfast.runtime.fit.first_files import FirstFiles
-from holdfast.runtime.fit.first_saves import FirstSaves, install
+from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
+from holdfast.runtime.callbacks.callback_run import CallbackRun
+from holdfast.runtime.callbacks.event_files import EventFiles
+from holdfast.runtime.callbacks.first_files import FirstFiles
+from holdfast.runtime.callbacks.first_saves import FirstSaves, install
+from holdfast.runtime.callbacks.private_folder import PrivateFolder
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.private_folder import PrivateFolder
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training.stages import Stages, stages_of_script
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from holdfast.runtime.fit.callback_run import CallbackRun
+from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import of_pipeline, supply_of

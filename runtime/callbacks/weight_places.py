@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.runtime.fit.plain_values import Array
+from holdfast.runtime.callbacks.plain_values import Array
 
 _READS_WEIGHTS = frozenset({"get_weights", "get_weight_paths", "trainable_weights", "weights"})
 

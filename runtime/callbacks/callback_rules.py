@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.runtime.fit.event_files import EventFiles
-from holdfast.runtime.fit.first_files import FirstFiles, Length
+from holdfast.runtime.callbacks.event_files import EventFiles
+from holdfast.runtime.callbacks.first_files import FirstFiles, Length
 
 _OLD_NAMES = {
     "on_train_batch_begin": "on_batch_begin",

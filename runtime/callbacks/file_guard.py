@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast.runtime.fit.first_files import FirstFiles
+from holdfast.runtime.callbacks.first_files import FirstFiles
 
 _Handler = Callable[[FirstFiles, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.fit.file_guard import guarding
-from holdfast.runtime.fit.first_files import FirstFiles, Length
+from holdfast.runtime.callbacks.file_guard import guarding
+from holdfast.runtime.callbacks.first_files import FirstFiles, Length
 
 Hook = Callable[[Any, int], None]
 

@@ -15,7 +15,7 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.fit.callback_rounds import CallbackRounds
+from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training.companion import Commit, Notes
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.fit.first_files import FirstFiles
+from holdfast.runtime.callbacks.first_files import FirstFiles
 
 
 class FirstSaves:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.runtime.fit.plain_values import Array, Decoder, Encoder, Json, NotPlain
-from holdfast.runtime.fit.weight_places import WeightPlaces, sets_of
+from holdfast.runtime.callbacks.plain_values import Array, Decoder, Encoder, Json, NotPlain
+from holdfast.runtime.callbacks.weight_places import WeightPlaces, sets_of
 
 _NOT_STATE = {
     "Callback": {"_model", "params"},

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.fit.first_files import FirstFiles, Length, length_of
+from holdfast.runtime.callbacks.first_files import FirstFiles, Length, length_of
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain import FEW_VALUES, is_same, through_json
 
-from holdfast.runtime.fit.callback_state import CallbackStates
+from holdfast.runtime.callbacks.callback_state import CallbackStates
 
 WEIGHTS = (np.zeros((300, 300), np.float32), np.zeros(300, np.float32), np.zeros(300, np.float32))
 

@@ -17,7 +17,7 @@ import numpy as np
 from holdfast.checkpoint.format.digest import Digest
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.vote import Effects
-from holdfast.runtime.fit.callback_rules import (
+from holdfast.runtime.callbacks.callback_rules import (
     acts,
     arranged,
     is_alike,
@@ -26,12 +26,12 @@ from holdfast.runtime.fit.callback_rules import (
     resumed,
     without_graphs,
 )
-from holdfast.runtime.fit.callback_state import CallbackStates
-from holdfast.runtime.fit.event_files import EventFiles
-from holdfast.runtime.fit.file_guard import guarding
-from holdfast.runtime.fit.first_files import FirstFiles, Length
-from holdfast.runtime.fit.first_saves import FirstSaves
-from holdfast.runtime.fit.plain_values import Json
+from holdfast.runtime.callbacks.callback_state import CallbackStates
+from holdfast.runtime.callbacks.event_files import EventFiles
+from holdfast.runtime.callbacks.file_guard import guarding
+from holdfast.runtime.callbacks.first_files import FirstFiles, Length
+from holdfast.runtime.callbacks.first_saves import FirstSaves
+from holdfast.runtime.callbacks.plain_values import Json
 from holdfast.runtime.model.replica import Replica
 
 _NO_DIGEST = b""
