@@ -16,8 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.training.companion import Notes
+from holdfast.runtime.training.job_state import JobState, notes_of
+from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.training_job import TrainingJob
+from holdfast.runtime.worker.context import WorkerContext
 
 NO_STATE = -1
 """Version of a worker that holds no state yet."""
@@ -68,3 +74,35 @@ def share_notes(communicator: Communicator, source: int, notes: Notes | None) ->
     communicator.broadcast(buffer, source)
     shared: Notes | None = json.loads(buffer.tobytes())
     return shared
+
+
+class NewestState:
+    """Gives the newest state to all members of a world."""
+
+    def __init__(
+        self, context: WorkerContext, job: TrainingJob, state: JobState, saver: Saver
+    ) -> None:
+        self._context = context
+        self._job = job
+        self._state = state
+        self._saver = saver
+
+    def share(
+        self, communicator: Communicator, source: Source, cursor: Cursor
+    ) -> tuple[Tensors, Notes | None]:
+        """Return the newest state; if no member has one, read it from the disk or build it.
+
+        Raises:
+            WorldBroken: a member died; nothing is changed.
+        """
+        if source.version == NO_STATE:
+            cursor = Cursor.start(self._state.replica.shape.metrics, self._job.stage.begin)
+            restore = JobRestore(self._context, self._job, self._state)
+            restored = restore.run(communicator, cursor)
+            if restored is not None:
+                self._saver.saved_step = restore.saved_step
+                return restored.state, notes_of(restored.manifest.cursor)
+        self._saver.share_saved_step(source.rank)
+        notes = None if source.version == NO_STATE else self._state.companion.notes()
+        notes = share_notes(communicator, source.rank, notes)
+        return share_state(communicator, source.rank, self._state.tensors(cursor)), notes

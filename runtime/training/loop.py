@@ -25,9 +25,8 @@ from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
 from holdfast.runtime.training.agreement import agree_on_effects
-from holdfast.runtime.training.catch_up import NO_STATE, find_source
+from holdfast.runtime.training.catch_up import NO_STATE, NewestState, find_source
 from holdfast.runtime.training.job_state import JobState
-from holdfast.runtime.training.newest_state import NewestState
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.training.progress_teller import ProgressTeller
 from holdfast.runtime.training.repair_count import RepairCount
