@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ import numpy.typing as npt
 from holdfast.recovery.ledger import Ledger
 
 Sums = npt.NDArray[np.float64]
+
+MOST_TURNS = 1024
+"""An update takes fewer turns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +28,8 @@ class Cursor:
     evaluations: int
     ledger: Ledger
     sums: Sums
+    turn: int = 0
+    """Transactions of the update in hand that are committed: an update may take several turns."""
 
     @staticmethod
     def start(metrics: int, step: int = 0) -> Cursor:
@@ -33,13 +38,17 @@ class Cursor:
 
     @property
     def version(self) -> int:
-        """Number of committed transactions: the larger one has the newer state."""
-        return self.step + self.evaluations
+        """Grows with each committed transaction: the larger one has the newer state."""
+        return (self.step + self.evaluations) * MOST_TURNS + self.turn
 
     def after_step(self, samples: int, fingerprint: int, sums: Sums) -> Cursor:
         """Return the cursor after one more update of the model."""
         ledger = self.ledger.record(samples, fingerprint)
         return Cursor(self.step + 1, self.evaluations, ledger, self.sums + sums)
+
+    def after_turn(self, turn: int, sums: Sums) -> Cursor:
+        """Return the cursor within an update, after a turn that is not its last."""
+        return replace(self, turn=turn, sums=self.sums + sums)
 
     def after_evaluation(self) -> Cursor:
         """Return the cursor after one more pass over the validation data."""
@@ -50,7 +59,10 @@ class Cursor:
         return Cursor(self.step, self.evaluations, Ledger(), np.zeros_like(self.sums))
 
     def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return the cursor as named arrays, for checkpoints and broadcasts."""
+        """Return the cursor as named arrays, for checkpoints and broadcasts.
+
+        The turn is not among them, because the replica's state has it.
+        """
         return {
             "cursor/evaluations": np.array(self.evaluations, np.int64),
             "cursor/ledger": np.array([self.ledger.samples, self.ledger.fingerprint], np.uint64),

@@ -52,6 +52,11 @@ class SequentialOrder:
         """Number of batches that hold every sample once."""
         return -(-self.samples // self.global_batch)
 
+    def batch_size(self, index: int) -> int:
+        """Return the number of samples of batch ``index``."""
+        start, stop = _batch_bounds(self, index)
+        return stop - start
+
     def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
         """Return the sample ids of microbatch ``m`` of batch ``index``; may be empty."""
         start, stop = _microbatch_bounds(self, index, m)
@@ -91,6 +96,11 @@ class SampleOrder:
         """Return the sample ids of update ``index``, in the order of its microbatches."""
         start, stop = _batch_bounds(self, index)
         return self._between(index, start, stop)
+
+    def batch_size(self, index: int) -> int:
+        """Return the number of samples of batch ``index``."""
+        start, stop = _batch_bounds(self, index)
+        return stop - start
 
     def microbatch(self, index: int, m: int) -> npt.NDArray[np.int64]:
         """Return the sample ids of microbatch ``m`` of update ``index``.

@@ -74,8 +74,8 @@ class WorkPlan:
         return replace(cursor, evaluations=missed)
 
     def is_epoch_start(self, cursor: Cursor) -> bool:
-        """Return whether the next update is the first of an epoch."""
-        return self._updates(cursor) % self.steps_per_epoch == 0
+        """Return whether the next transaction of training is the first of an epoch."""
+        return not cursor.turn and self._updates(cursor) % self.steps_per_epoch == 0
 
     def has_ended_epoch(self, cursor: Cursor) -> bool:
         """Return whether the last update was the last of an epoch."""
@@ -88,10 +88,12 @@ class WorkPlan:
     def is_save_point(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint may be made at ``cursor``.
 
-        None is made between an epoch's last update and its validation.  It would hold another
-        state of the same step than a checkpoint after the validation.
+        None is made between an epoch's last update and its validation, nor between the turns
+        of an update.  It would hold another state of the same step than a later checkpoint.
         """
-        return self._updates(cursor) > 0 and self.next_work(cursor) is not Work.EVALUATE
+        if cursor.turn or not self._updates(cursor):
+            return False
+        return self.next_work(cursor) is not Work.EVALUATE
 
     def is_save_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint is due at ``cursor``, right after a transaction."""
@@ -119,6 +121,8 @@ class WorkPlan:
 
     def is_check_due(self, cursor: Cursor) -> bool:
         """Return whether the replicas' states are to be compared at ``cursor``."""
+        if cursor.turn:
+            return False
         return self.verify_every > 0 and cursor.step % self.verify_every == 0
 
     def _updates(self, cursor: Cursor) -> int:

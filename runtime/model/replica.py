@@ -12,7 +12,7 @@ replica, so all replicas of a world have the same bytes after the same step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -51,6 +51,17 @@ class Microbatch:
     seed: int
     weights: Nest = None
     """Sample weights, if there are any: one array, or one for each output."""
+    batch_samples: int = 0
+    """Samples of the whole batch that this is a part of, 0 if that is not known."""
+
+    def of_batch(self, samples: int) -> Microbatch:
+        """Return this microbatch as a part of a batch of so many samples."""
+        return replace(self, batch_samples=samples)
+
+    @property
+    def share(self) -> float:
+        """The part of its batch; the number of samples if the batch is not known."""
+        return self.samples / self.batch_samples if self.batch_samples else float(self.samples)
 
     @property
     def samples(self) -> int:
@@ -104,6 +115,18 @@ class OverflowTaker(Protocol):
         ``total`` is valid only during the call.  All replicas of a world have the same bytes
         and see the same total, so all of them must return the same.
         """
+
+
+@runtime_checkable
+class TurnTaker(Protocol):
+    """A replica whose update takes several turns, each with a sum of its own.
+
+    ``contribute`` and ``apply`` do the turn in hand, and ``apply`` goes on to the next one.
+    """
+
+    @property
+    def turn(self) -> int:
+        """The turn in hand, 0 between two updates; a part of the state."""
 
 
 @runtime_checkable

@@ -174,7 +174,8 @@ class TrainingLoop:
             return StepEvent.LACKING
         self._records.transaction_began()
         self._visit(Site.COMPUTE)
-        self._companion.before(self._transaction.work, self._progress.cursor)
+        if not self._progress.cursor.turn:  # a companion sees whole updates
+            self._companion.before(self._transaction.work, self._progress.cursor)
         owned = self._assignment.owned_by(self._membership.me)
         self._transaction.compute(self._progress.cursor.step, owned)
         return StepEvent.COMPUTED
@@ -216,7 +217,9 @@ class TrainingLoop:
             self._ending = self._progress.refusal(total)
             if self._ending is not None:
                 return StepEvent.EXHAUSTED
-        self._companion.after(self._progress.commit(work, total))
+        commit = self._progress.commit(work, total)
+        if not commit.cursor.turn:
+            self._companion.after(commit)
         self._is_committing = True
         return self._go_on(StepEvent.APPLIED)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
-from holdfast.runtime.model.replica import Finishing, OverflowTaker, Replica
+from holdfast.runtime.model.replica import (
+    Finishing,
+    OverflowTaker,
+    Replica,
+    TurnTaker,
+)
 from holdfast.runtime.training.companion import Commit
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Total
@@ -29,6 +36,7 @@ class Progress:
 
     def restore(self, cursor: Cursor) -> None:
         """Go on from ``cursor``; the replica holds the state that belongs to it."""
+        cursor = replace(cursor, turn=self._turn)
         self.cursor = cursor = self._job.work_plan.without_missed_passes(cursor)
         if self._job.work_plan.has_ended_epoch(cursor):
             self.metrics = self._replica.results(cursor.sums, cursor.ledger.samples)
@@ -58,7 +66,7 @@ class Progress:
         results = self._replica.results(self._metric_sums(total), max(total.samples, 1))
         return ProgramError(
             f"the gradients or the loss of step {self.cursor.step + 1} are not finite "
-            f"(loss {results['loss']}); nothing of this step was applied; lower the learning "
+            f"({_shown(results)}); nothing of this step was applied; lower the learning "
             "rate or look at the samples, then run again: the run resumes from the step before"
         )
 
@@ -69,6 +77,9 @@ class Progress:
             before = before.at_epoch_start()
         sums = self._metric_sums(total)
         self._replica.apply(total.contribution, total.samples)
+        if self._turn:
+            self.cursor = before.after_turn(self._turn, sums)
+            return
         self.cursor = before.after_step(total.samples, total.fingerprint, sums)
         epoch = work_plan.epoch_of(self.cursor)
         self._records.stepped(self.cursor, epoch, total.samples)
@@ -76,6 +87,10 @@ class Progress:
             self._check_ledger(epoch)
             if work_plan.next_work(self.cursor) is not Work.EVALUATE:
                 self._end_epoch(epoch, None)
+
+    @property
+    def _turn(self) -> int:
+        return self._replica.turn if isinstance(self._replica, TurnTaker) else 0
 
     def _commit_evaluation(self, total: Total) -> None:
         sums = total.contribution.astype(np.float64)
@@ -99,3 +114,9 @@ class Progress:
 
     def _metric_sums(self, total: Total) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         return total.contribution[self._replica.shape.gradient :].astype(np.float64)
+
+
+def _shown(results: dict[str, float]) -> str:
+    """Return the loss, or what a step without one tells instead."""
+    told = {"loss": results["loss"]} if "loss" in results else results
+    return ", ".join(f"{name} {value}" for name, value in told.items())

@@ -40,13 +40,20 @@ def test_tensors_are_copies() -> None:
     assert not restored.sums.any()
 
 
-def test_every_commit_raises_the_version_by_one() -> None:
+def test_every_commit_raises_the_version() -> None:
     cursor = Cursor.start(1)
 
     stepped = cursor.after_step(4, 99, np.ones(1))
     evaluated = stepped.after_evaluation()
 
-    assert [cursor.version, stepped.version, evaluated.version] == [0, 1, 2]
+    turned = evaluated.after_turn(1, np.ones(1))
+    again = turned.after_turn(2, np.ones(1))
+    done = again.after_step(4, 99, np.ones(1))
+
+    cursors = [cursor, stepped, evaluated, turned, again, done]
+    versions = [each.version for each in cursors]
+    assert versions == sorted(set(versions))
+    assert (done.step, done.turn, done.sums.tolist()) == (2, 0, [4.0])
     assert (stepped.step, evaluated.step) == (1, 1)
     assert evaluated.ledger == Ledger(4, 99)
 
