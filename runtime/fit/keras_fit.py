@@ -13,10 +13,10 @@ from typing import Any
 import keras
 
 from holdfast.runtime.callbacks.callback_run import CallbackRun
+from holdfast.runtime.custom.replica_of_keras import replica_of_keras
 from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import of_pipeline, supply_of
-from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -69,8 +69,7 @@ def fit(model: Any, call: FitCall) -> Any:
         steps.append(job.work_plan.steps_per_epoch)
         if job.stage.number == 1 and call.shown != SILENT:
             context.notify(_announcement(model, job, len(context.config.workers)))
-        first = job.first_microbatch
-        return KerasReplica(model, first.x, first.y, first.weights)
+        return replica_of_keras(model, job.first_microbatch)
 
     def accompany(replica: Replica) -> Companion:
         runs.append(callback_run(model, call, replica, stages, steps[0]))

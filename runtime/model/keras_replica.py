@@ -35,14 +35,9 @@ import tensorflow as tf
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.exchange.vector import (
-    ALIGNMENT_BYTES,
-    address_of,
-    aligned_copy,
-    aligned_vector,
-    writable_alias,
-)
+from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
 from holdfast.runtime.model.loss_scale import LossScale
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
@@ -55,7 +50,7 @@ from holdfast.runtime.model.tensors import (
     flat_tensors,
     shape_key,
 )
-from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout
+from holdfast.runtime.model.vector_layout import VectorLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +103,8 @@ class KerasReplica:
         self._padding = self._layout.padding()
         metrics = 1 + sum(math.prod(v.shape) for v in self._found.metrics)
         self._shape = ContributionShape(gradient=self._layout.size, metrics=metrics)
+        self._borrowed = BorrowedTotal(self._layout.size)
         self._update = self._trace_update()
-        self._borrowed: tuple[FloatVector, Any] = (np.empty(0, np.float32), None)
 
     @property
     def model(self) -> Any:
@@ -147,7 +142,7 @@ class KerasReplica:
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
-        self._update(_constant(samples), self._borrow(total))
+        self._update(_constant(samples), self._borrowed.rows(total))
 
     def takes_overflow(self, total: FloatVector) -> bool:
         """Return whether only gradients are not finite, and the optimizer skips such a step."""
@@ -275,37 +270,15 @@ class KerasReplica:
         graded, moving = self._found.graded, self._found.moving
 
         def update(samples: Any, sums: Any) -> None:
-            means = [_tensor_at(sums, place) / samples for place in self._layout.places]
+            means = [tensor_at(sums, place) / samples for place in self._layout.places]
             self._model.optimizer.apply(means[: len(graded)], list(graded))
             for variable, mean in zip(moving, means[len(graded) :], strict=True):
                 variable.assign(mean)
 
         return tf.function(update, autograph=False).get_concrete_function(
             tf.TensorSpec((), tf.float32),
-            tf.TensorSpec((self._layout.size // ROW_FLOATS, ROW_FLOATS), tf.float32),
+            self._borrowed.specification,
         )
-
-    def _borrow(self, total: FloatVector) -> Any:
-        """Return the total's gradient part as a tensor over the same memory, in rows."""
-        sums = total[: self._layout.size]
-        if address_of(sums) % ALIGNMENT_BYTES:
-            sums = aligned_copy(sums)
-        if address_of(sums) != address_of(self._borrowed[0]):
-            rows = writable_alias(sums).reshape(-1, ROW_FLOATS)
-            self._borrowed = sums, tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
-        return self._borrowed[1]
-
-
-def _tensor_at(rows: Any, place: Place) -> Any:
-    """Return a tensor of the flat vector, which TensorFlow gets in rows of 64 bytes.
-
-    A run of whole rows is a view.  A tensor that ends within a row is copied.  Such tensors
-    are small: large ones hardly ever have an odd last dimension.
-    """
-    run = rows[place.start // ROW_FLOATS : -(-place.stop // ROW_FLOATS)]
-    if place.stop % ROW_FLOATS:
-        run = tf.reshape(run, [-1])[: place.stop - place.start]
-    return tf.reshape(run, place.shape)
 
 
 def _build(model: Any, batch: Batch) -> None:

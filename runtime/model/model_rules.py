@@ -45,6 +45,13 @@ def check_model(model: Any, base: Any) -> None:
 
     ``base`` is ``keras.Model``.
     """
+    check_compiled(model, base)
+    for loss in _leaves(getattr(model, "loss", None)):
+        _check_loss(loss)
+
+
+def check_compiled(model: Any, base: Any) -> None:
+    """Raise ProgramError unless ``model`` is a compiled Keras model without stateful layers."""
     if not isinstance(model, base):
         raise ProgramError(
             f"a model was expected, but {type(model).__name__} was given: hand the trainer a "
@@ -55,13 +62,6 @@ def check_model(model: Any, base: Any) -> None:
             f"model {model.name!r} is not compiled: call "
             "model.compile(optimizer=..., loss=...) before handing it over"
         )
-    if type(model).train_step is not base.train_step:
-        raise ProgramError(
-            f"{type(model).__name__} overrides train_step, which holdfast never calls: override "
-            "compute_loss instead, or implement Replica"
-        )
-    for loss in _leaves(getattr(model, "loss", None)):
-        _check_loss(loss)
     for layer in _layers(model):
         _check_layer(layer)
 

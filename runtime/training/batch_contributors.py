@@ -124,7 +124,7 @@ class _Leaf:
 def part_of(feed: Feed, batch: Batch, rows: tuple[int, int], seed: int) -> Microbatch:
     """Return some samples of a batch as a microbatch."""
     x, y, weights = feed.parts(batch, *rows)
-    return Microbatch(x, y, seed, weights)
+    return Microbatch(x, y, seed, weights, batch.samples)
 
 
 def _places(first: int, start: int, stop: int) -> npt.NDArray[np.int64]:

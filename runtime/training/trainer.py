@@ -140,7 +140,8 @@ def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Repl
 
 def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
     """Build a Keras model, or a replica of the user's own that uses TensorFlow."""
-    from holdfast.runtime.model import keras_replica, tensorflow_settings
+    from holdfast.runtime.custom.replica_of_keras import replica_of_keras
+    from holdfast.runtime.model import tensorflow_settings
 
     config = context.config
     tensorflow_settings.set_numerics(
@@ -149,5 +150,4 @@ def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replic
     made = make_model(model)
     if isinstance(made, Replica):
         return made
-    first = job.first_microbatch
-    return keras_replica.KerasReplica(made, first.x, first.y, first.weights)
+    return replica_of_keras(made, job.first_microbatch)

@@ -104,8 +104,8 @@ class TrainingContributor:
             out.fill(0.0)
             return 0, 0
         self._notes.begin_work(index + 1, m, ids.tobytes(), is_validation=False)
-        seed = self._order.microbatch_seed(mine, m)
-        self._replica.contribute(read_microbatch(self._data, ids, seed), out)
+        part = read_microbatch(self._data, ids, self._order.microbatch_seed(mine, m))
+        self._replica.contribute(part.of_batch(self._order.batch_size(mine)), out)
         self._notes.end_work()
         return len(ids), self._fingerprints.fingerprint(ids)
 
@@ -133,7 +133,8 @@ class ValidationContributor:
             if not len(ids):
                 continue
             self._notes.begin_work(index, m, ids.tobytes(), is_validation=True)
-            self._replica.evaluate(read_microbatch(self._data, ids, seed=0), self._one)
+            part = read_microbatch(self._data, ids, seed=0)
+            self._replica.evaluate(part.of_batch(self._order.batch_size(batch)), self._one)
             self._notes.end_work()
             out += self._one
             samples += len(ids)

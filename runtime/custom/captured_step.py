@@ -1,0 +1,131 @@
+"""One tracing of a script's own step: its updates, its logs, and what it assigned.
+
+The step runs inside a ``keras.StatelessScope``, so that it changes nothing.  Variables keep
+their own values in it.  So the tapes of the script find them.  Only metrics begin at zero,
+and seed generators with the microbatch's seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from holdfast.runtime.custom.optimizer_calls import OptimizerCall, caught_calls
+from holdfast.runtime.custom.random_draws import draws_from, no_noise
+from holdfast.runtime.custom.step_logs import noted_results
+from holdfast.runtime.model.tensors import Batch
+
+
+@dataclass(slots=True, eq=False)
+class CapturedStep:
+    """What a step has done."""
+
+    scope: Any
+    metrics: tuple[Any, ...]
+    calls: list[tuple[OptimizerCall, int]] = field(default_factory=list)
+    """Updates, each with the position in the graph at which it was asked for."""
+    assigned: dict[int, Any] = field(default_factory=dict)
+    """Variables that were assigned a value, by identity."""
+    logs: Any = None
+    results: dict[int, Any] = field(default_factory=dict)
+    """The tensors that metrics returned as results, by identity: a metric and a path."""
+
+    def value(self, variable: Any) -> Any:
+        """Return the value that the step leaves the variable with; None is its old one."""
+        return self.scope.get_current_value(variable)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A script's own ``train_step`` or ``test_step``, and the seeds of what it draws."""
+
+    model: Any
+    function: Callable[[Any], Any]
+    generators: tuple[Any, ...]
+    """States of seed generators."""
+
+    @property
+    def seeds(self) -> int:
+        """How many pairs of integers a call draws from."""
+        return len(self.generators) + 1
+
+    def capture(
+        self, batch: Batch, seeds: Any, handle: Callable[[CapturedStep, OptimizerCall], None]
+    ) -> CapturedStep:
+        """Run the step on a batch without changing anything; ``handle`` gets its updates."""
+        metrics = tuple(self.model.metrics_variables)
+        mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
+        if seeds is not None:
+            drawn = enumerate(self.generators)
+            mapping += [(v, tf.cast(seeds[i], v.dtype)) for i, v in drawn]
+        captured = CapturedStep(_Scope(mapping), metrics)
+        with ExitStack() as stack:
+            noise = no_noise() if seeds is None else draws_from(seeds[len(self.generators)])
+            stack.enter_context(noise)
+            stack.enter_context(caught_calls(lambda call: handle(captured, call)))
+            captured.results = stack.enter_context(noted_results(self.model.metrics))
+            stack.enter_context(captured.scope)
+            captured.logs = self.function(data_of(batch))
+        captured.assigned = captured.scope.assigned
+        return captured
+
+    def discover(self, batch: Batch) -> None:
+        """Trace the step once, so that all variables are made as ``fit`` makes them."""
+
+        def trace(*tensors: Any) -> None:
+            flat = iter(tensors)
+            whole = keras.tree.map_structure(lambda _: next(flat), data_of(batch))
+            with caught_calls(_build):
+                self.function(whole)
+
+        flat = [t for t in keras.tree.flatten(data_of(batch)) if t is not None]
+        tf.function(trace, autograph=False).get_concrete_function(
+            *(tf.TensorSpec.from_tensor(tensor) for tensor in flat)
+        )
+
+
+class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras finds its scope by this type
+    """A scope that knows which variables were assigned, not only their identities."""
+
+    def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__(mapping, collect_losses=True, initialize_variables=False)
+        self.assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, _ = update
+        self.assigned[id(variable)] = variable
+        super().add_update(update)
+
+
+@contextmanager
+def outside(scope: Any) -> Iterator[None]:
+    """Change variables for good, within a captured step."""
+    scope.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        scope.__enter__()
+
+
+def record(captured: CapturedStep, call: OptimizerCall) -> None:
+    """Note an update instead of making it."""
+    position = 0
+    if not tf.executing_eagerly():
+        position = len(tf.compat.v1.get_default_graph().get_operations())
+    captured.calls.append((call, position))
+
+
+def data_of(batch: Batch) -> Any:
+    """Return the batch as ``fit`` hands it to a step."""
+    return keras.utils.pack_x_y_sample_weight(batch.x, batch.y, batch.weights)
+
+
+def _build(call: OptimizerCall) -> None:
+    if not call.optimizer.built:
+        call.optimizer.build(list(call.everything))
+        call.optimizer.built = True

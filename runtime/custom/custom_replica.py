@@ -1,0 +1,231 @@
+"""A Keras model with its own ``train_step`` or ``test_step`` as an exact replica.
+
+A contribution holds what the step computes for one microbatch:
+
+* gradients that the script hands to its optimizers, times the samples;
+* float32 state that the step changes, times the samples;
+* metric variables.  Those that the script updates with a value of the whole batch are weighted by
+  the microbatch's share of the samples.  Then the sum is what Keras would have added;
+* numbers of the logs, weighted in the same way.
+
+``apply`` makes the script's calls of its optimizers, with the mean gradients.  A step whose
+updates depend on each other takes several turns, each with a sum of its own.
+
+Invariant: between two calls of ``apply``, ``load`` or ``finish`` no variable changes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.order import generator_seeds
+from holdfast.recovery.partial import FloatVector
+from holdfast.runtime.custom.captured_step import CapturedStep, Step, record
+from holdfast.runtime.custom.custom_update import TurnUpdate
+from holdfast.runtime.custom.custom_vector import CustomVector
+from holdfast.runtime.custom.evaluation import Evaluation
+from holdfast.runtime.custom.kept_state import KeptState, replica_variables, seed_states
+from holdfast.runtime.custom.step_plan import StepPlan, plan_of
+from holdfast.runtime.custom.step_probe import probe
+from holdfast.runtime.custom.traced_graph import traced
+from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.borrowed_total import BorrowedTotal
+from holdfast.runtime.model.loss_scale import LossScale
+from holdfast.runtime.model.named_variables import check_tensors
+from holdfast.runtime.model.nest import Nest
+from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
+
+
+class CustomReplica:
+    """A compiled Keras model that trains by its own ``train_step``.
+
+    ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.
+    """
+
+    def __init__(self, model: Any, x: Nest, y: Nest, weights: Nest = None) -> None:
+        model_rules.check_backend(keras.backend.backend())
+        model_rules.check_compiled(model, keras.Model)
+        self._model = model
+        first = Microbatch(x, y, 0, weights)
+        batch = Batch.of(first)
+        Step(model, model.train_step, ()).discover(batch)
+        self._evaluates = _discovers_evaluation(model, batch)
+        generators = seed_states(model)
+        self._step = Step(model, model.train_step, generators)
+        self._evaluation = Evaluation(model, generators)
+        self._plan: StepPlan | None = None
+        self._calls: list[Any] = []
+        self._graphs: dict[Hashable, Any] = {}
+        self._graph(first, 0)
+        self._vector = self._lay_out(first)
+        self._borrowed = BorrowedTotal(self._vector.gradient)
+        self._kept = KeptState(self._found)
+        self._tensors = replica_variables(model, [c.optimizer for c in self._calls], self._kept)
+        self._updates = [
+            TurnUpdate(self._step, self._found, self._calls, turn).trace(
+                layout, self._borrowed, batch
+            )
+            for turn, layout in enumerate(self._vector.layouts)
+        ]
+
+    @property
+    def model(self) -> Any:
+        """The Keras model itself; treat it as read-only."""
+        return self._model
+
+    @property
+    def shape(self) -> ContributionShape:
+        """Sizes of a contribution."""
+        return ContributionShape(self._vector.gradient, self._vector.metrics)
+
+    @property
+    def turn(self) -> int:
+        """The turn in hand, 0 between two steps."""
+        return self._kept.turn
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        """Write the sums of the turn in hand over ``batch``."""
+        self._contribute(batch, self._kept.turn, out)
+
+    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
+        """Write the sums of the metrics over validation samples."""
+        self._vector.write_evaluation(out, self._evaluation.run(batch), batch.share)
+
+    def prepare(self, batch: Microbatch) -> None:
+        """Make and run once the graphs for microbatches of this shape, without any effect."""
+        scratch = np.empty(self.shape.total, np.float32)
+        for turn in range(self._found.last_turn + 1):
+            self._contribute(batch, turn, scratch)
+        if self._evaluates:
+            self.evaluate(batch, scratch[: self.shape.metrics])
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        """Make the updates of the turn in hand from the total."""
+        turn = self._kept.turn
+        self._updates[turn](_constant(samples), self._borrowed.rows(total))
+        self._kept.note_numbers(turn, self._vector.numbers(total))
+        self._kept.turn = 0 if turn == self._found.last_turn else turn + 1
+
+    def takes_overflow(self, total: FloatVector) -> bool:
+        """Return whether only gradients are not finite, and their optimizers skip such a step."""
+        finite = np.isfinite(total)
+        is_taken = False
+        turn = self._kept.turn
+        for i, places in self._vector.places_of_calls(turn):
+            if any(not finite[place.start : place.stop].all() for place in places):
+                scale = LossScale(self._calls[i].optimizer)
+                if not scale.takes_overflow(np.zeros(1, np.float32)):
+                    return False
+                is_taken = True
+                for place in places:
+                    finite[place.start : place.stop] = True
+        return is_taken and bool(finite.all())
+
+    def finish(self) -> None:
+        """Replace the weights by their averages if the optimizer averages them, as fit does."""
+        optimizer = self._model.optimizer
+        if optimizer is not None and optimizer.built:
+            optimizer.finalize_variable_values(self._model.trainable_variables)
+
+    def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
+        """Return the logs of the script's step, as ``fit`` shows them."""
+        del samples
+        self._vector.assign_metrics(sums)
+        if self._vector.is_evaluation(sums):
+            shown = self._evaluation.logs.shown(self._vector.evaluation_numbers(sums))
+        else:
+            shown = self._found.logs.shown(self._kept.numbers)
+        self._model.reset_metrics()
+        return shown
+
+    def state(self) -> Tensors:
+        """Return views of all tensors, which are read-only and keep their values."""
+        return {n: np.asarray(v.value.read_value()) for n, v in self._tensors.items()}
+
+    def load(self, state: Tensors) -> None:
+        """Replace the whole state, or raise ProgramError and change nothing."""
+        check_tensors(self._tensors, state)
+        for name, variable in self._tensors.items():
+            variable.value.assign(tf.convert_to_tensor(state[name]))
+
+    @property
+    def _found(self) -> StepPlan:
+        assert self._plan is not None, "the first graph is traced at construction"
+        return self._plan
+
+    def _lay_out(self, first: Microbatch) -> CustomVector:
+        """Return the layout, from what the steps do with one microbatch and with its parts."""
+        batch, metrics = Batch.of(first), self._model.metrics_variables
+        tried = probe(self._step, batch)
+        weighted = [False] * len(metrics)
+        if self._evaluates:
+            self._evaluation.learn(first)
+            weighted = list(probe(self._evaluation.step, batch).weighted)
+        return CustomVector(
+            self._found, metrics, self._evaluation.numbers, (tried.weighted, weighted)
+        )
+
+    def _contribute(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
+        seeds = tf.constant(generator_seeds(batch.seed, self._step.seeds), tf.int64)
+        found = self._graph(batch, turn)(flat_tensors(batch), seeds)
+        self._vector.write(out, turn, found, batch.share)
+
+    def _graph(self, batch: Microbatch, turn: int) -> Any:
+        """Return the graph of a turn for microbatches of this shape, traced at its first use."""
+        key = (turn, shape_key(batch))
+        if key not in self._graphs:
+            self._graphs[key] = traced(
+                lambda parts, seeds: self._sums(parts, seeds, turn), batch, self._step.seeds
+            )
+        return self._graphs[key]
+
+    def _sums(self, batch: Batch, seeds: Any, turn: int) -> tuple[list[Any], list[Any], list[Any]]:
+        """Build the graph of a contribution: tensors of the turn, metrics, numbers."""
+        captured = self._step.capture(batch, seeds, record)
+        plan = self._note_plan(captured)
+        samples = float(batch.samples)
+        calls = [captured.calls[i][0] for i in plan.calls_of(turn)]
+        gradients = [tf.convert_to_tensor(g) * samples for call in calls for g in call.gradients]
+        moving = [captured.value(v) * samples for v, of_state in plan.moving if of_state == turn]
+        metrics = [
+            captured.value(v) if of_metric == turn else tf.zeros(v.shape, v.dtype)
+            for v, of_metric in zip(captured.metrics, plan.metric_turns, strict=True)
+        ]
+        found = zip(plan.logs.numbers_in(captured.logs), plan.number_turns, strict=True)
+        numbers = [
+            tf.cast(tensor if of_number == turn else tf.zeros_like(tensor), tf.float32)
+            for tensor, of_number in found
+        ]
+        return [*gradients, *moving], metrics, numbers
+
+    def _note_plan(self, captured: CapturedStep) -> StepPlan:
+        """Learn the plan from the first trace; all later traces must agree."""
+        plan = plan_of(self._step, captured, tf.compat.v1.get_default_graph())
+        first = self._plan or plan
+        assert first.signature() == plan.signature(), "a step depends on the batch's shape"
+        self._plan = first
+        self._calls = self._calls or [call for call, _ in captured.calls]
+        return first
+
+
+def _discovers_evaluation(model: Any, batch: Batch) -> bool:
+    """Make what validation needs; a model without ``call`` and ``test_step`` cannot have any."""
+    try:
+        Step(model, model.test_step, ()).discover(batch)
+    except Exception:  # any error of the user's code; it is raised again if validation is asked for
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=8)
+def _constant(samples: int) -> Any:
+    return tf.constant(samples, tf.float32)

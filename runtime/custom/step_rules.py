@@ -1,0 +1,68 @@
+"""Refusals of steps that microbatches on several workers cannot do, each by name.
+
+Looks at variables without importing Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.runtime.errors import ProgramError
+
+
+def check_updates(calls: Sequence[Any], step: str) -> None:
+    """Raise ProgramError unless the step updates variables that can be updated from a sum."""
+    if not any(call.variables for call, _ in calls):
+        raise ProgramError(
+            f"{step} hands no gradients to an optimizer, so that nothing is trained: call "
+            "optimizer.apply(gradients, variables), or apply_gradients, in it"
+        )
+    for call, _ in calls:
+        for variable in call.variables:
+            if variable.dtype != "float32":
+                raise ProgramError(
+                    f"{step} updates {variable.path!r} of type {variable.dtype}, but gradients are "
+                    "exchanged as float32: keep trainable variables in float32 (a mixed_bfloat16 "
+                    "policy does that)"
+                )
+
+
+def check_assigned(variable: Any, step: str, *, is_known: bool) -> None:
+    """Raise ProgramError if a step assigns a variable that is not the model's own."""
+    if not is_known:
+        raise ProgramError(
+            f"{step} changes {variable.path!r}, which is neither a variable nor a metric of the "
+            "model, so that it is in no checkpoint: make it an attribute of the model (a Layer, a "
+            "Metric, or Layer.add_weight)"
+        )
+
+
+def check_turn(turn: int | None, what: str, step: str) -> None:
+    """Raise ProgramError if a value mixes variables from before and after an update."""
+    if turn is None:
+        raise ProgramError(
+            f"{what} of {step} is computed from variables both before and after an optimizer's "
+            "update, but the microbatches of all workers are added up at each update: use a "
+            "metric of its own for each loss, or take all gradients before the first update"
+        )
+
+
+def checked_last(turn: int, last: int, what: str, step: str) -> int:
+    """Return the turn, or raise ProgramError if the value needs the last update of the step."""
+    if turn > last:
+        raise ProgramError(
+            f"{what} of {step} is computed from the microbatch after the last update of the step, "
+            "when the microbatches of all workers are added up already: compute it before "
+            "optimizer.apply_gradients, or in test_step"
+        )
+    return turn
+
+
+def check_evaluation(assigned: Sequence[Any], step: str) -> None:
+    """Raise ProgramError if a step of validation changes a variable."""
+    if assigned:
+        raise ProgramError(
+            f"{step} changes {assigned[0].path!r}, but validation must change nothing besides "
+            "metrics: change it in train_step"
+        )

@@ -1,0 +1,88 @@
+"""A step of a script's own in microbatches is the step that Keras makes of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import custom_models
+import numpy as np
+import pytest
+from custom_models import ALONE, BATCH
+from keras_oracle import fresh_model, parts_of
+
+from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.runtime.model.nest import map_leaves
+from holdfast.runtime.model.replica import Microbatch
+
+pytestmark = pytest.mark.tensorflow
+
+STEPS = 3
+CASES = {
+    "autoencoder": (custom_models.autoencoder, ALONE),
+    "distilled": (custom_models.distilled, BATCH),
+    "penalised": (custom_models.penalised, BATCH),
+    "together": (custom_models.together, ALONE),
+    "adversarial": (custom_models.adversarial, ALONE),
+    "trailing": (custom_models.trailing, BATCH),
+    "augmented": (custom_models.augmented, BATCH),
+}
+
+
+def replica_for(tf: SimpleNamespace, make: Callable[..., Any], batch: Microbatch) -> Any:
+    return tf.module.KerasReplica(fresh_model(tf, make), batch.x, batch.y, batch.weights)
+
+
+def parts(batch: Microbatch, count: int) -> list[Microbatch]:
+    """Return parts that know how large their batch is, and draw what the whole batch draws."""
+    return [
+        Microbatch(p.x, p.y, batch.seed, p.weights, batch.samples) for p in parts_of(batch, count)
+    ]
+
+
+def train(replica: Any, batch: Microbatch, count: int, steps: int = STEPS) -> np.ndarray:
+    """Train in parts; return the sums of the metrics of all steps."""
+    sums = np.zeros(replica.shape.metrics)
+    for _ in range(steps):
+        is_done = False
+        while not is_done:
+            total = aligned_vector(replica.shape.total)
+            total[:] = 0.0
+            for part in parts(batch, count):
+                out = aligned_vector(total.size)
+                out[:] = np.nan
+                replica.contribute(part, out)
+                total += out
+            replica.apply(total, batch.samples)
+            sums += total[replica.shape.gradient :]
+            is_done = replica.turn == 0
+    return sums
+
+
+def fit(model: Any, batch: Microbatch) -> dict[str, float]:
+    """Train a Keras model with the same batch so often; return the logs of the epoch."""
+    x, y = map_leaves(lambda a: np.concatenate([a] * STEPS), (batch.x, batch.y))
+    history = model.fit(x, y, batch_size=batch.samples, shuffle=False, verbose=0).history
+    return {name: values[-1] for name, values in history.items()}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_step_in_parts_is_the_step_of_keras(tf: SimpleNamespace, case: str, count: int) -> None:
+    make, batch = CASES[case]
+    replica = replica_for(tf, make, parts(batch, count)[0])
+    model = fresh_model(tf, make)
+
+    sums = train(replica, batch, count)
+    logs = fit(model, batch)
+
+    for mine, theirs in zip(replica.model.variables, model.variables, strict=True):
+        if "seed_generator" not in mine.path:
+            np.testing.assert_allclose(
+                mine.value, theirs.value, rtol=2e-4, atol=1e-6, err_msg=mine.path
+            )
+    shown = replica.results(sums, STEPS * batch.samples)
+    assert set(shown) == set(logs)
+    for name, value in logs.items():
+        np.testing.assert_allclose(shown[name], value, rtol=2e-4, err_msg=name)
