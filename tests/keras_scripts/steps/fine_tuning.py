@@ -23,8 +23,7 @@ base = keras.Sequential(
 )
 base.trainable = False
 inputs = keras.Input((10, 10, 1))
-x = base(inputs, training=False)  # its statistics stay as they are, also when it is unfrozen
-model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(x))
+model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(base(inputs)))
 
 # In order, so that each batch is the same one in every run of this script.
 common = {"batch_size": 16, "validation_split": 0.2, "shuffle": False, "verbose": 2}
@@ -34,6 +33,8 @@ model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accu
 head = model.fit(images, labels, epochs=2, callbacks=[log], **common)
 
 base.trainable = True
+for layer in base.layers:  # the statistics of another data set stay as they are
+    layer.trainable = not isinstance(layer, layers.BatchNormalization)
 model.compile(keras.optimizers.Adam(0.002), "binary_crossentropy", metrics=["accuracy"])
 whole = model.fit(
     images, labels, initial_epoch=len(head.epoch), epochs=4, callbacks=[log], **common
