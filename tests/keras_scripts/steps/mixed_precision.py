@@ -29,5 +29,7 @@ model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"]
 history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=2)
 
 with open("history.json", "w") as file:
-    json.dump(history.history | {"scale": float(optimizer.dynamic_scale)}, file)
+    json.dump(history.history, file)
+with open("scale.txt", "w") as file:
+    file.write(f"{float(optimizer.dynamic_scale)}\n")
 model.save_weights("model.weights.h5")
