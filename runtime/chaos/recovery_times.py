@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from holdfast.runtime.chaos.goodput import Bucket, Span, seconds
 from holdfast.runtime.chaos.strike import Blow, Kind, Target
+from holdfast.runtime.commands.goodput import Bucket, Span, seconds
 
 _LOST = (Bucket.REPAIR, Bucket.RELAUNCH)
 _WORK = (Bucket.TRAINING, Bucket.REPEATED)

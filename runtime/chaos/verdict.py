@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.runtime.chaos.followed_run import FollowedRun
-from holdfast.runtime.chaos.goodput import Span, buckets_of, seconds, spans_of
 from holdfast.runtime.chaos.recovery_times import Hit, pauses, recovery_times, unexplained
 from holdfast.runtime.chaos.strike import Target
+from holdfast.runtime.commands.goodput import Span, buckets_of, seconds, spans_of
 from holdfast.runtime.commands.report import Report
 from holdfast.runtime.commands.summary import summarize
 

@@ -19,6 +19,7 @@ from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.save import save
 from holdfast.runtime.cli.sbatch import sbatch
+from holdfast.runtime.cli.status import status
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
 from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_file, refuse_unknown
@@ -80,7 +81,7 @@ def holdfast(context: click.Context) -> None:
     }
 
 
-for command in (run, attach, import_weights, save, sbatch, report, doctor):
+for command in (run, attach, import_weights, save, sbatch, status, report, doctor):
     holdfast.add_command(command)
 
 

@@ -31,25 +31,38 @@ class Life(Enum):
     ORPHANED = "orphaned"
     """Its agent lives without its supervisor."""
     GONE = "gone"
+    ALONE = "alone"
+    """A script that was started without a supervisor."""
     UNKNOWN = "unknown"
-    """It belongs to another host or user, or to a script that has no supervisor."""
+    """It belongs to another host or user, or to ranks that have lost the first one."""
 
 
 def life_of(directory: RunDirectory) -> Life:
     """Return what is left of the job in ``directory``."""
+    return find_life(directory)[0]
+
+
+def find_life(directory: RunDirectory) -> tuple[Life, str]:
+    """Return what is left of the job in ``directory``, and why no supervisor can be asked."""
     try:
         LeaseHolder.find(directory).close()
-    except Orphaned:
-        return Life.ORPHANED
-    except NotHeld:
-        return Life.GONE
-    except JobError:
-        return Life.UNKNOWN
-    return Life.SUPERVISED
+    except Orphaned as error:
+        return Life.ORPHANED, str(error)
+    except TakesNoOrders as error:
+        return Life.ALONE, str(error)
+    except NotHeld as error:
+        return Life.GONE, str(error)
+    except JobError as error:
+        return Life.UNKNOWN, str(error)
+    return Life.SUPERVISED, ""
 
 
 class NotHeld(NotSaved):
     """No process of a job holds the directory."""
+
+
+class TakesNoOrders(NotSaved):
+    """A script without a supervisor holds the directory."""
 
 
 class Orphaned(NotSaved):
@@ -80,7 +93,7 @@ class LeaseHolder:
                 if takes_orders:
                     return holder
                 holder.close()
-                raise NotSaved(_NO_ORDERS.format(directory.path, pid))
+                raise TakesNoOrders(_NO_ORDERS.format(directory.path, pid))
             holder.close()
         if _has_agent(directory):
             raise Orphaned(_ORPHANED.format(directory.path, shlex.quote(str(directory.path))))

@@ -245,13 +245,14 @@ _LIVES = {
     Life.SUPERVISED: "still running",
     Life.ORPHANED: "still running without its supervisor: take it over with `holdfast attach {}`",
     Life.GONE: "lost with its supervisor: go on with `holdfast run`",
+    Life.ALONE: "still running, without a supervisor",
     Life.UNKNOWN: "still running, or its supervisor was lost",
 }
 
 
 def to_json(report: Report) -> str:
     """Return the report as strict JSON; numbers that JSON lacks (NaN) become null."""
-    return json.dumps(_finite(dataclasses.asdict(report)), indent=2, allow_nan=False)
+    return json.dumps(finite(dataclasses.asdict(report)), indent=2, allow_nan=False)
 
 
 def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
@@ -358,11 +359,12 @@ def describe_ms(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else f"{milliseconds:.0f} ms"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a JSON value in which numbers that JSON lacks are null."""
     if isinstance(value, dict):
-        return {name: _finite(member) for name, member in value.items()}
+        return {name: finite(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(member) for member in value]
+        return [finite(member) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

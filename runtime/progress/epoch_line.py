@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.runtime.progress import words
-from holdfast.runtime.progress.step_report import LIVE, NO_METRICS, is_metrics
+from holdfast.runtime.progress.step_report import LIVE, is_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class EndedEpoch:
     step: int
     epochs: int | None = None
     seconds: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=lambda: NO_METRICS)
-    validation: Mapping[str, float] = field(default_factory=lambda: NO_METRICS)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, float] = field(default_factory=dict)
     verbose: int = LIVE
 
     @staticmethod
@@ -35,8 +35,8 @@ class EndedEpoch:
             step,
             epochs if isinstance(epochs, int) else None,
             seconds if isinstance(seconds, (int, float)) else None,
-            metrics if is_metrics(metrics) else NO_METRICS,
-            validation if is_metrics(validation) else NO_METRICS,
+            metrics if is_metrics(metrics) else {},
+            validation if is_metrics(validation) else {},
             int(fields.get("verbose", LIVE)),
         )
 

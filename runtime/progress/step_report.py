@@ -11,12 +11,9 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES
-
-NO_METRICS: Mapping[str, float] = MappingProxyType({})
 
 SILENT, LIVE, LINES = range(3)
 """The values of Keras's ``verbose``: nothing, a line that moves, a line for each epoch."""
@@ -39,7 +36,7 @@ class StepReport:
     epochs: int
     step_of_epoch: int
     steps_per_epoch: int
-    metrics: Mapping[str, float] = field(default_factory=lambda: NO_METRICS)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     verbose: int = LIVE
     stage: int = 1
     next_save_step: int | None = None

@@ -114,8 +114,9 @@ class LoopRecords:
             "validation": None if validation is None else _plain(validation),
             "seconds": round(self._epoch_began - began, 3),
         }
-        self._keep("epoch", **shown, ledger=ledger)
-        self._told_epoch = {"kind": "epoch", **shown, **self._shown}
+        epoch_fields = {**shown, **self._shown}
+        self._keep("epoch", **epoch_fields, ledger=ledger)
+        self._told_epoch = {"kind": "epoch", **epoch_fields}
         if self._membership.is_first:
             self.flush()
             self._tell_epoch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.chaos.goodput import Bucket, Span
 from holdfast.runtime.chaos.recovery_times import (
     Hit,
     can_interrupt,
@@ -13,6 +12,7 @@ from holdfast.runtime.chaos.recovery_times import (
     unexplained,
 )
 from holdfast.runtime.chaos.strike import PROCESS_BLOWS, Blow, Kind, Target
+from holdfast.runtime.commands.goodput import Bucket, Span
 
 S = 1_000_000_000
 KILL_WORKER = Blow(Kind.KILL, Target.WORKER)

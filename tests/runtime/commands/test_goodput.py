@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.chaos.goodput import Bucket, buckets_of, spans_of
+from holdfast.runtime.commands.goodput import Bucket, buckets_of, spans_of
 from holdfast.runtime.run.journal import Record
 
 S = 1_000_000_000

@@ -1,0 +1,184 @@
+"""``holdfast status``: how the job in a run directory stands now."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.runtime.commands.goodput import Bucket
+from holdfast.runtime.commands.job_status import JobStatus, to_json
+from holdfast.runtime.commands.status_source import StatusSource
+from holdfast.runtime.progress import words
+from holdfast.runtime.run.answering import answering
+from holdfast.runtime.supervisor.aside import say
+
+_LOOK_S = 1.0
+_SHOWN_FROM_S = 0.05
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a look instead.")
+@click.option("--watch", is_flag=True, help="Look again each second, until the job has ended.")
+def status(run_dir: Path, *, as_json: bool, watch: bool) -> None:
+    """Show how the job in RUN_DIR stands: its workers, epoch, saves, goodput and last events.
+
+    The job may run anywhere on this host, or have ended.  Looking changes nothing.
+    """
+    source = StatusSource(run_dir.absolute())
+    try:
+        _show(_looks(source, run_dir, is_watching=watch), as_json=as_json, is_watching=watch)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+    finally:
+        source.close()
+
+
+def _looks(source: StatusSource, run_dir: Path, *, is_watching: bool) -> Iterator[JobStatus]:
+    """Yield a status now, and if asked to one each second until the job has ended."""
+    while True:
+        with answering(run_dir, say):
+            found = source.look()
+        yield found
+        if found.is_over or not is_watching:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _show(looks: Iterator[JobStatus], *, as_json: bool, is_watching: bool) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    if as_json:
+        for found in looks:
+            click.echo(json.dumps(to_json(found), indent=None if is_watching else 2))
+    elif is_watching and console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for found in looks:
+                live.update(page_of(found), refresh=True)
+    else:
+        for found in looks:
+            console.print(page_of(found))
+
+
+def page_of(found: JobStatus) -> RenderableType:
+    """Return everything that is known of a job, for a terminal or a file."""
+    parts: list[RenderableType] = [_facts(found)]
+    if found.workers:
+        parts += [Text(), _workers(found)]
+    if found.events:
+        parts += [Text(), _events(found)]
+    return Group(*parts)
+
+
+def _facts(found: JobStatus) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    rows = (
+        ("run", found.run_id or "-"),
+        ("job", _job(found)),
+        ("state", found.outcome),
+        ("progress", _progress(found)),
+        ("metrics", _metrics(found)),
+        ("last epoch", "" if found.epoch is None else found.epoch.line),
+        ("saves", _saves(found)),
+        ("goodput", _goodput(found)),
+    )
+    for name, text in rows:
+        if text:
+            table.add_row(name, Text(text))  # no markup: an error may hold brackets
+    return table
+
+
+def _job(found: JobStatus) -> str:
+    script = "-" if found.script is None else Path(found.script).name
+    if not found.launched:
+        return script
+    launched = words.count(found.launched, "worker")
+    living = sum(worker.pid is not None for worker in found.workers)
+    if found.is_over or not found.workers:
+        return f"{script}, launched on {launched}"
+    return (
+        f"{script} on {launched}"
+        if living == found.launched
+        else (f"{script} on {living} of {launched}")
+    )
+
+
+def _progress(found: JobStatus) -> str:
+    report, parts = found.progress, [f"step {found.step}"]
+    if report is not None:
+        parts[0] += f" of {report.steps}"
+        fit = f"fit {report.stage}, " if report.stage > 1 else ""
+        parts.insert(0, f"{fit}epoch {report.epoch} of {report.epochs}")
+        parts.insert(1, f"{report.step_of_epoch} of {report.steps_per_epoch} in it")
+    if found.steps_per_s:
+        parts.append(words.rate(found.steps_per_s))
+        if report is not None and report.steps > report.step:
+            left_s = (report.steps - report.step) / found.steps_per_s
+            parts.append(f"{words.duration(left_s)} left")
+    return ", ".join(parts)
+
+
+def _metrics(found: JobStatus) -> str:
+    if found.progress is None or found.is_over:
+        return ""
+    return ", ".join(words.metrics(found.progress.metrics))
+
+
+def _saves(found: JobStatus) -> str:
+    last = found.last_save
+    parts = ["none yet" if last is None else f"step {last.step}, {words.duration(last.age_s)} ago"]
+    if found.next_save is not None and not found.is_over:
+        parts.append(f"next {found.next_save}")
+    return "; ".join(parts)
+
+
+def _goodput(found: JobStatus) -> str:
+    goodput = found.goodput
+    if goodput is None or not goodput.wall_s:
+        return ""
+    lost = {
+        name: seconds
+        for name, seconds in goodput.parts_s.items()
+        if seconds >= _SHOWN_FROM_S and name != Bucket.TRAINING.value
+    }
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in lost.items()]
+    of_time = f"{goodput.share:.1%} of {words.duration(goodput.wall_s)}"
+    return f"{of_time} ({', '.join(parts)})" if parts else of_time
+
+
+def _workers(found: JobStatus) -> Table:
+    columns = ("worker", "pid", "phase", "step", "memory", "last heartbeat")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+    for worker in sorted(found.workers, key=lambda worker: worker.worker):
+        size, silent = worker.resident_bytes, worker.silent_s
+        table.add_row(
+            str(worker.worker),
+            "-" if worker.pid is None else str(worker.pid),
+            worker.phase,
+            str(worker.step),
+            "-" if size is None else words.memory(size),
+            "-" if silent is None else f"{silent:.1f} s ago",
+        )
+    return table
+
+
+def _events(found: JobStatus) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for event in found.events:
+        moment = datetime.fromtimestamp(event.time).astimezone()
+        table.add_row(f"{moment:%Y-%m-%d %H:%M:%S}", Text(event.text))
+    return table

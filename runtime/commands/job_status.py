@@ -1,0 +1,205 @@
+"""How a job stands, from its journal and from what its agent says; pure.
+
+The journal has what has happened, the agent what happens now.  A job that has ended, or runs
+on another host, has no agent to ask: then the journal says as much as it can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.runtime.commands.event_words import ToldEvent, told_events
+from holdfast.runtime.commands.goodput import Bucket, buckets_of, seconds, spans_of
+from holdfast.runtime.commands.report import finite
+from holdfast.runtime.progress.epoch_line import EndedEpoch
+from holdfast.runtime.progress.host_report import WorkerReport
+from holdfast.runtime.progress.pace import Pace
+from holdfast.runtime.progress.picture import next_save_of
+from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.run.journal import Record
+
+MOST_EVENTS = 8
+SINCE_LAST_STEP = "since the last step"
+"""Nobody knows yet what it will turn out to be: another step, a repair, the end."""
+
+_PACE_OVER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Where the time of a job went so far; all in seconds, and the parts add up to ``wall_s``."""
+
+    wall_s: float
+    parts_s: Mapping[str, float]
+
+    @property
+    def share(self) -> float:
+        """The part of the time that went into steps that count."""
+        return self.parts_s[Bucket.TRAINING.value] / self.wall_s if self.wall_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """The newest checkpoint of the journal, and its age in seconds."""
+
+    step: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """What the agent said; ``now`` is its monotonic second."""
+
+    now: float
+    phase: str | None
+    workers: tuple[WorkerReport, ...]
+    launched: int
+    progress: StepReport | None
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> AgentAnswer:
+        """Return the contents of a ``status`` message, without what makes no sense."""
+        launch = message.get("launch") or {}
+        workers = map(WorkerReport.of, message.get("workers") or ())
+        return AgentAnswer(
+            now=float(message["now"]),
+            phase=message.get("phase"),
+            workers=tuple(worker for worker in workers if worker is not None),
+            launched=len(launch.get("workers", ())),
+            progress=StepReport.of(message.get("progress")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How the newest job of a run stands.
+
+    ``outcome`` says it in words; ``is_over`` is whether no process of the job is left.
+    ``step`` is that of the newest word, live or from the journal.
+    """
+
+    run_id: str | None
+    outcome: str
+    is_over: bool
+    exit_code: int | None
+    script: str | None
+    phase: str | None
+    step: int
+    launched: int
+    workers: tuple[WorkerReport, ...]
+    progress: StepReport | None
+    steps_per_s: float
+    epoch: EndedEpoch | None
+    last_save: LastSave | None
+    next_save: str | None
+    goodput: Goodput | None
+    events: tuple[ToldEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the job stands, as the lease and the end of the journal tell it."""
+
+    outcome: str
+    is_over: bool
+
+
+def job_status(
+    records: Sequence[Record],
+    ending: Ending,
+    answer: AgentAnswer | None,
+    now_s: tuple[float, float],
+) -> JobStatus:
+    """Return the status of the newest job in ``records``, which are all sound.
+
+    ``now_s`` is the moment: seconds of the monotonic clock, and since 1970.
+    """
+    monotonic, wall = now_s
+    job = newest_job(records)
+    progress = None if answer is None else answer.progress
+    steps = [record for record in job if record["event"] == "step"]
+    epoch = _last(records, "epoch")
+    return JobStatus(
+        run_id=records[-1].get("run_id") if records else None,
+        outcome=ending.outcome,
+        is_over=ending.is_over,
+        exit_code=_last(job, "job_ended").get("exit_code"),
+        script=_last(records, "job_started").get("script"),
+        phase=None if answer is None else answer.phase,
+        step=_journalled_step(records) if progress is None else progress.step,
+        launched=_launched(job) if answer is None else answer.launched,
+        workers=() if answer is None else answer.workers,
+        progress=progress,
+        steps_per_s=0.0 if ending.is_over else pace_of(steps).per_s,
+        epoch=EndedEpoch.of(epoch) if epoch else None,
+        last_save=_last_save(records, wall),
+        next_save=None if progress is None else next_save_of(progress, monotonic),
+        goodput=goodput_of(job, None if ending.is_over else monotonic),
+        events=told_events(records, MOST_EVENTS),
+    )
+
+
+def newest_job(records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records from the last ``job_started`` on; all of them without one."""
+    for index in reversed(range(len(records))):
+        if records[index]["event"] == "job_started":
+            return records[index:]
+    return records
+
+
+def pace_of(steps: Sequence[Record]) -> Pace:
+    """Return the speed over the last seconds of step records; nothing after a relaunch."""
+    pace = Pace()
+    if steps:
+        since = steps[-1]["now"] - _PACE_OVER_S
+        generation = steps[-1]["generation"]
+        for record in steps:
+            if record["now"] >= since and record["generation"] == generation:
+                pace = pace.observe(record["step"], record["now"])
+    return pace
+
+
+def goodput_of(job: Sequence[Record], now: float | None) -> Goodput | None:
+    """Return where the job's time went until ``now``, or to its last record without it."""
+    if not job:
+        return None
+    began, last = job[0]["now"], max(record["now"] for record in job)
+    spans = spans_of(job, began, last if now is None or now < last else now)
+    names = {} if now is None else {Bucket.ENDING: SINCE_LAST_STEP}
+    parts = {
+        names.get(bucket, bucket.value): seconds(part) for bucket, part in buckets_of(spans).items()
+    }
+    return Goodput(sum(parts.values()), parts)
+
+
+def to_json(status: JobStatus) -> dict[str, Any]:
+    """Return the status as a JSON object, with the goodput that its parts make."""
+    fields = dataclasses.asdict(status)
+    if status.goodput is not None:
+        fields["goodput"]["share"] = status.goodput.share
+    plain: dict[str, Any] = finite(fields)
+    return plain
+
+
+def _journalled_step(records: Sequence[Record]) -> int:
+    """Return the step that the newest launch has reached by its records."""
+    for record in reversed(records):
+        if record["event"] in ("step", "completed", "stopped", "restored", "world"):
+            return int(record["step"])
+    return 0
+
+
+def _launched(job: Sequence[Record]) -> int:
+    return len(_last(job, "launch").get("workers", ()))
+
+
+def _last_save(records: Sequence[Record], wall: float) -> LastSave | None:
+    record = _last(records, "checkpoint")
+    return LastSave(record["step"], max(0.0, wall - record["time"])) if record else None
+
+
+def _last(records: Sequence[Record], event: str) -> Record:
+    return next((record for record in reversed(records) if record["event"] == event), {})

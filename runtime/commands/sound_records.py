@@ -1,0 +1,89 @@
+"""The records of a journal that are what they say: a damaged journal tells the rest all the same.
+
+A journal may be edited by hand, torn by a full disk, or written by another version.  A command
+that shows how a run stands must not fail because of one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from holdfast.runtime.run.journal import Record
+
+
+def sound_records(records: Iterable[Record]) -> list[Record]:
+    """Return the records whose fields have the kinds that their event asks for."""
+    return [record for record in records if _is_sound(record)]
+
+
+def _is_sound(record: Record) -> bool:
+    event = record["event"]
+    needed = _FIELDS.get(event, {}) if isinstance(event, str) else {"event": _is_text}
+    return all(is_one(record.get(name)) for name, is_one in (_STAMP | needed).items())
+
+
+def _is_number(value: Any) -> bool:
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+_Kind = Callable[[Any], bool]
+
+_STAMP: dict[str, _Kind] = {"now": _is_number, "time": _is_number}
+
+_STEP_AND_REASON: dict[str, _Kind] = {"step": _is_count, "reason": _is_text}
+
+_FIELDS: Mapping[str, dict[str, _Kind]] = {
+    "checkpoint": {"step": _is_count, "seconds": _is_number, "bytes": _is_count},
+    "checkpoint_failed": _STEP_AND_REASON,
+    "completed": {"step": _is_count},
+    "epoch": {"epoch": _is_count, "step": _is_count},
+    "failure": {"worker": _is_count, "cause": _is_text},
+    "fault": {"kind": _is_text, "worker": _is_count, "step": _is_count, "site": _is_text},
+    "job_ended": {"exit_code": _is_count, "reason": _is_text},
+    "job_started": {"workers": _is_count},
+    "launch": {"workers": _are_counts},
+    "memory_differs": {"step": _is_count, "workers": _are_counts},
+    "mend_failed": {"reason": _is_text, "holder": _is_text},
+    "mended": {"step": _is_count, "taken": _is_count, "parts": _is_count, "holder": _is_text},
+    "output_dropped": {"lines": _is_count},
+    "pressure": {"resource": _is_text, "text": _is_text},
+    "recovery": {
+        "generation": _is_count,
+        "step": _is_count,
+        "lost": _are_counts,
+        "survivors": _are_counts,
+    },
+    "rejected": _STEP_AND_REASON,
+    "relaunch": {"reason": _is_text, "workers": _are_counts},
+    "restored": {"step": _is_count},
+    "scrub_failed": _STEP_AND_REASON,
+    "stalled": {"limit": _is_text, "seconds": _is_number, "workers": _are_counts},
+    "step": {
+        "step": _is_count,
+        "epoch": _is_count,
+        "seconds": _is_number,
+        "samples": _is_count,
+        "generation": _is_count,
+    },
+    "stopped": {"step": _is_count},
+    "suspected": {"worker": _is_count, "seconds": _is_number, "step": _is_count},
+    "suspicion": {"text": _is_text},
+    "warning": {"text": _is_text},
+    "world": {"workers": _are_counts, "step": _is_count},
+}
+"""What the readers of an event rely on."""

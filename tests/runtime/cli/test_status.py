@@ -1,0 +1,142 @@
+"""``holdfast status`` of runs that no job works on, and of directories that hold none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.cli.main import main
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.run.journal import Journal
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal.record("job_started", workers=2, script="/a/train.py")
+    journal.record("launch", workers=[0, 1])
+    journal.record("step", step=1, epoch=1, seconds=0.5, samples=8, generation=1)
+    journal.record("failure", worker=1, cause="signal [SIGKILL]", step=1, phase="training")
+    journal.record("epoch", epoch=1, epochs=3, step=1, metrics={"loss": 0.5})
+    journal.record("checkpoint", step=1, seconds=0.1, bytes=10)
+    journal.record("job_ended", exit_code=75, reason="stopped at step 1")
+    journal.close()
+    return tmp_path
+
+
+def _status(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["status", *argv])
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_ended_job_is_shown_with_how_it_ended(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _status(str(run_dir)) == ExitCode.DONE
+
+    lines = " ".join(capsys.readouterr().out.split())
+    for fact in (
+        "run r1",
+        "job train.py, launched on 2 workers",
+        "state ended with exit code 75: stopped at step 1",
+        "progress step 1",
+        "last epoch Epoch 1/3 - loss: 0.5000",
+        "saves step 1, 0 s ago",
+        "worker 1 died at step 1 (signal [SIGKILL])",
+    ):
+        assert fact in lines
+    assert "metrics" not in lines
+
+
+@pytest.mark.parametrize("watch", [[], ["--watch"]], ids=["once", "watched"])
+def test_json_of_an_ended_job_is_one_object(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], watch: list[str]
+) -> None:
+    assert _status(str(run_dir), "--json", *watch) == ExitCode.DONE
+
+    content = json.loads(capsys.readouterr().out)
+    assert (content["is_over"], content["exit_code"], content["step"]) == (True, 75, 1)
+
+
+def test_damaged_lines_of_a_journal_are_left_out(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run_dir / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"event": "step"}\n{"event": "epoch", "now": "late"}\n\xff\xfe{"torn')
+
+    assert _status(str(run_dir)) == ExitCode.DONE
+    assert "progress step 1" in " ".join(capsys.readouterr().out.split())
+
+
+def _no_directory(path: Path) -> None:
+    path.rmdir()
+
+
+def _file(path: Path) -> None:
+    path.rmdir()
+    path.write_text("")
+
+
+def _empty_journal(path: Path) -> None:
+    (path / "journal.jsonl").write_text("")
+
+
+def _no_records(path: Path) -> None:
+    (path / "journal.jsonl").write_text("no record\n")
+
+
+def _journal_is_a_folder(path: Path) -> None:
+    (path / "journal.jsonl").mkdir()
+
+
+def _journal_is_a_link(path: Path) -> None:
+    (path / "elsewhere").write_text("")
+    (path / "journal.jsonl").symlink_to(path / "elsewhere")
+
+
+def _foreign_record(path: Path) -> None:
+    (path / "RUN.json").write_text('{"format": 99}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (_no_directory, "is no directory; give the directory of a run"),
+        (_file, "is no directory; give the directory of a run"),
+        (lambda _: None, "holds no run; give the directory of a run"),
+        (_empty_journal, "holds no records; no job has started in"),
+        (_no_records, "holds no records; no job has started in"),
+        (_journal_is_a_folder, "journal.jsonl"),
+        (_journal_is_a_link, "journal.jsonl"),
+        (_foreign_record, "RUN.json is not a valid run record: its format is 99"),
+    ],
+)
+def test_directory_without_a_run_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object, complaint: str
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    damage(place)  # type: ignore[operator]
+
+    assert _status(str(place)) == ExitCode.USAGE
+
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("holdfast: error: ")
+    assert complaint in said[0]
+
+
+def test_looking_changes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+
+    _status(str(run_dir))
+    capsys.readouterr()
+
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+    assert os.listdir(run_dir) == ["journal.jsonl"]
