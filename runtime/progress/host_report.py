@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from holdfast.runtime.progress.step_report import StepReport
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.processes import resident_bytes
 
 
@@ -73,7 +73,14 @@ def newest_of(pages: Iterable[HeartbeatPage]) -> StepReport | None:
 def slowest_phase(workers: Iterable[Watched]) -> str | None:
     """Return the phase of the worker that has come least far, None without workers."""
     phases = [watched.page.phase for watched in workers]
-    return min(phases).label if phases else None
+    return min(phases, key=_IN_ORDER.index).label if phases else None
+
+
+_IN_ORDER = (
+    *(phase for phase in Phase if phase is not Phase.LEAVING),
+    Phase.LEAVING,
+)
+"""A worker leaves when its script has come to its end."""
 
 
 def describe(watched: Watched, silent_s: float | None) -> Message:

@@ -41,8 +41,8 @@ class ProgressTeller:
         self._due = float("-inf")
 
     def committed(self, now: float, cursor: Cursor, next_save_at: float | None) -> None:
-        """Tell of ``cursor``, if the last word is old enough; the moments are monotonic."""
-        if now < self._due:
+        """Tell of ``cursor``, if it is the last or the last word is old enough; moments in s."""
+        if now < self._due and cursor.step < self._job.work_plan.steps:
             return
         self._page.tell_progress(self._report(now, cursor, next_save_at).encode())
         cost_s = self._clock() - now

@@ -100,3 +100,12 @@ def test_short_report_counts_the_workers_that_have_a_process(hosted: list[Hosted
 
     assert report == {"progress": None, "workers": 2, "phase": "training"}
     assert slowest_phase([]) is None
+
+
+def test_script_that_goes_on_after_its_training_is_behind_one_that_leaves(
+    hosted: list[Hosted],
+) -> None:
+    for one, phase in zip(hosted, (Phase.LEAVING, Phase.CONCLUDING, Phase.LEAVING), strict=True):
+        one.page.phase = phase
+
+    assert slowest_phase(hosted) == "concluding"

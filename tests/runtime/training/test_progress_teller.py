@@ -78,6 +78,15 @@ def test_next_word_waits_until_the_last_was_a_small_part_of_the_time(
     assert told_in(page).step == 3
 
 
+def test_last_step_is_told_at_once(page: HeartbeatPage) -> None:
+    teller = ProgressTeller(page, TinyReplica(), job(), clock=lambda: 100.0)
+
+    teller.committed(100.0, at_step(5), None)
+    teller.committed(100.01, at_step(6), None)
+
+    assert told_in(page).step == 6
+
+
 class Failing(TinyReplica):
     def results(self, sums: object, samples: int) -> dict[str, float]:
         raise ZeroDivisionError("too early for this metric")

@@ -1,0 +1,145 @@
+"""A run with deaths as people see it: on a terminal, in a log, and from elsewhere by ``status``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from terminals import TERMINALS, exit_code_in, wait_until
+from workload import EVEN, LONG, request_of
+
+from holdfast.runtime.chaos.job_traces import JobTraces
+from holdfast.runtime.system.helper_process import program_command
+from holdfast.testing import JobRequest, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(200)]
+
+_MARK = "HOLDFAST_TEST_JOB"
+_MAIN = "from holdfast.runtime.cli.main import main; main()"
+COLUMNS = 140
+LIVE = re.compile(r"epoch \d+/\d+ .* \d+/7 .* steps/s .* loss: \d+\.\d{4}")
+EPOCH = re.compile(r"Epoch (\d+)/(\d+) - [\d.]+ s - loss: \d\S+ - accuracy: \d.*")
+
+
+@pytest.fixture
+def traces() -> Iterator[JobTraces]:
+    traces = JobTraces(_MARK)
+    yield traces
+    traces.kill_all()
+    traces.remove_files([])
+
+
+def status(run_dir: Path, *options: str) -> str:
+    command = program_command(_MAIN, "status", str(run_dir), *options)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def status_json(run_dir: Path) -> dict[str, Any]:
+    content = json.loads(status(run_dir, "--json"))
+    assert isinstance(content, dict)
+    return content
+
+
+def shows(pattern: str) -> Any:
+    """Return whether the last line, which is the live one, has ``pattern``."""
+    return lambda lines: bool(lines and LIVE.search(lines[-1]) and re.search(pattern, lines[-1]))
+
+
+def epochs_in(lines: list[str]) -> list[str]:
+    return [match[1] for match in map(EPOCH.fullmatch, lines) if match]
+
+
+@pytest.mark.parametrize("kind", sorted(TERMINALS))
+def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind: str) -> None:
+    run_dir, linger = tmp_path / "run", tmp_path / "linger"
+    request = request_of(LONG, run_dir, workers=3, faults=["kill worker=1 step=60"])
+    command = [*request.command(), "--linger", str(linger)]
+    environment = traces.environment(os.environ)
+    terminal = TERMINALS[kind](command, environment, traces.scratch, COLUMNS)
+    try:
+        wait_until(terminal, shows("  3 workers  save at step"))
+        lines = wait_until(terminal, shows("  2 of 3 workers  "))
+        assert any("worker 1 died at step 59 (signal SIGKILL)" in line for line in lines[:-1])
+        wait_until(terminal, shows("  concluding  "))
+
+        during = status_json(run_dir)
+        assert (during["outcome"], during["is_over"]) == ("running", False)
+        assert [worker["worker"] for worker in during["workers"]] == [0, 2]
+        assert during["progress"]["step"] == during["step"] == LONG.steps
+        assert "worker 1 died at step 59" in status(run_dir)
+
+        linger.touch()
+        lines = wait_until(terminal, lambda lines: exit_code_in(lines) is not None)
+    finally:
+        terminal.close()
+
+    assert exit_code_in(lines) == 0
+    assert lines[-2].startswith(f"holdfast: completed step {LONG.steps}, ")
+    assert not any(LIVE.search(line) for line in lines)
+    assert epochs_in(lines) == [str(epoch) for epoch in range(1, LONG.epochs + 1)]
+    assert any(line.startswith("written by the first worker") for line in lines)
+    after = status_json(run_dir)
+    assert (after["is_over"], after["exit_code"], after["workers"]) == (True, 0, [])
+    assert after["last_save"]["step"] == LONG.steps
+
+
+def test_log_of_a_relaunch_has_each_epoch_once_and_no_codes(tmp_path: Path) -> None:
+    faults = ["kill worker=0 step=11", "kill worker=1 step=11"]
+    with start_job(request_of(EVEN, tmp_path, workers=2, faults=faults)) as running:
+        job = running.wait()
+
+    assert job.exit_code == 0, job.stderr
+    assert len(job.report.relaunches) == 1
+    assert epochs_in(job.stdout.splitlines()) == ["1", "2", "3", "4"]
+    assert "\x1b" not in job.stdout + job.stderr
+    told = [line for line in status(tmp_path).splitlines() if "relaunched 2 workers" in line]
+    assert len(told) == 1
+
+
+def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
+    faults = ["kill worker=1 step=3"]
+    request = request_of(EVEN, tmp_path, workers=2, faults=faults, options=["-q"])
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert job.exit_code == 0, job.stderr
+    assert job.stderr == "holdfast: worker 1 died at step 2 (signal SIGKILL)\n"
+    assert job.stdout.count("\n") <= 1  # what the script itself prints
+
+
+def test_watch_ends_with_its_job_and_shows_how(tmp_path: Path, traces: JobTraces) -> None:
+    """It is started while the job runs without a supervisor, and sees its end."""
+    linger = tmp_path / "linger"
+    request = request_of(EVEN, tmp_path / "run", workers=1)
+    lingering = JobRequest(
+        script=Path(__file__).parents[1] / "scripts" / "paced.py",
+        run_dir=request.run_dir,
+        microbatches=4,
+        argv=[*EVEN.argv, "--pause-ms", "1", "--linger", str(linger)],
+        options=request.options,
+    )
+    watch = program_command(_MAIN, "status", str(request.run_dir), "--watch", "--json")
+    with start_job(lingering) as running:
+        running.wait_for("completed")
+        with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            first = json.loads(watching.stdout.readline())
+            running.signal(9)
+            orphaned = json.loads(watching.stdout.readline())
+            while orphaned["outcome"] == "running":
+                orphaned = json.loads(watching.stdout.readline())
+            linger.touch()
+            last = [json.loads(line) for line in watching.stdout][-1]
+        assert watching.returncode == 0
+
+    assert (first["outcome"], first["phase"]) == ("running", "concluding")
+    assert "holdfast attach" in orphaned["outcome"]
+    assert [worker["worker"] for worker in orphaned["workers"]] == [0]
+    assert last["is_over"]
+    assert last["outcome"] == f"completed step {EVEN.steps}, after its supervisor was lost"
