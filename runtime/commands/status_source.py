@@ -35,8 +35,8 @@ class StatusSource:
         self._question = AgentQuestion(self._directory)
         self._records: list[Record] = []
 
-    def look(self) -> JobStatus:
-        """Return how the newest job stands now.
+    def look(self, wall_s: float) -> JobStatus:
+        """Return how the newest job stands now, at ``wall_s`` seconds since 1970.
 
         Raises:
             UsageError: the directory holds no run, or its files cannot be read.
@@ -49,7 +49,7 @@ class StatusSource:
         if self._question.is_silent:
             ending = Ending(f"{ending.outcome}; its agent does not answer", ending.is_over)
         found = None if answer is None else AgentAnswer.of(answer)
-        return job_status(self._records, ending, found, (time.monotonic(), time.time()))
+        return job_status(self._records, ending, found, (time.monotonic(), wall_s))
 
     def close(self) -> None:
         """Leave the job alone."""
