@@ -14,12 +14,15 @@ import keras
 
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.replica_of_keras import replica_of_keras
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import of_pipeline, supply_of
+from holdfast.runtime.fit.scaled_rate import ScaledRate
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import SILENT
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.companion import Companion
@@ -48,39 +51,71 @@ def fit(model: Any, call: FitCall) -> Any:
     Raises:
         JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
     """
-    stages = stages_of_script()
-    seed = stages.stage.seed(stages.context.config.seed)
-    data = supply_of(call, seed, stages.context.notify)
-    request = TrainingRequest(
-        data.training,
-        data.validation,
-        call.global_batch,
-        call.epochs_to_train,
-        is_shuffled=call.shuffle,
-        validation_batch=call.validation_batch,
-        validated=call.validated,
-        first_epoch=call.initial_epoch,
-        verbose=call.shown,
-    )
-    runs: list[CallbackRun] = []
-    steps: list[int] = []
+    return _Training(model, call).run()
 
-    def build(job: TrainingJob, context: WorkerContext) -> Replica:
-        steps.append(job.work_plan.steps_per_epoch)
-        if job.stage.number == 1 and call.shown != SILENT:
-            context.notify(_announcement(model, job, len(context.config.workers)))
-        return replica_of_keras(model, job.first_microbatch)
 
-    def accompany(replica: Replica) -> Companion:
-        runs.append(callback_run(model, call, replica, stages, steps[0]))
-        return of_pipeline(runs[0], data.training)
+class _Training:
+    """One call of ``fit``."""
 
-    try:
-        stages.train(request, build, accompany)
-    finally:
-        for run in runs:
-            run.close()
-    return runs[0].history
+    def __init__(self, model: Any, call: FitCall) -> None:
+        self._model = model
+        self._call = call
+        self._stages = stages_of_script()
+        context = self._stages.context
+        self._options = context.config.options
+        seed = self._stages.stage.seed(context.config.seed)
+        self._data = supply_of(call, seed, context.notify)
+        self._callbacks: CallbackRun | None = None
+        self._rate: ScaledRate | None = None
+        self._steps_per_epoch = 0
+
+    def run(self) -> Any:
+        """Train, and return the ``History``."""
+        try:
+            self._stages.train(self._request(), self._build, self._accompany)
+        finally:
+            if self._rate is not None:
+                self._rate.take_off()
+            if self._callbacks is not None:
+                self._callbacks.close()
+        assert self._callbacks is not None
+        return self._callbacks.history
+
+    def _request(self) -> TrainingRequest:
+        call, data, factor = self._call, self._data, self._options.scale_batch
+        if factor > 1 and isinstance(data.training, Feed):
+            raise UsageError(
+                f"--scale-batch {factor} cannot change the batches of {data.training.name}: "
+                "make them larger in the script"
+            )
+        return TrainingRequest(
+            data.training,
+            data.validation,
+            call.global_batch * factor,
+            call.epochs_to_train,
+            is_shuffled=call.shuffle,
+            validation_batch=call.validation_batch,
+            validated=call.validated,
+            first_epoch=call.initial_epoch,
+            verbose=call.shown,
+            rate_rule=self._options.scale_rate,
+            batch_factor=factor,
+        )
+
+    def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
+        self._steps_per_epoch = job.work_plan.steps_per_epoch
+        if job.stage.number == 1 and self._call.shown != SILENT:
+            context.notify(_announcement(self._model, job, len(context.config.workers)))
+        if job.rate is not None:
+            self._rate = ScaledRate(self._model.optimizer, job.rate)
+            context.notify(f"the learning rate grows with the batch: {job.rate}")
+        return replica_of_keras(self._model, job.first_microbatch)
+
+    def _accompany(self, replica: Replica) -> Companion:
+        self._callbacks = callback_run(
+            self._model, self._call, replica, self._stages, self._steps_per_epoch
+        )
+        return of_pipeline(self._callbacks, self._data.training)
 
 
 def _announcement(model: Any, job: TrainingJob, workers: int) -> str:

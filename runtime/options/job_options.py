@@ -8,17 +8,21 @@ is to the supervisor, into the launch message and to each worker.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.recovery.errors import RecoveryError
-from holdfast.recovery.fault import FaultPlan, parse_fault
-from holdfast.recovery.schedule import parse_schedule
 from holdfast.runtime.batch.duration import read_duration
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.options.checks import (
+    check_copies,
+    check_faults,
+    check_rule,
+    check_schedule,
+    check_scrubs,
+    check_timeout,
+)
 from holdfast.runtime.options.option import (
     IMPORT,
     RUN,
@@ -38,35 +42,6 @@ _BOTH = (RUN, IMPORT)
 _THE_SCRIPTS = "what the script says"
 _DEFAULT_SEED = 0
 _PRELOADED = ("tensorflow", "keras")
-
-
-def _check_timeout(seconds: float) -> None:
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise ValueError(f"must be a positive number of seconds, got {seconds}")
-
-
-def _check_scrubs(seconds: float) -> None:
-    if not (seconds >= 0 and math.isfinite(seconds)):
-        raise ValueError(f"must be a number of seconds, or 0 or never for none, got {seconds}")
-
-
-def _check_copies(copies: int) -> None:
-    if copies not in (1, 2):
-        raise ValueError(f"must be 1 or 2, got {copies}")
-
-
-def _check_schedule(text: str) -> None:
-    try:
-        parse_schedule(text)
-    except RecoveryError as error:
-        raise ValueError(str(error)) from error
-
-
-def _check_faults(texts: tuple[str, ...]) -> None:
-    try:
-        FaultPlan(tuple(parse_fault(text) for text in texts))
-    except RecoveryError as error:
-        raise ValueError(str(error)) from error
 
 
 def _number(flag: str, help: str, default: int | None, least: int, **terms: Any) -> Any:  # noqa: A002
@@ -156,7 +131,7 @@ class JobOptions:
         None,
         metavar="WHEN",
         default_text=_THE_SCRIPTS,
-        check=_check_schedule,
+        check=check_schedule,
     )
     verify_every: int | None = _number(
         "--verify-every",
@@ -173,7 +148,7 @@ class JobOptions:
         1,
         metavar="1|2",
         default_text="2, on different hosts, where there are several; else 1",
-        check=_check_copies,
+        check=check_copies,
     )
     scrub_every_s: float = option(
         "--scrub-every",
@@ -181,7 +156,7 @@ class JobOptions:
         3600.0,
         read=read_seconds,
         metavar="SECONDS",
-        check=_check_scrubs,
+        check=check_scrubs,
     )
     repair_from: Path | None = _path(
         "--repair-from",
@@ -199,7 +174,7 @@ class JobOptions:
         10.0,
         read=read_seconds,
         metavar="SECONDS",
-        check=_check_timeout,
+        check=check_timeout,
     )
     stall_timeout_s: float | None = option(
         "--stall-timeout",
@@ -208,7 +183,7 @@ class JobOptions:
         read=read_seconds,
         metavar="SECONDS|never",
         default_text="50 times the longest piece of work so far, 600 at least",
-        check=_check_scrubs,
+        check=check_scrubs,
     )
     grace_s: float | None = option(
         "--grace",
@@ -217,7 +192,7 @@ class JobOptions:
         read=read_seconds,
         metavar="SECONDS",
         default_text="as long as it takes",
-        check=_check_timeout,
+        check=check_timeout,
     )
     deadline_s: float | None = option(
         "--deadline",
@@ -226,7 +201,7 @@ class JobOptions:
         read=read_duration,
         metavar="TIME",
         default_text="the time limit of the batch job",
-        check=_check_timeout,
+        check=check_timeout,
     )
     requeue: bool = _switch(
         "--requeue",
@@ -240,7 +215,7 @@ class JobOptions:
         0.0,
         read=read_duration,
         metavar="TIME",
-        check=_check_scrubs,
+        check=check_scrubs,
     )
     max_restarts: int = _number(
         "--max-restarts",
@@ -262,6 +237,17 @@ class JobOptions:
         "Whether Keras's fit trains on all workers together.",
         default=True,
         off_flag="--no-fit",
+    )
+    scale_batch: int = _number(
+        "--scale-batch", "Updates of fit() take so many times the script's batch size.", 1, 1
+    )
+    scale_rate: str | None = option(
+        "--scale-lr",
+        "How the learning rate grows with --scale-batch, over five epochs: linear or sqrt.",
+        None,
+        metavar="linear|sqrt",
+        check=check_rule,
+        default_text="it does not",
     )
     preload: tuple[str, ...] = option(
         "--preload",
@@ -285,7 +271,7 @@ class JobOptions:
         read=read_words(";"),
         metavar="FAULT",
         is_repeated=True,
-        check=_check_faults,
+        check=check_faults,
     )
     trains: bool = without_flag(
         "Only `holdfast import` sets it to false.", default=True, read=read_switch

@@ -30,6 +30,7 @@ from holdfast.runtime.training.batch_contributors import (
     BatchValidationContributor,
     part_of,
 )
+from holdfast.runtime.training.rate_scale import RateScale
 from holdfast.runtime.training.stage import ONLY_STAGE, Stage
 from holdfast.runtime.training.transaction import (
     Contributor,
@@ -60,6 +61,8 @@ class TrainingRequest:
     validated: int | tuple[int, ...] = 1
     first_epoch: int = 0
     verbose: int = LIVE
+    rate_rule: str | None = None
+    batch_factor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class TrainingJob:
     initial: WeightsSource | None = None
     stage: Stage = ONLY_STAGE
     verbose: int = LIVE
+    rate: RateScale | None = None
     """What people see of the training: that of Keras, 0 for nothing."""
 
     @property
@@ -85,9 +89,12 @@ class TrainingJob:
         return self.order.microbatches
 
     @property
-    def identity(self) -> dict[str, int]:
+    def identity(self) -> dict[str, int | str]:
         """The values that must be the same when a checkpoint of the job is restored."""
-        return identity_of(self.order)
+        identity: dict[str, int | str] = dict(identity_of(self.order))
+        if self.rate is not None:
+            identity["learning rate"] = str(self.rate)
+        return identity
 
     @property
     def step_in_words(self) -> str:
@@ -238,6 +245,7 @@ def describe_job(
         _initial_of(request, config),
         stage,
         request.verbose,
+        _rate_of(request, work_plan),
     )
 
 
@@ -272,6 +280,15 @@ def order_of(
         request.global_batch,
         config.microbatches,
         is_shuffled=request.is_shuffled,
+    )
+
+
+def _rate_of(request: TrainingRequest, work_plan: WorkPlan) -> RateScale | None:
+    """Return how the learning rate follows a larger batch, None if it does not."""
+    if request.rate_rule is None or request.batch_factor == 1:
+        return None
+    return RateScale.of(
+        request.rate_rule, request.batch_factor, work_plan.steps_per_epoch, work_plan.epochs
     )
 
 

@@ -1,0 +1,51 @@
+"""Checks of single options; each raises ValueError with the rest of a sentence."""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.recovery.errors import RecoveryError
+from holdfast.recovery.fault import FaultPlan, parse_fault
+from holdfast.recovery.schedule import parse_schedule
+
+RATE_RULES = ("linear", "sqrt")
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse what is no positive number of seconds."""
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a positive number of seconds, got {seconds}")
+
+
+def check_scrubs(seconds: float) -> None:
+    """Refuse what is no time between readings."""
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a number of seconds, or 0 or never for none, got {seconds}")
+
+
+def check_copies(copies: int) -> None:
+    """Refuse other numbers of copies than one and two."""
+    if copies not in (1, 2):
+        raise ValueError(f"must be 1 or 2, got {copies}")
+
+
+def check_schedule(text: str) -> None:
+    """Refuse a text that is no schedule of checkpoints."""
+    try:
+        parse_schedule(text)
+    except RecoveryError as error:
+        raise ValueError(str(error)) from error
+
+
+def check_rule(rule: str) -> None:
+    """Refuse an unknown rule for learning rates."""
+    if rule not in RATE_RULES:
+        raise ValueError(f"must be {' or '.join(RATE_RULES)}, got {rule!r}")
+
+
+def check_faults(texts: tuple[str, ...]) -> None:
+    """Refuse addresses of faults that do not parse."""
+    try:
+        FaultPlan(tuple(parse_fault(text) for text in texts))
+    except RecoveryError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,46 @@
+"""The learning rate of a large batch: scaled with it, and reached gradually.
+
+Theory.  An update over K times the samples should move as far as K updates did: the rate is
+multiplied by K (Goyal et al. 2017), or by the root of K where the noise of the gradient
+decides (Hoffer et al. 2017).  At the start of a training the weights change fast, and such
+a rate diverges.  So the factor grows from 1 in equal parts, over the first five epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+WARM_UP_EPOCHS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RateScale:
+    """What multiplies the rate that the script has chosen, at each update of a training."""
+
+    rule: str
+    batch_factor: int
+    warm_up_steps: int
+
+    @staticmethod
+    def of(rule: str, batch_factor: int, steps_per_epoch: int, epochs: int) -> RateScale:
+        """Return the scale of a training; a short one warms up until its end."""
+        return RateScale(rule, batch_factor, steps_per_epoch * min(epochs, WARM_UP_EPOCHS))
+
+    @property
+    def factor(self) -> float:
+        """The factor after the warm-up."""
+        return math.sqrt(self.batch_factor) if self.rule == "sqrt" else float(self.batch_factor)
+
+    @property
+    def growth(self) -> float:
+        """What an update of the warm-up adds to the factor."""
+        return (self.factor - 1.0) / self.warm_up_steps
+
+    def at(self, update: int) -> float:
+        """Return the factor of an update, counted from 0."""
+        return min(self.factor, 1.0 + self.growth * update)
+
+    def __str__(self) -> str:
+        """Return the scale in words."""
+        return f"{self.rule} x{self.factor:g} over {self.warm_up_steps} steps"

@@ -1,0 +1,44 @@
+"""The learning rate of a large batch grows to its factor, and stays there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.options.checks import RATE_RULES
+from holdfast.runtime.training.rate_scale import RateScale
+
+_SCALES = st.builds(
+    RateScale.of,
+    st.sampled_from(RATE_RULES),
+    st.integers(1, 64),
+    st.integers(1, 9),
+    st.integers(1, 99),
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "update", "factor"),
+    [
+        ("linear", 0, 1.0),
+        ("linear", 25, 4.5),
+        ("linear", 50, 8.0),
+        ("linear", 5000, 8.0),
+        ("sqrt", 50, math.sqrt(8)),
+    ],
+)
+def test_factor_grows_over_five_epochs(rule: str, update: int, factor: float) -> None:
+    assert RateScale.of(rule, 8, steps_per_epoch=10, epochs=90).at(update) == pytest.approx(factor)
+
+
+@given(_SCALES, st.integers(0, 1000))
+def test_factor_never_falls_and_never_exceeds_the_rule(scale: RateScale, update: int) -> None:
+    assert 1.0 <= scale.at(update) <= scale.at(update + 1) <= scale.factor
+    assert scale.at(scale.warm_up_steps) == pytest.approx(scale.factor)
+
+
+def test_scale_says_what_it_does() -> None:
+    assert str(RateScale.of("linear", 8, 10, 2)) == "linear x8 over 20 steps"
