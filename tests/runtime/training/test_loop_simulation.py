@@ -303,20 +303,16 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
         return plan_reduction(assignment, world, microbatches)
 
     monkeypatch.setattr("holdfast.runtime.exchange.exchange.plan_reduction", plan)
-    victims = {1: 1, 2: 1, 4: 1, 5: 2, 6: 2, 0: 2}
+    victims = {0: 1, 1: 1, 4: 1, 5: 2, 6: 2, 7: 2}
     faults = tuple(Fault(KILL, WorkerId(w), step, Site.VOTE) for w, step in victims.items())
-    was_scattered = False
-    for seed in range(1, 25):
-        planned.clear()
-        job = SimulatedJob(tmp_path / f"run-{seed}", numerics)
-        endings = job.launch(Launch(8, 8, microbatches=13, seed=seed, faults=faults))
+    job = SimulatedJob(tmp_path / "run", numerics)
 
-        assert [ending for ending in endings if ending] == [undisturbed[13]] * 2
-        worlds = {world.workers: assignment for world, assignment in planned}
-        last = max((world for world, _ in planned), key=lambda world: world.generation)
-        assert last.workers == (3, 7)
-        assert worlds[last.workers] == assign(13, last)
-        first_of_last = next(assignment for world, assignment in planned if world == last)
-        was_scattered |= first_of_last != assign(13, last)
+    endings = job.launch(Launch(8, 8, microbatches=13, seed=3, faults=faults))
 
-    assert was_scattered  # so that only orphans were computed again
+    assert [ending for ending in endings if ending] == [undisturbed[13]] * 2
+    worlds = {world.workers: assignment for world, assignment in planned}
+    last = max((world for world, _ in planned), key=lambda world: world.generation)
+    assert last.workers == (2, 3)
+    assert worlds[last.workers] == assign(13, last)
+    first_of_last = next(assignment for world, assignment in planned if world == last)
+    assert first_of_last != assign(13, last)  # so that only orphans were computed again
