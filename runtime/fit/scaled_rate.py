@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from holdfast.runtime.training.rate_scale import RateScale
+from holdfast.runtime.options.rate_scale import RateScale
 
 _RATE = "_get_current_learning_rate"
 

@@ -7,8 +7,7 @@ import math
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import parse_schedule
-
-RATE_RULES = ("linear", "sqrt")
+from holdfast.runtime.options.rate_scale import RULES
 
 
 def check_timeout(seconds: float) -> None:
@@ -39,8 +38,8 @@ def check_schedule(text: str) -> None:
 
 def check_rule(rule: str) -> None:
     """Refuse an unknown rule for learning rates."""
-    if rule not in RATE_RULES:
-        raise ValueError(f"must be {' or '.join(RATE_RULES)}, got {rule!r}")
+    if rule not in RULES:
+        raise ValueError(f"must be {' or '.join(RULES)}, got {rule!r}")
 
 
 def check_faults(texts: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.model.weights_source import WeightsSource
+from holdfast.runtime.options.rate_scale import RateScale
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import LIVE
@@ -30,7 +31,6 @@ from holdfast.runtime.training.batch_contributors import (
     BatchValidationContributor,
     part_of,
 )
-from holdfast.runtime.training.rate_scale import RateScale
 from holdfast.runtime.training.stage import ONLY_STAGE, Stage
 from holdfast.runtime.training.transaction import (
     Contributor,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.training.rate_scale import RateScale
+from holdfast.runtime.options.rate_scale import RateScale
 
 pytestmark = pytest.mark.tensorflow
 

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.options.checks import RATE_RULES
-from holdfast.runtime.training.rate_scale import RateScale
+from holdfast.runtime.options.rate_scale import RULES, RateScale
 
 _SCALES = st.builds(
     RateScale.of,
-    st.sampled_from(RATE_RULES),
+    st.sampled_from(RULES),
     st.integers(1, 64),
     st.integers(1, 9),
     st.integers(1, 99),

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 WARM_UP_EPOCHS = 5
+RULES = ("linear", "sqrt")
 
 
 @dataclass(frozen=True, slots=True)
