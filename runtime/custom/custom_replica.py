@@ -28,13 +28,14 @@ import tensorflow as tf
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.partial import FloatVector
+from holdfast.runtime.custom import step_rules
 from holdfast.runtime.custom.captured_step import CapturedStep, Step, record
 from holdfast.runtime.custom.custom_update import TurnUpdate
 from holdfast.runtime.custom.custom_vector import CustomVector
 from holdfast.runtime.custom.evaluation import Evaluation
 from holdfast.runtime.custom.kept_state import KeptState, replica_variables, seed_states
 from holdfast.runtime.custom.step_plan import StepPlan, plan_of
-from holdfast.runtime.custom.step_probe import probe
+from holdfast.runtime.custom.step_probe import Probe, probe
 from holdfast.runtime.custom.traced_graph import traced
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.borrowed_total import BorrowedTotal
@@ -49,9 +50,20 @@ class CustomReplica:
     """A compiled Keras model that trains by its own ``train_step``.
 
     ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.
+
+    Raises:
+        ProgramError: the step cannot be done in microbatches; the message names the reason.
     """
 
-    def __init__(self, model: Any, x: Nest, y: Nest, weights: Nest = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        x: Nest,
+        y: Nest,
+        weights: Nest = None,
+        *,
+        refuses_mixing: bool = False,
+    ) -> None:
         model_rules.check_backend(keras.backend.backend())
         model_rules.check_compiled(model, keras.Model)
         self._model = model
@@ -66,7 +78,10 @@ class CustomReplica:
         self._calls: list[Any] = []
         self._graphs: dict[Hashable, Any] = {}
         self._graph(first, 0)
-        self._vector = self._lay_out(first)
+        tried = probe(self._step, batch)
+        if refuses_mixing:
+            step_rules.check_mixing(tried, f"{type(model).__name__}.train_step")
+        self._vector = self._lay_out(first, tried)
         self._borrowed = BorrowedTotal(self._vector.gradient)
         self._kept = KeptState(self._found)
         self._tensors = replica_variables(model, [c.optimizer for c in self._calls], self._kept)
@@ -162,10 +177,9 @@ class CustomReplica:
         assert self._plan is not None, "the first graph is traced at construction"
         return self._plan
 
-    def _lay_out(self, first: Microbatch) -> CustomVector:
+    def _lay_out(self, first: Microbatch, tried: Probe) -> CustomVector:
         """Return the layout, from what the steps do with one microbatch and with its parts."""
         batch, metrics = Batch.of(first), self._model.metrics_variables
-        tried = probe(self._step, batch)
         weighted = [False] * len(metrics)
         if self._evaluates:
             self._evaluation.learn(first)

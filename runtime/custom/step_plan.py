@@ -10,7 +10,7 @@ from holdfast.runtime.custom import step_rules
 from holdfast.runtime.custom.captured_step import CapturedStep, Step
 from holdfast.runtime.custom.graph_reads import GraphReads
 from holdfast.runtime.custom.step_logs import StepLogs
-from holdfast.runtime.custom.turns import Read, Update, turn_of, turns_of
+from holdfast.runtime.custom.turns import Read, Update, is_consistent, turn_of, turns_of
 from holdfast.runtime.model import model_rules
 
 
@@ -95,6 +95,10 @@ class _Planner:
         step, captured = self._step, self._captured
         name = f"{type(step.model).__name__}.train_step"
         step_rules.check_updates(captured.calls, name)
+        for i, update in enumerate(self._updates):
+            is_whole = is_consistent(update.reads, self._updates, self._turns, self._turns[i])
+            what = f"the gradient for {captured.calls[i][0].optimizer.name!r}"
+            step_rules.check_turn(self._turns[i] if is_whole else None, what, name)
         moving, following = self._state(name)
         logs = StepLogs.of(step.model, captured.logs, captured.results, name)
         return StepPlan(

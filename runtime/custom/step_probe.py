@@ -25,6 +25,9 @@ MOST_SAMPLES = 16
 
 _TINY = 1e-12
 
+_EXACT, _ROUGH = 1e-2, 2e-1
+"""Tolerances in float32, and with layers that compute in 16 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -34,15 +37,23 @@ class Probe:
     """For each metric variable whether it is updated with values of the whole batch."""
     whole: float
     """The norm of the gradients of the batch."""
+    parts: float
+    """The norm of the mean gradients of its parts."""
     difference: float
-    """The norm of the difference between these and the mean gradients of its parts."""
+    """The norm of the difference between the two."""
+    tolerance: float
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether the gradients of a batch are not those of its parts, added up."""
+        return self.difference > self.tolerance * max(self.whole, self.parts)
 
 
 def probe(step: Step, batch: Batch) -> Probe:
     """Try a step on some samples, and on two parts of them."""
-    (whole, size), *parts = [(b, float(b.samples)) for b in _cut(batch)]
+    (all_of_them, size), *parts = [(b, float(b.samples)) for b in _cut(batch)]
     with _no_normalisation(step.model):
-        gradients, metrics = _measure(step, whole)
+        gradients, metrics = _measure(step, all_of_them)
         (g1, m1), (g2, m2) = (_measure(step, part) for part, _ in parts)
     n1, n2 = (n / size for _, n in parts)
     weighted = []
@@ -50,8 +61,15 @@ def probe(step: Step, batch: Batch) -> Probe:
         added = sum(_distance(metrics[i], m1[i] + m2[i]) for i in metric)
         mean = sum(_distance(metrics[i], n1 * m1[i] + n2 * m2[i]) for i in metric)
         weighted += [bool(mean < added)] * len(metric)
-    difference = float(np.linalg.norm(gradients - (n1 * g1 + n2 * g2)))
-    return Probe(tuple(weighted), float(np.linalg.norm(gradients)), difference)
+    apart = n1 * g1 + n2 * g2
+    whole, mean, difference = (_norm(v) for v in (gradients, apart, gradients - apart))
+    return Probe(tuple(weighted), whole, mean, difference, _tolerance(step.model))
+
+
+def _tolerance(model: Any) -> float:
+    layers = model._flatten_layers()
+    is_exact = all(getattr(layer, "compute_dtype", "float32") == "float32" for layer in layers)
+    return _EXACT if is_exact else _ROUGH
 
 
 def _measure(step: Step, batch: Batch) -> tuple[Any, list[Any]]:
@@ -94,6 +112,10 @@ def _grouped(model: Any) -> Iterator[list[int]]:
         stop = start + len(metric.variables)
         yield list(range(start, stop))
         start = stop
+
+
+def _norm(vector: Any) -> float:
+    return float(np.linalg.norm(vector))
 
 
 def _distance(found: Any, expected: Any) -> float:

@@ -66,3 +66,14 @@ def check_evaluation(assigned: Sequence[Any], step: str) -> None:
             f"{step} changes {assigned[0].path!r}, but validation must change nothing besides "
             "metrics: change it in train_step"
         )
+
+
+def check_mixing(found: Any, step: str) -> None:
+    """Raise ProgramError if the gradients of a batch are not those of its parts, added up."""
+    if found.mixes_samples:
+        raise ProgramError(
+            f"{step} mixes the samples of a batch, or sums over them: its gradient has the norm "
+            f"{found.whole:.6g} for some samples together, but {found.parts:.6g}, or another "
+            "direction, as the mean of two microbatches; keep each batch whole with "
+            "--microbatches 1, or accept the step of each microbatch with --accept-batch-mixing"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,3 +87,42 @@ def test_step_in_parts_is_the_step_of_keras(tf: SimpleNamespace, case: str, coun
     assert set(shown) == set(logs)
     for name, value in logs.items():
         np.testing.assert_allclose(shown[name], value, rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("case", ["noisy", "adversarial"])
+def test_bytes_do_not_depend_on_who_computes_what(tf: SimpleNamespace, case: str) -> None:
+    """Two workers, of which one joins in the middle of a step, end as one worker does."""
+    make, batch = CASES["adversarial"]
+    if case == "noisy":
+        make, batch = partial(custom_models.autoencoder, noise=1.0), ALONE
+    workers = [replica_for(tf, make, batch) for _ in range(3)]
+    train(workers[0], batch, 3)
+
+    for turn in range(STEPS * (2 if case == "adversarial" else 1)):
+        total = aligned_vector(workers[1].shape.total)
+        total[:] = 0.0
+        for m, part in enumerate(parts(batch, 3)):
+            out = aligned_vector(total.size)
+            workers[1 + (m + turn) % 2].contribute(part, out)
+            total += out
+        workers[1].apply(total, batch.samples)
+        workers[2].load({name: array.copy() for name, array in workers[1].state().items()})
+
+    expected = {name: array.tobytes() for name, array in workers[0].state().items()}
+    for worker in workers[1:]:
+        assert {name: array.tobytes() for name, array in worker.state().items()} == expected
+
+
+def test_own_test_step_is_that_of_keras(tf: SimpleNamespace) -> None:
+    make, batch = CASES["penalised"]
+    replica = replica_for(tf, make, batch)
+    out = np.empty(replica.shape.metrics, np.float32)
+
+    sums = np.zeros(out.size)
+    for part in parts(batch, 3):
+        replica.evaluate(part, out)
+        sums += out
+    shown = replica.results(sums, batch.samples)
+    expected = replica.model.evaluate(batch.x, batch.y, batch_size=13, verbose=0, return_dict=True)
+
+    assert shown == pytest.approx(expected, rel=1e-5)

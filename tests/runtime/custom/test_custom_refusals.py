@@ -1,0 +1,133 @@
+"""Steps that no sum over microbatches can do are refused by name, with the way that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from custom_models import X, Y
+from keras_oracle import fresh_model
+
+from holdfast.runtime.custom.custom_replica import CustomReplica
+from holdfast.runtime.errors import ProgramError
+
+pytestmark = pytest.mark.tensorflow
+
+StepBody = Callable[[Any, Any, Any, Any], Any]
+
+
+def refused(tf: SimpleNamespace, body: StepBody, *, refuses_mixing: bool = False) -> str:
+    """Return the message for a model whose step is ``body(model, x, y, tf)``."""
+
+    def make(tf: SimpleNamespace) -> Any:
+        class Own(tf.keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.dense = tf.keras.layers.Dense(2)
+                self.tracker = tf.keras.metrics.Mean(name="loss")
+                self.level = self.add_weight(shape=(), trainable=False, name="level")
+
+            def train_step(self, data: Any) -> Any:
+                return body(self, *data, tf.tensorflow)
+
+            def descend(self, x: Any, y: Any, reduce: Any = None) -> Any:
+                t = tf.tensorflow
+                with t.GradientTape() as tape:
+                    loss = (reduce or t.reduce_mean)((self.dense(x) - y) ** 2)
+                weights = self.trainable_weights
+                self.optimizer.apply(tape.gradient(loss, weights), weights)
+                return loss
+
+        model = Own()
+        model.compile(optimizer="sgd")
+        return model
+
+    with pytest.raises(ProgramError) as caught:
+        CustomReplica(fresh_model(tf, make), X[:7], Y[:7], refuses_mixing=refuses_mixing)
+    return str(caught.value)
+
+
+def test_step_without_an_update(tf: SimpleNamespace) -> None:
+    message = refused(tf, lambda model, x, y, t: {"loss": t.reduce_mean(model.dense(x) - y)})
+
+    assert message.startswith("Own.train_step hands no gradients to an optimizer")
+
+
+def test_step_that_returns_no_logs(tf: SimpleNamespace) -> None:
+    message = refused(tf, lambda model, x, y, t: model.descend(x, y))
+
+    assert "returns a SymbolicTensor, not its logs" in message
+
+
+def test_metric_from_before_and_after_an_update(tf: SimpleNamespace) -> None:
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        first = model.descend(x, y)
+        model.tracker.update_state(first + model.descend(x, y))
+        return {"loss": model.tracker.result()}
+
+    message = refused(tf, body)
+
+    assert "computed from variables both before and after an optimizer's update" in message
+    assert "use a metric of its own for each loss" in message
+
+
+def test_state_from_the_batch_after_the_last_update(tf: SimpleNamespace) -> None:
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        loss = model.descend(x, y)
+        model.level.assign(t.reduce_mean(model.dense(x)))
+        return {"loss": loss}
+
+    message = refused(tf, body)
+
+    assert "own/level of Own.train_step is computed from the microbatch after" in message
+
+
+def test_variable_that_the_model_does_not_own(tf: SimpleNamespace) -> None:
+    stranger = tf.keras.metrics.Mean(name="stranger")
+
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        loss = model.descend(x, y)
+        stranger.update_state(loss)
+        return {"loss": loss}
+
+    message = refused(tf, body)
+
+    assert "which is neither a variable nor a metric of the model" in message
+
+
+def test_variable_of_tensorflow_that_the_step_assigns(tf: SimpleNamespace) -> None:
+    counter = tf.tensorflow.Variable(0.0)
+
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        loss = model.descend(x, y)
+        counter.assign_add(1.0)
+        return {"loss": loss}
+
+    message = refused(tf, body)
+
+    assert "changes a variable behind Keras" in message
+
+
+def test_loss_that_sums_over_the_batch(tf: SimpleNamespace) -> None:
+    message = refused(
+        tf,
+        lambda model, x, y, t: {"loss": model.descend(x, y, t.reduce_sum)},
+        refuses_mixing=True,
+    )
+
+    assert message.startswith("Own.train_step mixes the samples of a batch, or sums over them")
+    assert "--microbatches 1" in message
+
+
+def test_loss_that_compares_the_samples_of_a_batch(tf: SimpleNamespace) -> None:
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        def spread(errors: Any) -> Any:
+            return t.math.reduce_variance(errors)
+
+        return {"loss": model.descend(x, y, spread)}
+
+    message = refused(tf, body, refuses_mixing=True)
+
+    assert "mixes the samples of a batch" in message
