@@ -40,9 +40,10 @@ def _guarded(
     files: FirstFiles, thread: int, function: Callable[..., Any], handler: _Handler
 ) -> Callable[..., Any]:
     def guarded(*arguments: Any, **keywords: Any) -> Any:
-        if threading.get_ident() != thread:
+        if threading.get_ident() != thread or files.is_own_work:
             return function(*arguments, **keywords)
-        return handler(files, function, arguments, keywords)
+        with files.own_work():
+            return handler(files, function, arguments, keywords)
 
     return guarded
 

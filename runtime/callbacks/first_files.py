@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,18 @@ class FirstFiles:
     """Whether ``on_train_begin`` runs again, for a training that has begun long ago."""
     may_repeat: bool = False
     """Whether a launch that was lost may have done what hooks do now."""
+    is_own_work: bool = False
+    """Whether files are changed for this object, not for a hook: the guard lets that through."""
     _names: int = 0
+
+    @contextlib.contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Change the disk within a hook, past the guard."""
+        before, self.is_own_work = self.is_own_work, True
+        try:
+            yield
+        finally:
+            self.is_own_work = before
 
     def restore(self, lengths: Mapping[str, Any]) -> None:
         """Go on in the files of a checkpoint: cut them, before ``on_train_begin``."""
@@ -191,8 +202,9 @@ class FirstFiles:
     def new_folder(self) -> Path:
         """Return a new private folder, which is empty."""
         self._names += 1
-        folder = self.scratch() / f"{self._names}-folder"
-        folder.mkdir()
+        with self.own_work():
+            folder = self.scratch() / f"{self._names}-folder"
+            folder.mkdir()
         return folder
 
     def _make_real(self, opened: _Opened) -> None:
