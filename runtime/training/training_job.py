@@ -231,8 +231,6 @@ def describe_job(
         first_epoch=request.first_epoch,
         validated=request.validated,
     )
-    # A relaunch goes through all stages again, and takes their results from there.
-    ends = frozenset({work_plan.steps, *(later.begin for later in stages[1:])})
     return TrainingJob(
         request.data,
         request.validation,
@@ -241,7 +239,7 @@ def describe_job(
         work_plan,
         numerics,
         schedule,
-        replace(retention, forever=ends) if len(stages) > 1 else retention,
+        replace(retention, forever=_ends(work_plan, stages)),
         _initial_of(request, config),
         stage,
         request.verbose,
@@ -253,6 +251,13 @@ def _verify_every(request: TrainingRequest, config: WorkerConfig) -> int:
     """Return the steps between comparisons that the command line asks for, else the script's."""
     asked = config.options.verify_every
     return request.verify_every if asked is None else asked
+
+
+def _ends(work_plan: WorkPlan, stages: Sequence[Stage]) -> frozenset[int]:
+    """Return the last steps of all stages, where a relaunch takes their results from."""
+    if len(stages) == 1:
+        return frozenset()
+    return frozenset({work_plan.steps, *(later.begin for later in stages[1:])})
 
 
 def _validation_order(
