@@ -137,13 +137,17 @@ class SharedStream:
         if position in self._recent:
             return self._recent[position]
         self._stream.expect(self.mark)
-        return self._stream.read(position)
+        batch = self._stream.read(position)
+        if batch is not None:
+            # Before the broadcast, which may break: some pipelines cannot go back.
+            self._recent[position] = batch
+        return batch
 
     def _check_peers(self, position: Position, batch: Batch, communicator: Communicator) -> None:
         """Compare the first batch of the launch with the one that each worker reads itself."""
         digest = batch.digest
         if communicator.rank:
-            own = self._recent.get(position) or self._stream.read(position)
+            own = self._find(position)
             digest = 0 if own is None else own.digest
             self._stream.release()
         digests = communicator.allgather_bytes(digest.to_bytes(8, "little"))

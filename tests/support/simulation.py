@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pytest
@@ -26,11 +26,13 @@ from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_wo
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
 from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.fed_companion import of_pipeline
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.stages import membership_of
@@ -85,6 +87,15 @@ def data(samples: int = SAMPLES) -> ArrayData:
     dice = np.random.default_rng(2003)
     x = dice.normal(size=(samples, FEATURES)).astype(np.float32)
     return ArrayData(x, x.sum(axis=1).astype(np.float32))
+
+
+Supply: TypeAlias = Callable[[], tuple[ArrayData | Feed, ArrayData | Feed | None]]
+"""Makes what each worker of a launch trains on and validates with."""
+
+
+def arrays() -> tuple[ArrayData, ArrayData]:
+    """Return arrays to train on and to validate with."""
+    return data(), data(11)
 
 
 class LazyFuture(Future[_Result]):
@@ -181,8 +192,9 @@ class Ending:
 class SimulatedJob:
     """A run directory and the launches of a job in it."""
 
-    def __init__(self, run_dir: Path, numerics: Numerics) -> None:
+    def __init__(self, run_dir: Path, numerics: Numerics, supply: Supply = arrays) -> None:
         self._run_dir = run_dir
+        self._supply = supply
         self._numerics = numerics
         self._generation = 1
         self._first_worker = 0
@@ -227,11 +239,12 @@ class SimulatedJob:
             strike=lambda kind: communicator.die(),
         )
         context = WorkerContext(config, communicator, journal, page, injector, lambda report: None)
+        training, validation = self._supply()
         request = TrainingRequest(
-            data(), data(11), BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
+            training, validation, BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
         )
         replica = TinyReplica()
-        state = JobState(replica, Alone())
+        state = JobState(replica, of_pipeline(Alone(), training))
         job = describe_job(request, config, self._numerics)
         loop = TrainingLoop(context, membership_of(context), state, job)
         if terms.asks and communicator.rank == communicator.size - 1:

@@ -1,0 +1,45 @@
+"""Ordinary scripts on pipelines: a death and a relaunch within an epoch change no byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import run_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "pipelines"
+OPTIONS = ("--threads", "1", "--save-every", "3", "--heartbeat-timeout", "30")
+FAULTS = ("kill worker=0 step=2", "kill worker=1 step=8", "kill worker=2 step=8")
+"""The first reader dies within the first epoch, and all others within the second."""
+
+
+@pytest.mark.parametrize("name", ["from_dataset", "from_py_dataset", "from_generator"])
+def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: Path) -> None:
+    script = SCRIPTS / f"{name}.py"
+    alone = run_job(script, run_dir=tmp_path / "one", workers=1, microbatches=3, options=OPTIONS)
+    struck = run_job(
+        script,
+        run_dir=tmp_path / "three",
+        workers=3,
+        microbatches=3,
+        options=OPTIONS,
+        faults=FAULTS,
+    )
+
+    assert (alone.exit_code, struck.exit_code) == (0, 0), struck.stderr
+    assert struck.sha256 == alone.sha256
+    assert len(struck.events("failure")) == 3
+    history = next(line for line in alone.stdout.splitlines() if '"loss"' in line)
+    assert history[history.index("{") :] in struck.stdout
+
+
+def test_pipeline_that_differs_between_workers_is_not_trained(tmp_path: Path) -> None:
+    job = run_job(SCRIPTS / "from_chance.py", run_dir=tmp_path / "run", workers=2, options=OPTIONS)
+
+    assert job.exit_code == 1
+    assert "the generator gave other samples to another worker, at or before batch 1" in job.stderr
+    assert "draw from a generator with a fixed seed" in job.stderr
+    assert job.sha256 is None
