@@ -16,6 +16,7 @@ from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.replica_of_keras import replica_of_keras
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.callback_setup import callback_run, saves
+from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import supply_of
 from holdfast.runtime.fit.scaled_rate import ScaledRate
@@ -26,7 +27,6 @@ from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import SILENT
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.companion import Companion
-from holdfast.runtime.training.fed_companion import of_pipeline
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext

@@ -23,6 +23,7 @@ from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -32,7 +33,6 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
 from holdfast.runtime.training.companion import Alone
-from holdfast.runtime.training.fed_companion import of_pipeline
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.stages import membership_of
