@@ -6,15 +6,18 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from terminals import TERMINALS, exit_code_in, wait_until
+from terminals import TERMINALS, PtyTerminal, exit_code_in, wait_until
 from workload import EVEN, LONG, request_of
 
 from holdfast.runtime.chaos.job_traces import JobTraces
+from holdfast.runtime.run.journal import JournalReader, Record
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.helper_process import program_command
 from holdfast.testing import JobRequest, start_job
 
@@ -44,6 +47,16 @@ def status_json(run_dir: Path) -> dict[str, Any]:
     content = json.loads(status(run_dir, "--json"))
     assert isinstance(content, dict)
     return content
+
+
+def wait_for_end(run_dir: Path) -> Record:
+    """Return the record of the job's end; the time of the test is the bound."""
+    reader = JournalReader(RunDirectory(run_dir).journal_path)
+    while True:
+        for record in reader.read():
+            if record["event"] == "job_ended":
+                return record
+        time.sleep(0.05)
 
 
 def shows(pattern: str) -> Any:
@@ -87,6 +100,24 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
     after = status_json(run_dir)
     assert (after["is_over"], after["exit_code"], after["workers"]) == (True, 0, [])
     assert after["last_save"]["step"] == LONG.steps
+
+
+def test_terminal_that_is_held_delays_no_job(tmp_path: Path, traces: JobTraces) -> None:
+    """Nobody presses Ctrl-Q before the job has ended; then what was kept is shown."""
+    request = request_of(LONG, tmp_path, workers=2)
+    environment = traces.environment(os.environ)
+    terminal = PtyTerminal(request.command(), environment, traces.scratch, COLUMNS)
+    try:
+        wait_until(terminal, shows("  2 workers  "))
+        terminal.hold()
+        ended = wait_for_end(tmp_path)
+        terminal.release()
+        lines = wait_until(terminal, lambda lines: exit_code_in(lines) is not None)
+    finally:
+        terminal.close()
+
+    assert ended["exit_code"] == 0
+    assert exit_code_in(lines) == 0
 
 
 def test_log_of_a_relaunch_has_each_epoch_once_and_no_codes(tmp_path: Path) -> None:

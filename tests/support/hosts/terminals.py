@@ -112,6 +112,14 @@ class PtyTerminal:
             self._seen += data
         return drawn(self._seen.decode(errors="replace"), self._columns)
 
+    def hold(self) -> None:
+        """Press Ctrl-S: from now on, whoever writes to the terminal waits."""
+        os.write(self._fd, b"\x13")
+
+    def release(self) -> None:
+        """Press Ctrl-Q."""
+        os.write(self._fd, b"\x11")
+
     def close(self) -> None:
         os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
