@@ -32,7 +32,7 @@ from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
-from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.companion import Alone, Companion
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.stages import membership_of
@@ -178,6 +178,8 @@ class Launch:
     save_every: int | str = 2
     keep_best: tuple[str, str] | None = None
     trains: bool = True
+    companion: Callable[[TinyReplica, int], Companion] = lambda replica, rank: Alone()
+    """Makes the companion of the worker of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,8 @@ class SimulatedJob:
             training, validation, BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
         )
         replica = TinyReplica()
-        state = JobState(replica, of_pipeline(Alone(), training))
+        companion = terms.companion(replica, communicator.rank)
+        state = JobState(replica, of_pipeline(companion, training))
         job = describe_job(request, config, self._numerics)
         loop = TrainingLoop(context, membership_of(context), state, job)
         if terms.asks and communicator.rank == communicator.size - 1:

@@ -1,0 +1,93 @@
+"""Effects of companions are the same on all workers, whatever dies and whatever their dice say."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from rounds_companion import MESSAGE, RoundsCompanion
+from simulation import STEPS, Ending, Launch, SimulatedJob, TinyReplica, wait_for_nothing
+
+from holdfast.runtime.run.numerics import Numerics
+
+pytestmark = pytest.mark.usefixtures("one_core")
+
+SEEDS = [*range(12), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 120))]
+
+
+@pytest.fixture(scope="module")
+def numerics() -> Numerics:
+    return Numerics.here(threads=1)
+
+
+@pytest.fixture(autouse=True)
+def _waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_nothing(monkeypatch)
+
+
+def alike(replica: TinyReplica, rank: int) -> RoundsCompanion:
+    return RoundsCompanion(replica)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, numerics: Numerics) -> Ending:
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_nothing(patch)
+        job = SimulatedJob(tmp_path_factory.mktemp("one") / "run", numerics)
+        (ending,) = job.launch(Launch(1, 1, 6, companion=alike))
+    assert ending is not None
+    return ending
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rounds_end_with_the_same_bytes_through_deaths_and_relaunches(
+    tmp_path: Path, numerics: Numerics, undisturbed: Ending, seed: int
+) -> None:
+    dice = random.Random(seed)
+    job = SimulatedJob(tmp_path / "run", numerics)
+    workers = dice.randint(2, 5)
+    for attempt in range(4):
+        deaths = {} if attempt == 3 else deaths_of(dice, workers)
+        terms = Launch(
+            workers, workers, 6, seed=seed, deaths=deaths, save_every=1 + seed % 3, companion=alike
+        )
+        alive = [ending for ending in job.launch(terms) if ending is not None]
+        assert len(set(alive)) <= 1, (seed, alive)
+        if alive and alive[0].is_complete:
+            assert alive[0] == undisturbed, seed
+            return
+    raise AssertionError(f"seed {seed}: the job did not complete")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_workers_whose_dice_differ_have_the_first_ones_effects(
+    tmp_path: Path, numerics: Numerics, seed: int
+) -> None:
+    companions: dict[int, RoundsCompanion] = {}
+
+    def dicing(replica: TinyReplica, rank: int) -> RoundsCompanion:
+        companions[rank] = RoundsCompanion(replica, random.Random(1000 * seed + rank), odds=0.05)
+        return companions[rank]
+
+    dice = random.Random(seed)
+    job = SimulatedJob(tmp_path / "run", numerics)
+    deaths = deaths_of(dice, 3)
+    endings = job.launch(Launch(4, 4, 6, seed=seed, deaths=deaths, companion=dicing))
+
+    alive = [ending for ending in endings if ending is not None]
+    assert alive
+    assert len(set(alive)) == 1, seed
+    tales = {str(companions[rank].memory) for rank, end in enumerate(endings) if end is not None}
+    assert len(tales) == 1, seed
+    assert {message for companion in companions.values() for message in companion.messages} == {
+        MESSAGE
+    }
+    assert alive[0].step <= STEPS
+    assert alive[0].is_complete
+
+
+def deaths_of(dice: random.Random, most: int) -> dict[int, int]:
+    """Kill some of the workers with the lowest ranks, at any moments."""
+    victims = dice.sample(range(most), dice.randint(0, most - 1))
+    return {victim: int(2 ** dice.uniform(2, 11)) for victim in victims}

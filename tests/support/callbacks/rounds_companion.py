@@ -1,0 +1,102 @@
+"""A companion that acts in rounds, as callbacks do: by the metrics alone, or by its own dice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.vote import Decision, Effects
+from holdfast.recovery.work_plan import Work
+from holdfast.runtime.training.companion import Commit, Notes
+
+MESSAGE = b"the first worker's"
+
+
+class RoundsCompanion:
+    """Changes weights and remembers what it did, in one or two rounds after each commit.
+
+    With dice it does another thing on each worker; ``odds`` are those of a stop.
+    """
+
+    def __init__(self, replica: Any, dice: random.Random | None = None, odds: float = 0.0) -> None:
+        self._replica = replica
+        self._dice = dice
+        self._odds = odds
+        self._rounds: deque[Callable[[], None]] = deque()
+        self._is_first = False
+        self._wants_stop = False
+        self.has_effects = False
+        self.is_over = False
+        self.memory: dict[str, Any] = {"rounds": 0, "tale": []}
+        self.kept = np.zeros(3)
+        self.messages: list[bytes] = []
+
+    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
+        if notes is not None:
+            self.memory = json.loads(json.dumps(notes["memory"]))
+            self.is_over = bool(notes["is_over"])
+        elif not self.memory["rounds"]:
+            self._begin(1)
+
+    def before(self, work: Work, cursor: Cursor) -> None:
+        assert not self.has_effects, "a transaction began before the workers agreed"
+
+    def after(self, commit: Commit) -> None:
+        self._begin(1 + commit.has_ended_epoch)
+
+    def end(self) -> None:
+        self._begin(1)
+
+    def lead(self, *, is_first: bool) -> None:
+        self._is_first = is_first
+
+    def effects(self) -> Effects:
+        notes = json.dumps(self.memory).encode()
+        state = self._replica.weights.tobytes() + self.kept.tobytes()
+        digests = [hashlib.sha256(found).digest()[:8] for found in (notes, state)]
+        return Effects(self._wants_stop, *digests)
+
+    def message(self) -> bytes:
+        return MESSAGE if self._is_first else b"another's"
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
+        self.messages.append(message)
+        if notes is not None:
+            self.memory = json.loads(json.dumps(notes["memory"]))
+        self.is_over = self.is_over or decision.is_stop_wanted
+        self._wants_stop = self.has_effects = False
+        self._next()
+
+    def notes(self) -> Notes:
+        return {"memory": self.memory, "is_over": self.is_over}
+
+    def tensors(self) -> Tensors:
+        return {"kept": self.kept}
+
+    def load(self, tensors: Tensors) -> None:
+        self.kept = np.array(tensors["kept"])
+
+    def _begin(self, rounds: int) -> None:
+        self._rounds.extend([self._round] * rounds)
+        self._next()
+
+    def _next(self) -> None:
+        if self._rounds and not self.has_effects:
+            self._rounds.popleft()()
+
+    def _round(self) -> None:
+        self.has_effects = True
+        chance = 0.5 if self._dice is None else self._dice.random()
+        self._replica.weights *= np.float32(1 - chance / 100)
+        self.memory["rounds"] += 1
+        self.memory["tale"].append(chance)
+        self.kept[self.memory["rounds"] % 3] = chance
+        self._wants_stop = self._dice is not None and self._dice.random() < self._odds
