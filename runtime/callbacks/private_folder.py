@@ -22,7 +22,13 @@ class PrivateFolder:
 
     def __call__(self) -> Path:
         """Return the folder."""
-        self._own.mkdir(parents=True, exist_ok=True)
+        while not self._own.is_dir():
+            # Another worker may remove the empty folder above at any moment.
+            with contextlib.suppress(FileNotFoundError):
+                self._all.mkdir(exist_ok=True)
+                self._own.mkdir(exist_ok=True)
+            if not self._all.parent.is_dir():
+                raise FileNotFoundError(f"{self._all.parent} is gone")
         return self._own
 
     def remove(self) -> None:
