@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from holdfast.runtime.custom import step_rules
 from holdfast.runtime.custom.optimizer_calls import OptimizerCall, caught_calls
 from holdfast.runtime.custom.random_draws import draws_from, no_noise
 from holdfast.runtime.custom.step_logs import noted_results
@@ -75,7 +76,18 @@ class Step:
         return captured
 
     def discover(self, batch: Batch) -> None:
-        """Trace the step once, so that all variables are made as ``fit`` makes them."""
+        """Trace the step once, so that all variables are made as ``fit`` makes them.
+
+        Raises:
+            ProgramError: the model runs eagerly, and its step cannot be traced.
+        """
+        try:
+            self._trace(batch)
+        except Exception as error:  # of the script
+            step_rules.check_traceable(self.model, self.function.__name__, error)
+            raise
+
+    def _trace(self, batch: Batch) -> None:
 
         def trace(*tensors: Any) -> None:
             flat = iter(tensors)

@@ -11,6 +11,17 @@ from typing import Any
 from holdfast.runtime.errors import ProgramError
 
 
+def check_traceable(model: Any, step: str, error: Exception) -> None:
+    """Raise ProgramError if a step that runs eagerly under Keras fails when it is traced."""
+    if model.run_eagerly:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ProgramError(
+            f"{type(model).__name__}.{step} runs in Keras only with run_eagerly=True, but "
+            f"microbatches are computed in a graph: {type(error).__name__}: {reason}; use "
+            "operations of TensorFlow or keras.ops in it instead of Python values and NumPy"
+        ) from error
+
+
 def check_updates(calls: Sequence[Any], step: str) -> None:
     """Raise ProgramError unless the step updates variables that can be updated from a sum."""
     if not any(call.variables for call, _ in calls):

@@ -18,7 +18,13 @@ pytestmark = pytest.mark.tensorflow
 StepBody = Callable[[Any, Any, Any, Any], Any]
 
 
-def refused(tf: SimpleNamespace, body: StepBody, *, refuses_mixing: bool = False) -> str:
+def refused(
+    tf: SimpleNamespace,
+    body: StepBody,
+    *,
+    refuses_mixing: bool = False,
+    run_eagerly: bool = False,
+) -> str:
     """Return the message for a model whose step is ``body(model, x, y, tf)``."""
 
     def make(tf: SimpleNamespace) -> Any:
@@ -41,7 +47,7 @@ def refused(tf: SimpleNamespace, body: StepBody, *, refuses_mixing: bool = False
                 return loss
 
         model = Own()
-        model.compile(optimizer="sgd")
+        model.compile(optimizer="sgd", run_eagerly=run_eagerly)
         return model
 
     with pytest.raises(ProgramError) as caught:
@@ -131,3 +137,13 @@ def test_loss_that_compares_the_samples_of_a_batch(tf: SimpleNamespace) -> None:
     message = refused(tf, body, refuses_mixing=True)
 
     assert "mixes the samples of a batch" in message
+
+
+def test_step_that_only_runs_eagerly(tf: SimpleNamespace) -> None:
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        return {"loss": float(model.descend(x, y))}
+
+    message = refused(tf, body, run_eagerly=True)
+
+    assert message.startswith("Own.train_step runs in Keras only with run_eagerly=True")
+    assert "use operations of TensorFlow or keras.ops" in message

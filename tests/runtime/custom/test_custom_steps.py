@@ -126,3 +126,29 @@ def test_own_test_step_is_that_of_keras(tf: SimpleNamespace) -> None:
     expected = replica.model.evaluate(batch.x, batch.y, batch_size=13, verbose=0, return_dict=True)
 
     assert shown == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("scale", "overflows"), [(2.0**10, False), (2.0**40, True)])
+def test_scaled_loss_of_an_own_step(tf: SimpleNamespace, scale: float, *, overflows: bool) -> None:
+    """An overflow skips the step; otherwise the gradients are those of the loss."""
+    make = partial(custom_models.augmented, scale=scale)
+    replica = replica_for(tf, make, BATCH)
+    plain = replica_for(tf, custom_models.augmented, BATCH)
+    total = np.zeros(replica.shape.total, np.float32)
+
+    for part in parts(BATCH, 2):
+        out = aligned_vector(total.size)
+        replica.contribute(part, out)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            total += out
+    before = [np.asarray(v.value) for v in replica.model.trainable_variables]
+    is_taken = replica.takes_overflow(total)
+    replica.apply(total, BATCH.samples)
+    train(plain, BATCH, 2, steps=1)
+
+    assert np.isfinite(total).all() != overflows
+    assert is_taken == overflows
+    assert float(replica.model.optimizer.dynamic_scale) == (scale / 2 if overflows else scale)
+    expected = before if overflows else [v.value for v in plain.model.trainable_variables]
+    for variable, value in zip(replica.model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.value, value, rtol=2e-2, atol=2e-3)

@@ -224,8 +224,8 @@ def trailing(tf: SimpleNamespace) -> Any:
     return model
 
 
-def augmented(tf: SimpleNamespace) -> Any:
-    """The step of Keras on data that the script changes first, under batch normalisation."""
+def augmented(tf: SimpleNamespace, scale: float = 0.0) -> Any:
+    """The step of Keras on data that the script changes first; in float16 if the loss is scaled."""
     keras = tf.keras
 
     class Augmented(keras.Sequential):
@@ -233,6 +233,10 @@ def augmented(tf: SimpleNamespace) -> Any:
             x, y = data
             return super().train_step((2.0 * x, y))
 
-    model = Augmented([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(2)])
-    model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+    hidden = keras.layers.Dense(3, dtype="mixed_float16" if scale else "float32")
+    model = Augmented([keras.Input((6,)), hidden, keras.layers.Dense(2, dtype="float32")])
+    optimizer = keras.optimizers.Adam(0.01)
+    if scale:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
+    model.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
     return model
