@@ -83,6 +83,49 @@ class TinyReplica:
         self.velocity[...] = state["velocity"]
 
 
+class TurningReplica:
+    """Two regressions in two turns: the second learns what the updated first one predicts."""
+
+    def __init__(self) -> None:
+        self._pair = (TinyReplica(), TinyReplica())
+        self._turn = np.zeros((), np.int64)
+        self.finished = np.zeros((), np.int64)
+
+    @property
+    def shape(self) -> ContributionShape:
+        return self._pair[0].shape
+
+    @property
+    def turn(self) -> int:
+        return int(self._turn)
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        y = (batch.x * self._pair[0].weights).sum(axis=1) if self.turn else batch.y
+        self._pair[self.turn].contribute(Microbatch(batch.x, y, batch.seed), out)
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        self._pair[self.turn].apply(total, samples)
+        self._turn[...] = 1 - self._turn
+
+    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
+        self._pair[1].evaluate(batch, out)
+
+    def results(self, sums: Any, samples: int) -> dict[str, float]:
+        return self._pair[0].results(sums, samples)
+
+    def finish(self) -> None:
+        self.finished[...] = 1
+
+    def state(self) -> Tensors:
+        first, second = (replica.state() for replica in self._pair)
+        named = {f"{name}/{i}": a for i, s in enumerate((first, second)) for name, a in s.items()}
+        return {**named, "optimizer/turn": self._turn, "optimizer/finished": self.finished}
+
+    def load(self, state: Tensors) -> None:
+        for name, array in self.state().items():
+            array[...] = state[name]
+
+
 def data(samples: int = SAMPLES) -> ArrayData:
     dice = np.random.default_rng(2003)
     x = dice.normal(size=(samples, FEATURES)).astype(np.float32)
@@ -180,6 +223,7 @@ class Launch:
     trains: bool = True
     companion: Callable[[TinyReplica, int], Companion] = lambda replica, rank: Alone()
     """Makes the companion of the worker of a rank."""
+    replica: Callable[[], Any] = TinyReplica
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +289,7 @@ class SimulatedJob:
         request = TrainingRequest(
             training, validation, BATCH, EPOCHS, terms.save_every, keep=2, keep_best=terms.keep_best
         )
-        replica = TinyReplica()
+        replica = terms.replica()
         companion = terms.companion(replica, communicator.rank)
         state = JobState(replica, of_pipeline(companion, training))
         job = describe_job(request, config, self._numerics)
@@ -262,7 +306,7 @@ class SimulatedJob:
             page.close()
 
 
-def _ask_later(replica: TinyReplica, page: HeartbeatPage, terms: Launch) -> None:
+def _ask_later(replica: Any, page: HeartbeatPage, terms: Launch) -> None:
     """Let the agent ask for something once the replica has applied so many updates."""
     apply, applied = replica.apply, [0]
 
@@ -272,7 +316,7 @@ def _ask_later(replica: TinyReplica, page: HeartbeatPage, terms: Launch) -> None
         if applied[0] == terms.asks_at_step:
             page.ask(terms.asks)
 
-    replica.apply = counting_apply  # type: ignore[method-assign]
+    replica.apply = counting_apply
 
 
 KILL = FaultKind.KILL
