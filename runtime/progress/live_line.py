@@ -44,7 +44,7 @@ def fitting(parts: Sequence[Part], columns: int) -> tuple[Part, ...]:
 
 
 def _width(parts: Sequence[Part]) -> int:
-    return sum(len(part.text) for part in parts) + len(GAP) * max(0, len(parts) - 1)
+    return sum(words.columns(part.text) for part in parts) + len(GAP) * max(0, len(parts) - 1)
 
 
 def _parts(picture: Picture, now: float) -> Iterator[Part]:

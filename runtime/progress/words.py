@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -16,9 +17,14 @@ def number(value: float) -> str:
 
 
 def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """Return each metric as ``name: value``, the loss first."""
+    """Return each metric as ``name: value``, the loss first; a name stays in its line."""
     names = sorted(values, key=lambda name: name != "loss")
-    return [f"{prefix}{name}: {number(values[name])}" for name in names]
+    return [f"{prefix}{_printable(name)}: {number(values[name])}" for name in names]
+
+
+def columns(text: str) -> int:
+    """Return the columns that ``text`` takes on a terminal (UAX 11: some letters take two)."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def rate(per_s: float) -> str:
@@ -49,3 +55,8 @@ def memory(size_bytes: float) -> str:
 def count(many: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun."""
     return f"{many} {noun}" if many == 1 else f"{many} {plural or noun + 's'}"
+
+
+def _printable(name: str) -> str:
+    """Return a name that a script has chosen without what would move the cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in name)

@@ -22,6 +22,10 @@ def test_colours_leave_the_words_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == "epoch 1/2  ━━━━━━━━  [w0] 3 %"
 
 
+def test_letters_that_take_two_columns_are_whole() -> None:
+    assert "損失: 0.5" in paint([Part("損失: 0.5", 0)])
+
+
 def test_terminal_that_wants_no_colours_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")

@@ -58,6 +58,14 @@ def test_memory(size_bytes: int, text: str) -> None:
     assert words.memory(size_bytes) == text
 
 
+def test_name_of_a_metric_cannot_leave_its_line() -> None:
+    assert words.metrics({"a\nb\x1b[2J": 1.0}) == ["a b [2J: 1.0000"]
+
+
+def test_wide_letters_take_two_columns() -> None:
+    assert [words.columns(text) for text in ("", "loss", "損失", "é")] == [0, 4, 4, 1]
+
+
 def test_metrics_begin_with_the_loss() -> None:
     assert words.metrics({"accuracy": 0.9, "loss": 0.31}, "val_") == [
         "val_loss: 0.3100",
