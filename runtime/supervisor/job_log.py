@@ -57,7 +57,7 @@ class Narration:
 
     @property
     def draws(self) -> bool:
-        """Whether a live line stands on the terminal."""
+        """Whether a live line stands on the terminal, or may soon."""
         return self._progress is not None and self._progress.draws
 
     def began(self, setup: JobSetup) -> None:

@@ -43,8 +43,8 @@ class ProgressLog:
 
     @property
     def draws(self) -> bool:
-        """Whether a live line stands on the terminal, which others erase before they write."""
-        return self._is_drawn
+        """Whether a live line stands on the terminal, or may soon; others erase it first."""
+        return self._is_drawn or self._is_wanted()
 
     def launching(self, workers: int) -> None:
         """Take note of another launch."""
@@ -80,15 +80,16 @@ class ProgressLog:
             self._screen.print(epoch.line)
 
     def _draw(self) -> None:
-        if self._paint is None or not self._is_wanted():
+        if not self._is_wanted():
             self._erase()
             return
+        assert self._paint is not None
         self._is_drawn = True
         parts = live_line(self._picture, self._clock(), self._screen.columns)
         self._screen.draw(self._paint(parts))
 
     def _is_wanted(self) -> bool:
-        if self._is_quiet or self._is_over or not self._screen.can_draw:
+        if self._paint is None or self._is_quiet or self._is_over or not self._screen.can_draw:
             return False
         report = self._picture.report
         return report is None or report.verbose == LIVE
