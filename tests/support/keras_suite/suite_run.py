@@ -143,8 +143,9 @@ def _unlike(struck: JobRun, alone: JobRun) -> Iterator[str]:
         yield f"the run ends with {struck.sha256}, not {alone.sha256}"
     if len(struck.report.relaunches) != 1:
         yield f"{len(struck.report.relaunches)} relaunches, not 1"
-    if len(struck.report.failures) != 3:
-        yield f"{len(struck.report.failures)} deaths, not 3"
+    if len(struck.events("fault")) != 3 or len(struck.report.failures) != 3:
+        causes = ", ".join(failure.cause for failure in struck.report.failures)
+        yield f"not the 3 deaths that were planned, but: {causes}"
 
 
 def _last(stderr: str) -> str:
