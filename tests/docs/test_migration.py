@@ -12,13 +12,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from suite_files import other_numbers
+from suite_table import ROUNDING
 
-from holdfast.testing import JobRequest, start_job
+from holdfast.testing import JobRequest, JobRun, start_job
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "migration"
 PAGES = {page.stem: page for page in sorted(FOLDER.glob("*.md")) if page.stem != "README"}
 FOREIGN = ("horovod", "tf.distribute", "TF_CONFIG", "MonitoredTrainingSession", "holdfast")
 RESULT = "model.weights.h5"
+TUTORIAL = "tf-distribute"
 
 _DIFF = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -48,35 +51,60 @@ def test_both_sides_of_a_diff_are_whole_scripts(name: str) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [name for name in PAGES if name != TUTORIAL])
 def test_what_a_diff_leaves_runs_with_plain_python(name: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script(PAGES[name], "+"), encoding="utf-8")
+    run_plain(name, tmp_path)
 
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
     assert (tmp_path / RESULT).exists()
 
 
 @pytest.mark.mpi
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [name for name in PAGES if name != TUTORIAL])
 def test_what_a_diff_leaves_runs_on_two_workers(name: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script(PAGES[name], "+"), encoding="utf-8")
+    job = run_on_two_workers(name, tmp_path)
+
+    assert len(job.report.epochs) == 3
+    assert (tmp_path / RESULT).exists()
+    assert job.leftovers == ()
+
+
+@pytest.mark.mpi
+@pytest.mark.tensorflow
+def test_what_tensorflows_strategy_no_longer_trains_ends_on_two_workers_as_on_one(
+    tmp_path: Path,
+) -> None:
+    """The tutorial of MultiWorkerMirroredStrategy fails under Keras 3 (keras issue 20585)."""
+    run_plain(TUTORIAL, tmp_path / "plain")
+    run_on_two_workers(TUTORIAL, tmp_path / "two")
+
+    files = ({RESULT: tmp_path / way / RESULT} for way in ("two", "plain"))
+    assert list(other_numbers(*files, ROUNDING)) == []
+
+
+def write_script(name: str, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(script(PAGES[name], "+"), encoding="utf-8")
+
+
+def run_plain(name: str, folder: Path) -> None:
+    write_script(name, folder)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def run_on_two_workers(name: str, folder: Path) -> JobRun:
+    write_script(name, folder)
     request = JobRequest(
         script="train.py",
         run_dir="run",
         workers=2,
         options=("--threads", "1", "--heartbeat-timeout", "30"),
-        directory=tmp_path,
+        directory=folder,
     )
-
     with start_job(request) as running:
         job = running.wait()
-
     assert job.exit_code == 0, job.stderr
-    assert len(job.report.epochs) == 3
-    assert (tmp_path / RESULT).exists()
-    assert job.leftovers == ()
+    return job
