@@ -19,24 +19,23 @@ from holdfast.runtime.cli.report import report
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.cli.save import save
 from holdfast.runtime.cli.sbatch import sbatch
-from holdfast.runtime.cli.status import status
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
 from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_file, refuse_unknown
 
-# They load NumPy, which takes longer than all else that starts a job.
-_WITH_NUMPY = ("chaos", "export", "inspect", "repair", "verify")
+# They load NumPy, which takes longer than all else that starts a job, or more of rich.
+_IMPORTED_LATE = ("chaos", "export", "inspect", "repair", "status", "verify")
 
 _LONGEST_SUMMARY = 200
 """Letters: more than the first sentence on any command has."""
 
 
 class _Commands(click.Group):
-    """The subcommands; those with NumPy are imported when they are asked for."""
+    """The subcommands; some are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, for the help."""
-        return sorted([*self.commands, *_WITH_NUMPY])
+        return sorted([*self.commands, *_IMPORTED_LATE])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the first sentence on each command in full; click cuts it to a line."""
@@ -52,7 +51,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand by its name, None if there is none."""
-        if cmd_name not in _WITH_NUMPY:
+        if cmd_name not in _IMPORTED_LATE:
             return super().get_command(ctx, cmd_name)
         module = importlib.import_module(f"holdfast.runtime.cli.{cmd_name}")
         command = getattr(module, cmd_name)
@@ -81,7 +80,7 @@ def holdfast(context: click.Context) -> None:
     }
 
 
-for command in (run, attach, import_weights, save, sbatch, status, report, doctor):
+for command in (run, attach, import_weights, save, sbatch, report, doctor):
     holdfast.add_command(command)
 
 
