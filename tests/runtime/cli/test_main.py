@@ -97,7 +97,7 @@ def test_no_command_shows_the_help_and_is_an_error(capsys: pytest.CaptureFixture
     [
         ("[run]\nworker = 4\n", "unknown options under [run]: worker; known are"),
         ("[run]\nsave-evry = 4\n", "unknown options under [run]: save-evry; known are"),
-        ("[run]\nsave-evry = 4\n", "save-every, scrub-every"),
+        ("[run]\nsave-evry = 4\n", "save-every, scale-"),
         ("[walk]\nworkers = 4\n", "heading [walk], but there is no such command; commands are"),
         ("[run", "holdfast.toml cannot be read"),
     ],
