@@ -45,6 +45,18 @@ def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
     return replace(arrays, validation=validation)
 
 
+def leave_pipelines(data: FitData, steps: int, validations: int) -> None:
+    """Leave the pipelines of a ``fit`` that is over in the same state on all workers.
+
+    The reader's generators have gone on, and those of the others have not.  After a relaunch
+    a ``fit`` that is over reads nothing at all.
+    """
+    if isinstance(data.training, Feed):
+        data.training.leave(steps)
+    if isinstance(data.validation, Feed):
+        data.validation.leave(validations * data.validation.steps)
+
+
 def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
     """Return the batches that ``call`` trains on.
 

@@ -18,7 +18,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.fit_pipelines import supply_of
+from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
 from holdfast.runtime.fit.scaled_rate import ScaledRate
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
@@ -72,13 +72,15 @@ class _Training:
 
     def run(self) -> Any:
         """Train, and return the ``History``."""
+        begin = self._stages.stage.begin
         try:
-            self._stages.train(self._request(), self._build, self._accompany)
+            end = self._stages.train(self._request(), self._build, self._accompany)
         finally:
             if self._rate is not None:
                 self._rate.take_off()
             if self._callbacks is not None:
                 self._callbacks.close()
+        leave_pipelines(self._data, end.cursor.step - begin, end.cursor.evaluations)
         assert self._callbacks is not None
         return self._callbacks.history
 

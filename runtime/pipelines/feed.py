@@ -70,6 +70,15 @@ class Feed:
             raise ProgramError(f"{self.name} gave no batch: it is empty")
         return batch
 
+    def leave(self, batches: int) -> None:
+        """Leave the pipeline as if this worker had read so many batches, in all.
+
+        A script may give the same generator or PyDataset to another ``fit``.  Every worker
+        calls this, whether it has read for all or not.
+        """
+        each = self._source.batches
+        self._source.leave(*(divmod(batches, each) if each else (0, batches)))
+
     def train_batch(self, step: int, communicator: Communicator, turns: Turns = NO_TURNS) -> Batch:
         """Return the batch of update ``step`` of the stage, from 0; all workers call this.
 

@@ -32,6 +32,9 @@ class ListSource:
         """Begin the only pass at batch ``start``."""
         return start, iter(self._elements[start:] if number == 0 else ())
 
+    def leave(self, number: int, start: int) -> None:
+        """Do nothing: the generator has ended."""
+
     def array(self, leaf: Any) -> Any:
         """Return a leaf of a batch as an array."""
         return np.asarray(leaf)

@@ -59,12 +59,17 @@ class PyDatasetSource:
         """Begin pass ``number`` at batch ``start``."""
         if number < self._passes_ended:
             raise ValueError(f"{self.name} cannot go back to pass {number}")
+        self.leave(number, start)
+        self._begin(number)
+        return start, self._items(number, start)
+
+    def leave(self, number: int, start: int) -> None:
+        """Tell the dataset of the ends of all passes before ``number``."""
+        del start
         while self._passes_ended < number:
             self._begin(self._passes_ended)
             self._call("on_epoch_end", _FOR_EPOCH_END, self._passes_ended)
             self._passes_ended += 1
-        self._begin(number)
-        return start, self._items(number, start)
 
     def array(self, leaf: Any) -> Any:
         """Return a leaf of a batch as an array."""

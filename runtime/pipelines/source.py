@@ -33,6 +33,12 @@ class Source(Protocol):
         over elements as ``fit`` takes them.
         """
 
+    def leave(self, number: int, start: int) -> None:
+        """Bring what the script holds to the state that reading up to here leaves it in.
+
+        ``start`` batches of pass ``number`` are read, and all passes before it.
+        """
+
     def array(self, leaf: Any) -> Any:
         """Return a leaf of an element as an array, a view where possible."""
 
@@ -84,6 +90,12 @@ class ForwardSource:
             self._iterator, self._read = iter(self._begin()), 0
             self._pass += 1
         return self._read, self._counted()
+
+    def leave(self, number: int, start: int) -> None:
+        """Read on to here, as the worker did that has read for all."""
+        read, elements = self.open(number, start)
+        for _ in itertools.islice(elements, start - read):
+            pass
 
     def _counted(self) -> Iterator[Any]:
         for element in self._iterator:

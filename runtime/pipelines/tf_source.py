@@ -61,6 +61,9 @@ class DatasetSource:
         del start
         return 0, iter(self._dataset(number).prefetch(_AHEAD))
 
+    def leave(self, number: int, start: int) -> None:
+        """Do nothing: passes are made anew, and the script's dataset is untouched."""
+
     array = staticmethod(np.asarray)
 
     def _dataset(self, number: int) -> Any:

@@ -107,6 +107,16 @@ def test_dataset_without_end_is_read_by_number() -> None:
     assert (start, next(elements)[1].tolist()) == (50, [50, 50])
 
 
+def test_dataset_is_left_as_if_this_worker_had_read() -> None:
+    read, unread = Images(), Images()
+    reader = PyDatasetSource(read, SEED, is_shuffled=False)
+    for number in range(2):
+        whole(reader, number)
+    reader.leave(2, 0)
+    PyDatasetSource(unread, SEED, is_shuffled=False).leave(2, 0)
+    assert read.order.tolist() == unread.order.tolist() != list(range(BATCHES))
+
+
 def test_dataset_without_batches_is_named() -> None:
     images = Images()
     images.num_batches = 0

@@ -34,6 +34,9 @@ class Numbers:
         self.opened.append((number, start))
         return 0, self._pass(number)
 
+    def leave(self, number: int, start: int) -> None:
+        self.left = number, start
+
     def array(self, leaf: Any) -> Any:
         return np.asarray(leaf)
 
@@ -148,6 +151,31 @@ def test_forward_source_reads_what_came_before() -> None:
     feed = Feed(forward(numbers), FeedTerms(BATCHES))
     assert value_of(feed.train_batch(6, LocalCommunicator())) == 12
     assert numbers.read == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]
+
+
+def test_next_feed_goes_on_alike_whoever_has_read() -> None:
+    def endless() -> Iterator[Any]:
+        for value in range(1000):
+            yield np.full((3, 1), value), np.arange(3)
+
+    def member(communicator: FakeCommunicator) -> list[int]:
+        generator, found = endless(), []
+        for _ in range(2):
+            source = ForwardSource("the generator", lambda: generator, np.asarray, is_endless=True)
+            feed = Feed(source, FeedTerms(3))
+            found += [value_of(feed.train_batch(step, communicator)) for step in range(3)]
+            feed.leave(3)
+        found.append(int(next(generator)[0][0, 0]))
+        communicator.agree(1)
+        return found
+
+    assert run_world(3, member) == [[0, 1, 2, 3, 4, 5, 6]] * 3
+
+
+def test_feed_is_left_after_whole_passes() -> None:
+    source = Numbers()
+    Feed(source, FeedTerms(BATCHES)).leave(2 * BATCHES + 1)
+    assert source.left == (2, 1)
 
 
 def test_pipeline_that_ends_too_early_is_named() -> None:

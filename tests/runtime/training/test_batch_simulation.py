@@ -35,6 +35,8 @@ class Drawn:
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         return 0, self._pass(number)
 
+    def leave(self, number: int, start: int) -> None: ...
+
     def array(self, leaf: Any) -> Any:
         return np.asarray(leaf)
 
