@@ -10,9 +10,9 @@ WORDS, TAGS, DEPARTMENTS = 50, 6, 4
 
 keras.utils.set_random_seed(24)
 random = np.random.default_rng(24)
-title = random.integers(WORDS, size=(100, 5))
-body = random.integers(WORDS, size=(100, 12))
-tags = random.integers(2, size=(100, TAGS)).astype("float32")
+title = random.integers(WORDS, size=(96, 5))
+body = random.integers(WORDS, size=(96, 12))
+tags = random.integers(2, size=(96, TAGS)).astype("float32")
 priority = tags.mean(axis=1, keepdims=True)
 department = keras.utils.to_categorical(title[:, 0] % DEPARTMENTS, DEPARTMENTS)
 
@@ -47,7 +47,7 @@ history = model.fit(
     {"title": title, "body": body, "tags": tags},
     {"priority": priority, "department": department},
     epochs=3,
-    batch_size=32,
+    batch_size=16,
     shuffle=False,
     verbose=2,
 )
