@@ -108,10 +108,10 @@ class _Training:
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
         self._steps_per_epoch = job.work_plan.steps_per_epoch
         if job.stage.number == 1 and self._call.shown != SILENT:
-            context.notify(_announcement(self._model, job, len(context.config.workers)))
+            context.inform(_announcement(self._model, job, len(context.config.workers)))
         if job.rate is not None:
             self._rate = ScaledRate(self._model.optimizer, job.rate)
-            context.notify(f"the learning rate grows with the batch: {job.rate}")
+            context.inform(f"the learning rate grows with the batch: {job.rate}")
         return replica_of_keras(self._model, job.first_microbatch)
 
     def _accompany(self, replica: Replica) -> Companion:

@@ -253,7 +253,8 @@ class Narration:
             self._journal.record("completed", **fields)
         elif report.get("kind") == "notice" and report["text"] not in self._notices:
             self._notices.add(report["text"])
-            self._say(report["text"])
+            tell = self._inform if report.get("is_progress") else self._say
+            tell(report["text"])
 
     def _died(self, message: Message) -> None:
         error = self._errors.get(message["worker"])

@@ -60,6 +60,10 @@ class WorkerContext:
         """Show one line to the user, once for all workers that send the same line."""
         self.tell_agent({"kind": "notice", "text": text})
 
+    def inform(self, text: str) -> None:
+        """Show one line as ``notify`` does, but not to a user who asked for quiet."""
+        self.tell_agent({"kind": "notice", "text": text, "is_progress": True})
+
     def open_store(self) -> CheckpointStore:
         """Return the run's checkpoints, signed if the run has a key.
 

@@ -347,7 +347,10 @@ def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
     told.voice.began(setup_of(is_resumed=False))
     told.voice.launching(launch)
     told.voice.ended(End(ExitCode.DONE, "completed step 5"))
+    told.report(0, "notice", text="2 workers train", is_progress=True)
     assert told.lines() == []
+    told.report(0, "notice", text="checkpoints are at risk")
+    assert told.lines() == ["holdfast: checkpoints are at risk"]
 
     told.voice.heard(DEATH)
     told.voice.ended(End(ExitCode.RECOVERY_IMPOSSIBLE, "the budget is spent"))
