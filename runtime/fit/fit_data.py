@@ -12,6 +12,7 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.data import ArrayData, Data
 from holdfast.runtime.model.nest import Nest, leaves, map_leaves
+from holdfast.runtime.pipelines.class_weights import class_weights_of
 from holdfast.runtime.pipelines.feed import Feed
 
 _MOST_PARTS = 3
@@ -56,20 +57,7 @@ def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) ->
         raise ProgramError(
             "fit() got class_weight and sample_weight: multiply them into one sample_weight"
         )
-    targets = leaves(y)
-    if len(targets) != 1:
-        raise ProgramError(
-            f"fit(class_weight=...) needs one array of targets, got {len(targets)}: "
-            "give sample_weight for each output"
-        )
-    classes = np.asarray(targets[0])
-    if classes.ndim > 1 and classes.shape[-1] > 1:
-        classes = classes.argmax(axis=-1)
-    flat = classes.reshape(len(classes), -1)[:, 0].astype(np.int64)
-    found = np.ones(len(flat), np.float32)
-    for number, weight in by_class.items():
-        found[flat == int(number)] = weight
-    return found
+    return class_weights_of(y, by_class)
 
 
 def validation_of(given: Any) -> Data:

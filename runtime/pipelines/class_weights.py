@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.nest import leaves
 
 
 def class_weights_of(y: Any, class_weight: Mapping[int, float]) -> npt.NDArray[np.float32]:
@@ -17,24 +18,20 @@ def class_weights_of(y: Any, class_weight: Mapping[int, float]) -> npt.NDArray[n
     A class that ``class_weight`` does not name weighs 1.
 
     Raises:
-        ProgramError: ``y`` is no single array.
+        ProgramError: ``y`` is more than one array, or none.
     """
-    if not hasattr(y, "shape"):
+    targets = leaves(y)
+    if len(targets) != 1:
         raise ProgramError(
-            "class_weight needs a single array of targets: give sample weights for a model with "
-            "several outputs"
+            f"fit(class_weight=...) needs one array of targets, got {len(targets)}: "
+            "give sample_weight for each output"
         )
-    classes = np.asarray(y)
+    classes = np.asarray(targets[0])
     if classes.ndim > 1:
         is_one_hot = classes.shape[-1] > 1
         classes = classes.argmax(-1) if is_one_hot else np.rint(classes[..., 0])
     numbers = np.rint(classes).astype(np.int64)
-    known = max(int(number) for number in class_weight)
-    table = np.array([class_weight.get(number, 1.0) for number in range(known + 1)], np.float32)
-    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) <= known:
-        raise ProgramError(
-            f"y has classes from {numbers.min()} to {numbers.max()}, and class_weight names "
-            f"0 to {known}: add a weight for each class of y"
-        )
-    found: npt.NDArray[np.float32] = table[numbers]
+    found = np.ones(numbers.shape, np.float32)
+    for number, weight in class_weight.items():
+        found[numbers == int(number)] = weight
     return found
