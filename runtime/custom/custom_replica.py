@@ -37,9 +37,9 @@ from holdfast.runtime.custom.kept_state import KeptState, replica_variables, see
 from holdfast.runtime.custom.step_plan import StepPlan, plan_of
 from holdfast.runtime.custom.step_probe import Probe, probe
 from holdfast.runtime.custom.traced_graph import traced
+from holdfast.runtime.loss.loss_scale import LossScale
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.borrowed_total import BorrowedTotal
-from holdfast.runtime.model.loss_scale import LossScale
 from holdfast.runtime.model.named_variables import check_tensors
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch

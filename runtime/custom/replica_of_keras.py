@@ -7,18 +7,21 @@ from typing import Any
 import keras
 
 from holdfast.runtime.custom.custom_replica import CustomReplica
+from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.replica import Microbatch, Replica
 
 
-def replica_of_keras(model: Any, first: Microbatch) -> Replica:
+def replica_of_keras(model: Any, first: Microbatch, mixing: BatchMixing) -> Replica:
     """Return the replica of ``model``; ``first`` is one of the microbatches to train with.
 
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
-    kind = CustomReplica if overrides_steps(model) else KerasReplica
-    return kind(model, first.x, first.y, first.weights)
+    if overrides_steps(model):
+        refuses = mixing is BatchMixing.REFUSED
+        return CustomReplica(model, first.x, first.y, first.weights, refuses_mixing=refuses)
+    return KerasReplica(model, first.x, first.y, first.weights, mixing=mixing)
 
 
 def overrides_steps(model: Any) -> bool:

@@ -20,6 +20,7 @@ from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
 from holdfast.runtime.fit.scaled_rate import ScaledRate
+from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -112,7 +113,8 @@ class _Training:
         if job.rate is not None:
             self._rate = ScaledRate(self._model.optimizer, job.rate)
             context.inform(f"the learning rate grows with the batch: {job.rate}")
-        return replica_of_keras(self._model, job.first_microbatch)
+        mixing = BatchMixing.of(job.microbatches, is_accepted=self._options.accept_batch_mixing)
+        return replica_of_keras(self._model, job.first_microbatch, mixing)
 
     def _accompany(self, replica: Replica) -> Companion:
         self._callbacks = callback_run(

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -36,10 +35,13 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.runtime.loss.loss_scale import LossScale
+from holdfast.runtime.loss.loss_terms import Kind
 from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
 from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
-from holdfast.runtime.model.loss_scale import LossScale
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
+from holdfast.runtime.model.model_sums import ModelSums
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
@@ -53,55 +55,51 @@ from holdfast.runtime.model.tensors import (
 from holdfast.runtime.model.vector_layout import VectorLayout
 
 
-@dataclass(frozen=True, slots=True)
-class _Roles:
-    """The variables that a step touches, by the part that they play."""
-
-    graded: tuple[Any, ...]
-    """Trainable variables that the loss depends on."""
-    moving: tuple[Any, ...]
-    """State that a training call changes and that is averaged over samples."""
-    metrics: tuple[Any, ...]
-    """Metric variables that an update changes."""
-
-    def paths(self) -> list[str]:
-        """Return the paths, which can be compared; variables would compare by elements."""
-        return [v.path for v in self.graded + self.moving + self.metrics]
-
-
 class KerasReplica:
     """A compiled Keras model that computes contributions and applies totals.
 
     ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.  A model
     that is not built yet is built with them.  If they have the shape of the job's
     microbatches, the graph is ready before the first step.
+
+    Raises:
+        ProgramError: the model cannot be trained exactly; the message names the reason.
     """
 
-    def __init__(self, model: Any, x: Nest, y: Nest, weights: Nest = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        x: Nest,
+        y: Nest,
+        weights: Nest = None,
+        *,
+        mixing: BatchMixing = BatchMixing.REFUSED,
+    ) -> None:
         model_rules.check_backend(keras.backend.backend())
-        model_rules.check_model(model, keras.Model)
+        model_rules.check_compiled(model, keras.Model)
         self._model = model
         self._graphs: dict[tuple[object, ...], Any] = {}
-        self._roles: _Roles | None = None
         first = Microbatch(x, y, 0, weights)
         one = Batch.of(first_sample(first))
         _build(model, one)
-        self._trainable = tuple(model.trainable_variables)
-        model_rules.check_trainable(self._trainable)
+        model_rules.check_trainable(model.trainable_variables)
         if not model.optimizer.built:
-            model.optimizer.build(self._trainable)
-        state = tuple(model.non_trainable_variables)
-        self._seeds = tuple(v for v in state if model_rules.is_generator_state(v))
-        self._state = tuple(v for v in state if not model_rules.is_generator_state(v))
-        self._no_seeds = tf.zeros((0, 2), tf.int64)
+            model.optimizer.build(model.trainable_variables)
         self._scale = LossScale(model.optimizer)
+        self._sums = ModelSums(model, self._scale)
+        self._no_seeds = tf.zeros((0, 2), tf.int64)
         self._tensors = model_variables(model)
-        self._graph(first, training=True)
-        _check_metrics(model, self._found.metrics, one)
-        self._layout = VectorLayout.of(v.shape for v in self._found.graded + self._found.moving)
-        self._graded = len(self._found.graded)
+        finding = None
+        if mixing is not BatchMixing.HARMLESS:
+            finding = Probe(model, self._sums, first).run()
+        self._graph(first, training=True)  # it refuses what would also look like mixing
+        if finding is not None and mixing is BatchMixing.REFUSED:
+            finding.refuse_mixing()
+        roles = self._sums.roles
+        _check_metrics(model, roles.metrics, one)
+        self._layout = VectorLayout.of(roles.shapes)
         self._padding = self._layout.padding()
-        metrics = 1 + sum(math.prod(v.shape) for v in self._found.metrics)
+        metrics = self._sums.measures.size
         self._shape = ContributionShape(gradient=self._layout.size, metrics=metrics)
         self._borrowed = BorrowedTotal(self._layout.size)
         self._update = self._trace_update()
@@ -142,29 +140,36 @@ class KerasReplica:
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
-        self._update(_constant(samples), self._borrowed.rows(total))
+        self._update(self._divisors(total, samples), self._borrowed.rows(total))
 
     def takes_overflow(self, total: FloatVector) -> bool:
         """Return whether only gradients are not finite, and the optimizer skips such a step."""
-        return self._scale.takes_overflow(total[self._layout.places[self._graded - 1].stop :])
+        return self._scale.takes_overflow(
+            total[self._layout.places[len(self._sums.roles.graded) - 1].stop :]
+        )
 
     def finish(self) -> None:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""
         self._model.optimizer.finalize_variable_values(self._model.trainable_variables)
 
+    @property
+    def is_additive(self) -> bool:
+        """Whether metrics of a batch are sums over its samples already, without `settle`."""
+        return self._sums.measures.is_additive
+
+    def settle(self, sums: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
+        """Return what the metrics of one batch add to those of an epoch."""
+        return self._sums.measures.settle(sums, samples)
+
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
-        """Return the loss and the results of the model's metrics.
+        """Return the loss and the results of the model's metrics, from settled sums.
 
         A metric with several values is returned as ``name/0``, ``name/1`` and so on.
         """
-        start = 1
-        for variable in self._found.metrics:
-            stop = start + math.prod(variable.shape)
-            variable.assign(tf.cast(sums[start:stop].reshape(variable.shape), variable.dtype))
-            start = stop
+        loss = self._sums.measures.assign(sums) / samples
         found = self._model.get_metrics_result()
         self._model.reset_metrics()
-        found["loss"] = float(sums[0]) / samples
+        found["loss"] = loss
         return {name: value for key in found for name, value in _scalars(key, found[key])}
 
     def state(self) -> Tensors:
@@ -184,17 +189,13 @@ class KerasReplica:
         for name, variable in self._tensors.items():
             variable.value.assign(tf.convert_to_tensor(state[name]))
 
-    @property
-    def _found(self) -> _Roles:
-        assert self._roles is not None, "the first graph is traced at construction"
-        return self._roles
-
     def _run(self, batch: Microbatch, *, training: bool) -> Sequence[Any]:
         """Run the graph of the batch's shape and return its outputs."""
         graph = self._graph(batch, training=training)
         seeds = self._no_seeds
-        if self._seeds:
-            seeds = tf.constant(generator_seeds(batch.seed, len(self._seeds)), tf.int64)
+        generators = len(self._sums.seeds)
+        if generators:
+            seeds = tf.constant(generator_seeds(batch.seed, generators), tf.int64)
         outputs: Sequence[Any] = graph(flat_tensors(batch), seeds)
         return outputs
 
@@ -206,78 +207,55 @@ class KerasReplica:
         """
         key = (training, shape_key(batch))
         if key not in self._graphs:
-            sums = self._training_sums if training else self._validation_sums
+            sums = self._sums.training if training else self._sums.validation
             call = tf.function(
                 lambda tensors, seeds: sums(Batch.of(batch, tensors), seeds), autograph=False
             )
             graph = call.get_concrete_function(
                 flat_specifications(batch),
-                tf.TensorSpec((len(self._seeds), 2), tf.int64),
+                tf.TensorSpec((len(self._sums.seeds), 2), tf.int64),
             )
             model_rules.check_operations(graph.graph.as_graph_def())
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _training_sums(self, batch: Batch, seeds: Any) -> list[Any]:
-        """Build the graph of a contribution: gradients, moving statistics, metrics."""
-        model, samples = self._model, float(batch.samples)
-        call = ModelCall(model, self._seeded(seeds))
-        with tf.GradientTape() as tape:
-            tape.watch(call.weights)
-            with call.scope:
-                prediction, loss = forward(model, batch, training=True)
-                objective = self._scale.objective(loss * samples, samples)
-        with call.scope:
-            update_metrics(model, batch, prediction)
-        gradients = tape.gradient(objective, call.weights)
-        self._note_roles(call, gradients)
-        found = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        moving = [call.value(v) * samples for v in self._found.moving]
-        return [*self._scale.sums(found, samples), *moving, self._metric_sums(call, loss * samples)]
-
-    def _validation_sums(self, batch: Batch, seeds: Any) -> list[Any]:
-        """Build the graph of a validation batch: metrics only."""
-        call = ModelCall(self._model, self._seeded(seeds))
-        with call.scope:
-            prediction, loss = forward(self._model, batch, training=False)
-            update_metrics(self._model, batch, prediction)
-        return [self._metric_sums(call, loss * float(batch.samples))]
-
-    def _seeded(self, seeds: Any) -> Iterator[tuple[Any, Any]]:
-        return ((v, seeds[i]) for i, v in enumerate(self._seeds))
-
-    def _note_roles(self, call: ModelCall, gradients: Sequence[Any]) -> None:
-        """Learn from the first trace which variables take part; all later traces must agree."""
-        known = {id(v) for v in self._trainable + self._state + self._seeds + call.metrics}
-        model_rules.check_strangers(len(call.scope.state_mapping.keys() - known))
-        moving = tuple(filter(call.has_changed, self._trainable + self._state))
-        for variable in moving:
-            model_rules.check_state_change(variable)
-        pairs = zip(self._trainable, gradients, strict=True)
-        graded = tuple(v for v, gradient in pairs if gradient is not None)
-        model_rules.check_gradients(graded)
-        roles = _Roles(graded, moving, tuple(filter(call.has_changed, call.metrics)))
-        first = self._roles or roles
-        assert first.paths() == roles.paths(), "what a call changes depends on the batch's shape"
-        self._roles = roles
-
-    def _metric_sums(self, call: ModelCall, loss: Any) -> Any:
-        sums = [tf.reshape(call.value(v), [-1]) for v in self._found.metrics]
-        return tf.concat([tf.reshape(loss, [1]), *(tf.cast(s, tf.float32) for s in sums)], 0)
-
     def _trace_update(self) -> Any:
-        """Build the graph that divides the sums by the samples and updates everything."""
-        graded, moving = self._found.graded, self._found.moving
+        """Build the graph that divides the sums and updates everything."""
+        roles, places = self._sums.roles, self._layout.places
+        parts = self._parts
+        variables = roles.graded_variables
 
-        def update(samples: Any, sums: Any) -> None:
-            means = [tensor_at(sums, place) / samples for place in self._layout.places]
-            self._model.optimizer.apply(means[: len(graded)], list(graded))
-            for variable, mean in zip(moving, means[len(graded) :], strict=True):
-                variable.assign(mean)
+        def update(divisors: Any, sums: Any) -> None:
+            means: dict[int, Any] = {}
+            for (part, variable), place in zip(roles.graded, places, strict=False):
+                divisor = divisors[parts.index(part)]
+                mean = tf.math.divide_no_nan(tensor_at(sums, place), divisor)
+                known = means.get(id(variable))
+                means[id(variable)] = mean if known is None else known + mean
+            self._model.optimizer.apply([means[id(v)] for v in variables], list(variables))
+            moving_places = places[len(roles.graded) :]
+            for variable, place in zip(roles.moving, moving_places, strict=True):
+                variable.assign(tensor_at(sums, place) / divisors[0])
 
         return tf.function(update, autograph=False).get_concrete_function(
-            tf.TensorSpec((), tf.float32),
+            tf.TensorSpec((len(parts),), tf.float32),
             self._borrowed.specification,
+        )
+
+    @property
+    def _parts(self) -> list[str]:
+        """Names of the loss's parts with another denominator each; the samples come first."""
+        return list(dict.fromkeys([Kind.MEAN.name, *(part for part, _ in self._sums.roles.graded)]))
+
+    def _divisors(self, total: FloatVector, samples: int) -> Any:
+        """Return what each part of the loss is divided by."""
+        parts = self._parts
+        if len(parts) == 1:
+            return _constant(samples)
+        metrics, known = total[self._layout.size :], {Kind.MEAN.name: samples, Kind.SUM.name: 1}
+        entry = self._sums.measures.denominator_of
+        return tf.constant(
+            [known[part] if part in known else metrics[entry(part)] for part in parts], tf.float32
         )
 
 
@@ -313,7 +291,7 @@ def _updated_metrics(
 @functools.lru_cache(maxsize=8)
 def _constant(samples: int) -> Any:
     """Return a number of samples as a tensor; steps have one or two of them."""
-    return tf.constant(samples, tf.float32)
+    return tf.constant([samples], tf.float32)
 
 
 def _scalars(name: str, value: Any) -> Iterable[tuple[str, float]]:

@@ -37,14 +37,14 @@ class ModelCall:
 def forward(model: Any, batch: Batch, *, training: bool) -> tuple[Any, Any]:
     """Return prediction and loss, as ``Model.fit`` computes them."""
     prediction = model(batch.x, **model_rules.accepted(model.call, training=training))
+    # By position, as Keras does: an override may call its arguments by other names.
     loss = model.compute_loss(
-        x=batch.x,
-        y=batch.y,
-        y_pred=prediction,
-        sample_weight=batch.weights,
+        batch.x,
+        batch.y,
+        prediction,
+        batch.weights,
         **model_rules.accepted(model.compute_loss, training=training),
     )
-    model_rules.check_loss_value(tuple(loss.shape))
     return prediction, tf.cast(loss, tf.float32)
 
 

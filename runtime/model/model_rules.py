@@ -40,16 +40,6 @@ def check_backend(name: str) -> None:
         )
 
 
-def check_model(model: Any, base: Any) -> None:
-    """Raise ProgramError unless ``model`` is a compiled Keras model of the supported kind.
-
-    ``base`` is ``keras.Model``.
-    """
-    check_compiled(model, base)
-    for loss in _leaves(getattr(model, "loss", None)):
-        _check_loss(loss)
-
-
 def check_compiled(model: Any, base: Any) -> None:
     """Raise ProgramError unless ``model`` is a compiled Keras model without stateful layers."""
     if not isinstance(model, base):
@@ -114,15 +104,6 @@ def check_strangers(count: int) -> None:
         )
 
 
-def check_loss_value(shape: tuple[int, ...]) -> None:
-    """Raise ProgramError unless the loss of a microbatch is one number."""
-    if shape != ():
-        raise ProgramError(
-            f"the loss of a microbatch has the shape {shape} but must be one number, the mean over "
-            'its samples: use reduction="sum_over_batch_size"'
-        )
-
-
 def check_metric(variable: Any, *, is_sum: bool) -> None:
     """Raise ProgramError unless the metric's variable is a sum over samples."""
     if not is_sum:
@@ -160,15 +141,6 @@ def accepted(function: Any, *, training: bool) -> dict[str, bool]:
     return {"training": training} if takes else {}
 
 
-def _check_loss(loss: Any) -> None:
-    reduction = getattr(loss, "reduction", "sum_over_batch_size")
-    if reduction in ("sum", "none", None):
-        raise ProgramError(
-            f"loss {getattr(loss, 'name', loss)!r} has reduction={reduction!r}, but the loss must "
-            'be a mean over samples: use reduction="sum_over_batch_size"'
-        )
-
-
 def _check_layer(layer: Any) -> None:
     if getattr(layer, "stateful", False) and hasattr(layer, "reset_states"):
         raise ProgramError(
@@ -183,12 +155,3 @@ def _layers(model: Any) -> list[Any]:
     for layer in getattr(model, "_layers", ()):
         found.extend(_layers(layer))
     return found
-
-
-def _leaves(nested: Any) -> list[Any]:
-    """Return the losses of a compile argument: one, a list or a dict of them."""
-    if isinstance(nested, dict):
-        nested = list(nested.values())
-    if isinstance(nested, (list, tuple)):
-        return [leaf for item in nested for leaf in _leaves(item)]
-    return [] if nested is None else [nested]

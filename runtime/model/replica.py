@@ -96,7 +96,10 @@ class Replica(Protocol):
         """Write the metrics' sums over validation samples into ``out`` (``shape.metrics`` long)."""
 
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
-        """Return named metric values, ``loss`` among them, from sums over ``samples`` samples."""
+        """Return named metric values, ``loss`` among them, from sums over ``samples`` samples.
+
+        Sums of a replica that settles batches are settled (`loss.settling`).
+        """
 
     def state(self) -> Tensors:
         """Return all tensors by name, as arrays that may alias the live state."""

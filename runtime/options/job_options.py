@@ -249,6 +249,10 @@ class JobOptions:
         check=check_rule,
         default_text="it does not",
     )
+    accept_batch_mixing: bool = _switch(
+        "--accept-batch-mixing",
+        "Train also a loss that mixes the samples of a batch: each microbatch has its own.",
+    )
     preload: tuple[str, ...] = option(
         "--preload",
         "Modules that warm processes import ahead of becoming workers.",

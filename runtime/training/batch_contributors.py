@@ -18,6 +18,7 @@ from holdfast.recovery.order import BatchOrder
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.work_plan import WorkPlan
 from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.loss.settling import PassLayout
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.pipelines.batch import Batch
 from holdfast.runtime.pipelines.feed import Feed
@@ -76,8 +77,9 @@ class BatchValidationContributor:
         self._terms = terms
         self._notes = notes
         self._leaves: dict[int, _Leaf] = {}
-        self.size = replica.shape.metrics
-        self._one = np.empty(self.size, np.float32)
+        self._layout = PassLayout(replica, replica.shape.metrics, feed.steps)
+        self.size = self._layout.size
+        self._one = np.empty(replica.shape.metrics, np.float32)
 
     def gather(self, cursor: Cursor, missing: Collection[int], communicator: Communicator) -> None:
         """Evaluate the missing parts of every batch of the validation after ``cursor``."""
@@ -88,7 +90,7 @@ class BatchValidationContributor:
             batch = self._feed.validation_batch(number, communicator, self._notes)
             with self._notes.needing_no_peer():
                 for m, leaf in self._leaves.items():
-                    self._add(leaf, batch, (cursor.step, m, first))
+                    self._add(leaf, batch, (cursor.step, m, step, first))
             first += batch.samples
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
@@ -98,8 +100,8 @@ class BatchValidationContributor:
         out[:] = leaf.sums
         return leaf.samples, leaf.proof % 2**64
 
-    def _add(self, leaf: _Leaf, batch: Batch, at: tuple[int, int, int]) -> None:
-        step, m, first = at
+    def _add(self, leaf: _Leaf, batch: Batch, at: tuple[int, int, int, int]) -> None:
+        step, m, number, first = at
         start, stop = self._terms.order.bounds(batch.samples, m)
         if start == stop:
             return
@@ -107,7 +109,7 @@ class BatchValidationContributor:
         self._notes.begin_work(step, m, places.tobytes(), is_validation=True)
         self._replica.evaluate(part_of(self._feed, batch, (start, stop), 0), self._one)
         self._notes.end_work()
-        leaf.sums += self._one
+        self._layout.add(leaf.sums, number, self._one, stop - start)
         leaf.samples += stop - start
         leaf.proof += fingerprint(places)
 

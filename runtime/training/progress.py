@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
+from holdfast.runtime.loss.settling import Sums, pass_sums, step_sums
 from holdfast.runtime.model.replica import (
     Finishing,
     OverflowTaker,
@@ -63,7 +62,8 @@ class Progress:
         replica = self._replica
         if isinstance(replica, OverflowTaker) and replica.takes_overflow(total.contribution):
             return None
-        results = self._replica.results(self._metric_sums(total), max(total.samples, 1))
+        samples = max(total.samples, 1)
+        results = replica.results(self._step_sums(total), samples)
         return ProgramError(
             f"the gradients or the loss of step {self.cursor.step + 1} are not finite "
             f"({_shown(results)}); nothing of this step was applied; lower the learning "
@@ -75,7 +75,7 @@ class Progress:
         before = self.cursor
         if work_plan.is_epoch_start(before):
             before = before.at_epoch_start()
-        sums = self._metric_sums(total)
+        sums = self._step_sums(total)
         self._replica.apply(total.contribution, total.samples)
         if self._turn:
             self.cursor = before.after_turn(self._turn, sums)
@@ -93,7 +93,7 @@ class Progress:
         return self._replica.turn if isinstance(self._replica, TurnTaker) else 0
 
     def _commit_evaluation(self, total: Total) -> None:
-        sums = total.contribution.astype(np.float64)
+        sums = pass_sums(self._replica, self._replica.shape.metrics, total.contribution)
         self.cursor = self.cursor.after_evaluation()
         validation = self._replica.results(sums, total.samples)
         self._end_epoch(self._job.work_plan.epoch_of(self.cursor), validation)
@@ -112,8 +112,9 @@ class Progress:
                 "report it, and run again from the last checkpoint"
             )
 
-    def _metric_sums(self, total: Total) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        return total.contribution[self._replica.shape.gradient :].astype(np.float64)
+    def _step_sums(self, total: Total) -> Sums:
+        metrics = total.contribution[self._replica.shape.gradient :]
+        return step_sums(self._replica, metrics, max(total.samples, 1))
 
 
 def _shown(results: dict[str, float]) -> str:

@@ -64,6 +64,8 @@ class Trainer:
         keep_best: a metric and "min" or "max", such as ("val_loss", "min"): the checkpoint
             of the epoch with the best value is kept too.  Each epoch's end then has a
             checkpoint.
+        accept_batch_mixing: train also a loss that mixes the samples of a batch, such as a
+            contrastive one.  Each microbatch then has its own loss.
     """
 
     def __init__(  # noqa: PLR0913  (each is one plain wish of the user's)
@@ -80,9 +82,11 @@ class Trainer:
         initial: str | os.PathLike[str] | None = None,
         keep_every: int | None = None,
         keep_best: tuple[str, str] | None = None,
+        accept_batch_mixing: bool = False,
     ) -> None:
         self._model = model
         self._data = data
+        self._accepts_mixing = accept_batch_mixing
         check_data("data", data)
         if validation is not None:
             check_data("validation", validation)
@@ -118,11 +122,15 @@ class Trainer:
         return Result(end.cursor.step, end.sha256, end.is_first, end.metrics, end.validation)
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
-        self._replica = _build_replica(self._model, job, context)
+        options = context.config.options
+        is_accepted = self._accepts_mixing or options.accept_batch_mixing
+        self._replica = _build_replica(self._model, job, context, accepts_mixing=is_accepted)
         return self._replica
 
 
-def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
+def _build_replica(
+    model: Any, job: TrainingJob, context: WorkerContext, *, accepts_mixing: bool
+) -> Replica:
     """Return the replica of ``model``, built with the job's seeds."""
     if isinstance(model, Replica) and not isinstance(model, type):
         return model
@@ -135,13 +143,15 @@ def _build_replica(model: Any, job: TrainingJob, context: WorkerContext) -> Repl
             f"the trainer's model is a {type(made).__name__}, which is neither a compiled Keras "
             "model nor a Replica; pass one of them, or a function that returns one"
         )
-    return _build_keras(model, job, context)
+    return _build_keras(model, job, context, accepts_mixing=accepts_mixing)
 
 
-def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replica:
+def _build_keras(
+    model: Any, job: TrainingJob, context: WorkerContext, *, accepts_mixing: bool
+) -> Replica:
     """Build a Keras model, or a replica of the user's own that uses TensorFlow."""
     from holdfast.runtime.custom.replica_of_keras import replica_of_keras
-    from holdfast.runtime.model import tensorflow_settings
+    from holdfast.runtime.model import batch_mixing, tensorflow_settings
 
     config = context.config
     tensorflow_settings.set_numerics(
@@ -150,4 +160,5 @@ def _build_keras(model: Any, job: TrainingJob, context: WorkerContext) -> Replic
     made = make_model(model)
     if isinstance(made, Replica):
         return made
-    return replica_of_keras(made, job.first_microbatch)
+    mixing = batch_mixing.BatchMixing.of(job.microbatches, is_accepted=accepts_mixing)
+    return replica_of_keras(made, job.first_microbatch, mixing)

@@ -31,6 +31,7 @@ from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
+from holdfast.runtime.loss.settling import PassLayout
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Replica
 
@@ -111,7 +112,10 @@ class TrainingContributor:
 
 
 class ValidationContributor:
-    """Leaf m adds up the m-th microbatch of every batch of the validation data."""
+    """Leaf m adds up the m-th microbatch of every batch of the validation data.
+
+    The sums of batches stay apart if the replica must settle each (`settling`).
+    """
 
     def __init__(
         self, replica: Replica, data: Data, order: SequentialOrder, notes: WorkNotes
@@ -121,8 +125,9 @@ class ValidationContributor:
         self._order = order
         self._notes = notes
         self._fingerprints = FingerprintTable(order.samples)
-        self.size = replica.shape.metrics
-        self._one = np.empty(self.size, np.float32)
+        self._layout = PassLayout(replica, replica.shape.metrics, order.steps_per_epoch)
+        self.size = self._layout.size
+        self._one = np.empty(replica.shape.metrics, np.float32)
 
     def fill(self, index: int, m: int, out: FloatVector) -> tuple[int, int]:
         """Evaluate the m-th microbatch of every batch after update ``index``."""
@@ -136,7 +141,7 @@ class ValidationContributor:
             part = read_microbatch(self._data, ids, seed=0)
             self._replica.evaluate(part.of_batch(self._order.batch_size(batch)), self._one)
             self._notes.end_work()
-            out += self._one
+            self._layout.add(out, batch, self._one, len(ids))
             samples += len(ids)
             proof += self._fingerprints.fingerprint(ids)
         return samples, proof % 2**64

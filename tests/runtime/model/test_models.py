@@ -152,7 +152,7 @@ def test_a_custom_loss_and_metric_are_used(tf: SimpleNamespace) -> None:
             def call(self, inputs: Any) -> Any:
                 return self.dense(self.flatten(inputs))
 
-            def compute_loss(self, x: Any, y: Any, y_pred: Any, **_: Any) -> Any:
+            def compute_loss(self, x: Any, y: Any, y_pred: Any, weights: Any, **_: Any) -> Any:
                 return tf.tensorflow.reduce_mean(tf.tensorflow.abs(y_pred)) * 0 + 3.0
 
             def compute_metrics(self, x: Any, y: Any, y_pred: Any, **_: Any) -> Any:

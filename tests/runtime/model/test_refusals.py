@@ -57,14 +57,6 @@ def test_a_model_that_is_not_compiled_is_refused(tf: SimpleNamespace) -> None:
     assert "'plain' is not compiled" in _refused(tf, make)
 
 
-@pytest.mark.parametrize("reduction", ["sum", None])
-def test_a_loss_that_is_no_mean_is_refused(tf: SimpleNamespace, reduction: str | None) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        return dense(tf, loss=tf.keras.losses.MeanSquaredError(reduction=reduction))
-
-    assert "must be a mean over samples" in _refused(tf, make)
-
-
 def test_an_overridden_train_step_is_refused(tf: SimpleNamespace) -> None:
     def make(tf: SimpleNamespace) -> Any:
         class Custom(tf.keras.Sequential):

@@ -100,5 +100,7 @@ def test_a_state_of_another_shape_is_refused_and_nothing_changes(replicas: list[
 
 
 def test_numerics_that_come_too_late_are_refused(tf: SimpleNamespace) -> None:
+    from holdfast.runtime.model import tensorflow_settings
+
     with pytest.raises(ProgramError, match="cannot be set to 5 threads"):
-        tf.module.set_numerics(5, 0, deterministic=False)
+        tensorflow_settings.set_numerics(5, 0, deterministic=False)

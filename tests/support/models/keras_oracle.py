@@ -48,7 +48,19 @@ def stepped_in_parts(
             total += contribution(replica, part)
         replica.apply(total, batch.samples)
     sums = total[replica.shape.gradient :].astype(np.float64)
-    return copy_of(replica.state()), replica.results(sums, batch.samples)
+    return copy_of(replica.state()), replica.results(
+        replica.settle(sums, batch.samples), batch.samples
+    )
+
+
+def evaluated_in_parts(replica: Any, batch: Microbatch, *, count: int) -> dict[str, float]:
+    """Return the results of a validation batch in parts."""
+    one = np.empty(replica.shape.metrics, np.float32)
+    sums = np.zeros(replica.shape.metrics)
+    for part in parts_of(batch, count):
+        replica.evaluate(part, one)
+        sums += one
+    return replica.results(replica.settle(sums, batch.samples), batch.samples)
 
 
 def stepped_by_keras(

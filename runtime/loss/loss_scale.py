@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from holdfast.recovery.partial import FloatVector
 
@@ -32,13 +33,9 @@ class LossScale:
         """Whether the optimizer skips steps whose gradients overflow."""
         return hasattr(self._optimizer, "dynamic_growth_steps")
 
-    def objective(self, loss_sum: Any, samples: float) -> Any:
-        """Return what is differentiated, from the sum of the loss over the samples."""
-        return self._optimizer.scale_loss(loss_sum / samples if self.is_dynamic else loss_sum)
-
-    def sums(self, gradients: list[Any], samples: float) -> list[Any]:
-        """Return sums of the scaled gradients over the samples, from those of the objective."""
-        return [g * samples for g in gradients] if self.is_dynamic else gradients
+    def factor(self) -> Any:
+        """Return what the optimizer multiplies a loss by."""
+        return self._optimizer.scale_loss(tf.constant(1.0))
 
     def takes_overflow(self, others: FloatVector) -> bool:
         """Return whether the optimizer skips a step whose gradients are not finite.

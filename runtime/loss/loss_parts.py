@@ -1,0 +1,163 @@
+"""The loss of one microbatch in parts that can be added over the microbatches of a batch.
+
+Each part has a denominator of its own: the samples, 1, or what the data say.  A part's
+gradient and value are those of its numerator.  One part is the rule; then one backward pass
+makes the whole gradient.  Two parts are, for example, a masked loss and a regularizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from holdfast.runtime.loss.loss_terms import Kind, Term
+
+
+@dataclass(frozen=True, slots=True)
+class LossKinds:
+    """What the terms of a loss are divided by, and what all else in it is."""
+
+    terms: tuple[Kind, ...] = ()
+    rest: Kind = Kind.MEAN
+
+    def of(self, index: int) -> Kind:
+        """Return the kind of a term by its number."""
+        return self.terms[index] if index < len(self.terms) else Kind.MEAN
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The terms of a loss that share a denominator."""
+
+    kind: Kind
+    members: tuple[int, ...]
+    has_rest: bool
+    denominator: Any
+    """Of this microbatch: a number or a tensor."""
+
+
+class LossParts:
+    """A loss, a float32 scalar that was computed under ``tape``, taken apart."""
+
+    def __init__(
+        self, tape: Any, loss: Any, terms: Sequence[Term], kinds: LossKinds, samples: int
+    ) -> None:
+        self._tape = tape
+        self._terms = terms
+        self._loss = loss
+        leaves = [term.leaf for term in terms]
+        self._factors: list[Any] = self._gradient(self._loss, leaves)
+        weighted = zip(self._factors, leaves, strict=True)
+        self.rest = self._loss - sum(_product(factor, leaf) for factor, leaf in weighted)
+        self._values = self._own_values()
+        self.parts = _parts(terms, kinds, samples)
+
+    def gradients(self, weights: Sequence[Any], scale: Any, *, is_divided: bool) -> list[Any]:
+        """Return, for each part, the gradients of its scaled numerator, None where there is none.
+
+        With ``is_divided`` the backward pass runs on the quotient, and its result is multiplied
+        by the denominator, so that numbers in the backward pass stay small.
+        """
+        return [
+            self._part_gradients(part, weights, scale, is_divided=is_divided) for part in self.parts
+        ]
+
+    def numerators(self) -> list[Any]:
+        """Return the value of each part's numerator."""
+        return [
+            part.denominator
+            * (sum(self._values[k] for k in part.members) + (self.rest if part.has_rest else 0.0))
+            for part in self.parts
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parts, which are the same in every trace of the same model."""
+        ratios = itertools.count()
+        return [
+            f"{part.kind.name}{next(ratios)}" if part.kind is Kind.RATIO else part.kind.name
+            for part in self.parts
+        ]
+
+    def quotients_in(self, value: Any) -> Iterator[tuple[tuple[str, int], Any, Any, Any]]:
+        """Yield each term in ``value``, a scalar, that is no mean over samples.
+
+        Each has a name, the leaf, the derivative of ``value`` by it, and its numerator.
+        """
+        for name, part in zip(self.names, self.parts, strict=True):
+            if part.kind is Kind.MEAN:
+                continue
+            leaves = [self._terms[k].leaf for k in part.members]
+            slopes = self._tape.gradient(value, leaves) if leaves else []
+            for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
+                if slope is not None and leaf.shape.rank == 0:
+                    own = tf.cast(leaf, tf.float32) * part.denominator
+                    yield (name, i), leaf, tf.cast(slope, tf.float32), own
+
+    def _part_gradients(
+        self, part: Part, weights: Sequence[Any], scale: Any, *, is_divided: bool
+    ) -> list[Any]:
+        before = scale if is_divided else scale * part.denominator
+        targets = [self._terms[k].value for k in part.members]
+        factors = [self._factors[k] * tf.cast(before, self._factors[k].dtype) for k in part.members]
+        if part.has_rest:
+            targets.append(self._loss)
+            factors.append(tf.cast(before, self._loss.dtype) * tf.ones_like(self._loss))
+        found = self._tape.gradient(targets, weights, output_gradients=factors)
+        after = part.denominator if is_divided else None
+        return [
+            None if g is None else tf.convert_to_tensor(g) * (1.0 if after is None else after)
+            for g in found
+        ]
+
+    def _own_values(self) -> list[Any]:
+        """Return the value of each term in the loss, without the leaves that stand in it.
+
+        A layer may compute a loss object and add its value: then the loss object's leaf
+        stands in the added term, and gets its factor from there.
+        """
+        own: list[Any] = [None] * len(self._terms)
+        for j in reversed(range(len(self._terms))):
+            term = self._terms[j]
+            own[j] = _product(self._factors[j], term.value)
+            inner = [k for k in range(j) if not self._terms[k].is_added] if term.is_added else []
+            leaves = [self._terms[k].leaf for k in inner]
+            for k, factor in zip(
+                inner, self._gradient(term.value, leaves, self._factors[j]), strict=True
+            ):
+                self._factors[k] += factor
+                own[j] -= _product(factor, self._terms[k].leaf)
+        return own
+
+    def _gradient(self, target: Any, leaves: list[Any], factor: Any = None) -> list[Any]:
+        if not leaves:
+            return []
+        found: list[Any] = self._tape.gradient(
+            target, leaves, output_gradients=factor, unconnected_gradients="zero"
+        )
+        return found
+
+
+def _parts(terms: Sequence[Term], kinds: LossKinds, samples: int) -> tuple[Part, ...]:
+    """Group the terms by denominator: samples first, then 1, then the data's own."""
+    members: dict[Hashable, list[int]] = {Kind.MEAN: [], Kind.SUM: []}
+    for k in range(len(terms)):
+        kind = kinds.of(k)
+        members.setdefault((kind, terms[k].key) if kind is Kind.RATIO else kind, []).append(k)
+    of_mean, of_sum = members.pop(Kind.MEAN), members.pop(Kind.SUM)
+    mean_rest = kinds.rest is Kind.MEAN
+    parts = [Part(Kind.MEAN, tuple(of_mean), mean_rest, float(samples))]
+    if of_sum or not mean_rest:
+        parts.append(Part(Kind.SUM, tuple(of_sum), not mean_rest, 1.0))
+    for indices in members.values():
+        denominator = terms[indices[0]].denominator
+        parts.append(Part(Kind.RATIO, tuple(indices), has_rest=False, denominator=denominator))
+    return tuple(parts)
+
+
+def _product(factor: Any, value: Any) -> Any:
+    return tf.reduce_sum(tf.cast(factor, tf.float32) * tf.cast(value, tf.float32))

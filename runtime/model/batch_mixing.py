@@ -1,0 +1,231 @@
+"""Whether a model's loss can be computed in microbatches, found out on real samples.
+
+A few samples P and Q are put together in four ways.  Each term of the loss tells by PP, which
+has every sample of P twice, what it is divided by: a mean stays, a sum doubles.  Then
+
+    gradient(PP) + gradient(QQ) = gradient(PQ) + gradient(QP)
+
+holds if every sample adds its own part, wherever it stands.  It does not hold if samples see
+each other, as in a contrastive loss.  Random draws, such as dropout, belong to a place in
+the batch.  Each sample stands in each place once on both sides, so they cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from holdfast.recovery.order import generator_seeds
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.loss.loss_parts import LossKinds
+from holdfast.runtime.loss.loss_terms import Kind
+from holdfast.runtime.model.model_sums import ModelSums, TermValues
+from holdfast.runtime.model.nest import leaves, map_leaves
+from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.model.tensors import Batch
+
+_MOST_SAMPLES = 4
+"""Of P and of Q: enough to see each other, few enough to cost little."""
+
+_EXACT, _ROUGH = 2e-3, 5e-2
+"""Tolerances in float32, and with layers that compute in 16 bits."""
+
+
+class BatchMixing(Enum):
+    """What becomes of a model whose loss mixes the samples of a batch."""
+
+    REFUSED = "told, and not trained"
+    ACCEPTED = "trained with the loss of each microbatch"
+    HARMLESS = "not looked for: a batch is one microbatch"
+
+    @staticmethod
+    def of(microbatches: int, *, is_accepted: bool) -> BatchMixing:
+        """Return what a job does about mixing."""
+        if microbatches == 1:
+            return BatchMixing.HARMLESS
+        return BatchMixing.ACCEPTED if is_accepted else BatchMixing.REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the probe of a model has found."""
+
+    kinds: dict[bool, LossKinds]
+    """What the terms are divided by, in training and in validation."""
+    by_batch: frozenset[str]
+    """Paths of metric variables that count batches, not samples."""
+    mixing: str | None
+    """How the loss mixes samples, None if it does not."""
+
+    def refuse_mixing(self) -> None:
+        """Raise ProgramError if the loss mixes the samples of a batch."""
+        if self.mixing is not None:
+            raise ProgramError(
+                f"the loss mixes the samples of a batch: {self.mixing}; keep each batch whole with "
+                "--microbatches 1, or accept the loss of each microbatch with "
+                "--accept-batch-mixing or Trainer(accept_batch_mixing=True)"
+            )
+
+
+class Probe:
+    """Runs a model on a few real samples, in several arrangements, without any effect."""
+
+    def __init__(self, model: Any, sums: ModelSums, first: Microbatch) -> None:
+        self._sums = sums
+        self._half = max(1, min(_MOST_SAMPLES, first.samples // 2))
+        p, q = _rows(first, slice(0, self._half)), _rows(first, slice(-self._half, None))
+        self._p, self._q = p, q
+        self._pairs = [_joined(a, b) for a, b in ((p, p), (q, q), (p, q), (q, p))]
+        generators = len(sums.seeds)
+        self._seeds = tf.constant(generator_seeds(0, generators), tf.int64)
+        layers = model._flatten_layers()
+        layers = list(layers)
+        has_statistics = any(isinstance(x, keras.layers.BatchNormalization) for x in layers)
+        self._training = not has_statistics
+        self._is_random = generators > 0 or has_statistics
+        is_exact = all(getattr(x, "compute_dtype", "float32") == "float32" for x in layers)
+        self._tolerance = _EXACT if is_exact else _ROUGH
+
+    def run(self) -> Finding:
+        """Return what the model's loss and metrics are made of."""
+        with np.errstate(all="ignore"):  # samples that are not finite end the first step
+            return self._run()
+
+    def _run(self) -> Finding:
+        kinds, doubts = {}, []
+        calm = self._values(training=False)
+        kinds[False], of_calm = _kinds(*calm)
+        doubts += of_calm
+        small = self._sums.values(self._batch(self._p), self._seeds, training=True)
+        if self._is_random and len(small.terms) == len(calm[0].terms):
+            kinds[True] = kinds[False]
+        else:
+            double = self._sums.values(self._batch(self._pairs[0]), self._seeds, training=True)
+            kinds[True], of_training = _kinds(small, double, is_random=self._is_random)
+            doubts += of_training
+        by_batch = _unchanged(calm[0].metrics, calm[1].metrics)
+        self._sums.learn(kinds, by_batch)
+        mixing = self._difference(doubts)
+        self._sums.forget()
+        return Finding(kinds, by_batch, mixing)
+
+    def _values(self, *, training: bool) -> tuple[TermValues, TermValues]:
+        """Return the terms of P, and of P twice."""
+        small, double = (
+            self._sums.values(self._batch(m), self._seeds, training=training)
+            for m in (self._p, self._pairs[0])
+        )
+        return small, double
+
+    def _difference(self, doubts: Sequence[str]) -> str | None:
+        """Return in words how four arrangements of the samples contradict each other."""
+        pp, qq, pq, qp = (self._contribution(pair) for pair in self._pairs)
+        scale = max((_norm(tensor) for of_pair in (pp, qq) for tensor in of_pair[:-1]), default=0)
+        nothing = self._tolerance / 100 * scale
+        is_mixed = any(
+            _norm((a + b) - (c + d))
+            > self._tolerance * (_norm(a) + _norm(b) + _norm(c) + _norm(d)) + nothing
+            for a, b, c, d in zip(pp, qq, pq, qp, strict=True)
+        )
+        return self._told(pq) if is_mixed else next(iter(doubts), None)
+
+    def _told(self, together: list[npt.NDArray[np.float32]]) -> str:
+        """Return both numbers: of a batch, and of its two halves as microbatches."""
+        samples = 2 * self._half
+        halves = [self._contribution(part) for part in (self._p, self._q)]
+        apart = [a + b for a, b in zip(*halves, strict=True)]
+        settle = self._sums.measures.settle
+        losses = [settle(c[-1].astype(np.float64), samples)[0] / samples for c in (together, apart)]
+        if abs(losses[0] - losses[1]) > self._tolerance * abs(losses[0]):
+            return (
+                f"{samples} samples have the loss {losses[0]:.6g} together, but {losses[1]:.6g} as "
+                f"two microbatches of {self._half}"
+            )
+        norms = [float(np.sqrt(sum(_norm(g) ** 2 for g in c[:-1]))) for c in (together, apart)]
+        return (
+            f"the gradient of {samples} samples has the norm {norms[0]:.6g} together, but "
+            f"{norms[1]:.6g}, or another direction, as two microbatches of {self._half}"
+        )
+
+    def _contribution(self, microbatch: Microbatch) -> list[npt.NDArray[np.float32]]:
+        """Return the gradients, and at the end the loss and what it is divided by."""
+        tensors = self._sums.probed(
+            self._batch(microbatch), self._seeds, is_training=self._training
+        )
+        *gradients, metrics = [np.asarray(tensor) for tensor in tensors]
+        graded = gradients[: len(self._sums.roles.graded)]
+        return [*graded, self._sums.measures.loss_entries(metrics)]
+
+    @staticmethod
+    def _batch(microbatch: Microbatch) -> Batch:
+        return Batch.of(microbatch)
+
+
+def _kinds(
+    small: TermValues, double: TermValues, *, is_random: bool = False
+) -> tuple[LossKinds, list[str]]:
+    """Return the kinds of all terms, and what contradicts each of them."""
+    tolerance = 0.3 if is_random else 0.02
+    doubts: list[str] = []
+    kinds = [
+        Kind.RATIO if term.key is not None else _kind(term.value, other.value, tolerance, doubts)
+        for term, other in zip(small.terms, double.terms, strict=True)
+    ]
+    return LossKinds(tuple(kinds), _kind(small.rest, double.rest, tolerance, doubts)), doubts
+
+
+def _kind(small: Any, double: Any, tolerance: float, doubts: list[str]) -> Kind:
+    """Tell a mean from a sum by what it becomes when each sample stands there twice."""
+    one, two = (float(np.sum(np.asarray(value, np.float64))) for value in (small, double))
+    limit = tolerance * abs(one) + 1e-12
+    if abs(two - one) <= limit:
+        return Kind.MEAN
+    if abs(two - 2 * one) <= limit:
+        return Kind.SUM
+    doubts.append(
+        f"some samples have the loss {one:.6g}, and twice each of them {two:.6g}, which is neither "
+        "a mean nor a sum over samples"
+    )
+    return Kind.MEAN
+
+
+def _unchanged(
+    small: Mapping[str, npt.NDArray[np.float64]], double: Mapping[str, npt.NDArray[np.float64]]
+) -> frozenset[str]:
+    """Return the metric variables that are the same when each sample stands there twice."""
+    return frozenset(
+        path
+        for path, value in small.items()
+        if np.any(value) and np.allclose(value, double[path], rtol=1e-3)
+    )
+
+
+def _rows(microbatch: Microbatch, rows: slice) -> Microbatch:
+    parts = (microbatch.x, microbatch.y, microbatch.weights)
+    x, y, weights = (map_leaves(lambda array: np.asarray(array)[rows], part) for part in parts)
+    return Microbatch(x, y, microbatch.seed, weights)
+
+
+def _joined(one: Microbatch, other: Microbatch) -> Microbatch:
+    return Microbatch(
+        _concatenated(one.x, other.x),
+        _concatenated(one.y, other.y),
+        one.seed,
+        _concatenated(one.weights, other.weights),
+    )
+
+
+def _concatenated(one: Any, other: Any) -> Any:
+    others = iter(leaves(other))
+    return map_leaves(lambda array: np.concatenate([array, next(others)]), one)
+
+
+def _norm(array: npt.NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(np.asarray(array, np.float64)))

@@ -1,0 +1,190 @@
+"""What one call of a Keras model adds to a contribution, as tensors.
+
+The functions are traced into graphs, and run eagerly when the model is probed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from holdfast.runtime.loss.loss_parts import LossKinds, LossParts
+from holdfast.runtime.loss.loss_scale import LossScale
+from holdfast.runtime.loss.loss_terms import Term, noted_terms
+from holdfast.runtime.loss.measures import Measures
+from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
+from holdfast.runtime.model.tensors import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The variables that a step touches, by the part that they play."""
+
+    graded: tuple[tuple[str, Any], ...]
+    """Each part of the loss with the trainable variables that it depends on."""
+    moving: tuple[Any, ...]
+    """State that a training call changes and that is averaged over samples."""
+    metrics: tuple[Any, ...]
+    """Metric variables that an update changes."""
+
+    @property
+    def graded_variables(self) -> tuple[Any, ...]:
+        """Trainable variables that the loss depends on, each once, in their order."""
+        return tuple({id(v): v for _, v in self.graded}.values())
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the tensors before the metrics."""
+        return [tuple(v.shape) for v in (*(v for _, v in self.graded), *self.moving)]
+
+    def paths(self) -> list[str]:
+        """Return the paths, which can be compared; variables would compare by elements."""
+        parts = [f"{part}:{v.path}" for part, v in self.graded]
+        return parts + [v.path for v in self.moving + self.metrics]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """A call of the model, its loss, and all metrics after it."""
+
+    call: ModelCall
+    loss: LossParts
+    shown: Any
+    terms: Sequence[Term]
+
+
+@dataclass(frozen=True, slots=True)
+class TermValues:
+    """The numbers of one eager call."""
+
+    terms: tuple[Term, ...]
+    rest: Any
+    """What is left of the loss beside the terms."""
+    metrics: dict[str, npt.NDArray[np.float64]]
+    """Metric variables by path, updated from zero."""
+
+
+class ModelSums:
+    """The sums of gradients, moving statistics and metrics that a model makes of a microbatch."""
+
+    def __init__(self, model: Any, scale: LossScale) -> None:
+        self._model = model
+        self._scale = scale
+        self.trainable = tuple(model.trainable_variables)
+        state = tuple(model.non_trainable_variables)
+        self.seeds = tuple(v for v in state if model_rules.is_generator_state(v))
+        self.state = tuple(v for v in state if not model_rules.is_generator_state(v))
+        self.kinds = {True: LossKinds(), False: LossKinds()}
+        """What the terms of the loss are divided by, in training and in validation."""
+        self.by_batch: frozenset[str] = frozenset()
+        """Paths of metric variables that count batches."""
+        self._roles: Roles | None = None
+        self._measures: Measures | None = None
+
+    @property
+    def roles(self) -> Roles:
+        """The parts that variables play; known after the first training call."""
+        assert self._roles is not None, "the first training call tells them"
+        return self._roles
+
+    @property
+    def measures(self) -> Measures:
+        """The layout of the metrics; known after the first training call."""
+        assert self._measures is not None, "the first training call tells it"
+        return self._measures
+
+    def learn(self, kinds: dict[bool, LossKinds], by_batch: frozenset[str]) -> None:
+        """Take what is known of terms and metrics; the next training call finds roles anew."""
+        self.kinds, self.by_batch = kinds, by_batch
+        self.forget()
+
+    def training(self, batch: Batch, seeds: Any) -> list[Any]:
+        """Return the tensors of a contribution: gradients, moving statistics, metrics."""
+        scale = self._scale
+        return self._training(
+            batch, seeds, scale.factor(), is_divided=scale.is_dynamic, is_training=True
+        )
+
+    def probed(self, batch: Batch, seeds: Any, *, is_training: bool) -> list[Any]:
+        """Return the same without a scale of the loss, perhaps called as in validation."""
+        one = tf.constant(1.0)
+        return self._training(batch, seeds, one, is_divided=True, is_training=is_training)
+
+    def _training(
+        self, batch: Batch, seeds: Any, scale: Any, *, is_divided: bool, is_training: bool
+    ) -> list[Any]:
+        found = self._forward(batch, seeds, training=is_training)
+        call = found.call
+        gradients = found.loss.gradients(call.weights, scale, is_divided=is_divided)
+        self._note_roles(call, found.loss.names, gradients)
+        sums = [g for of_part in gradients for g in of_part if g is not None]
+        sums += [call.value(v) * float(batch.samples) for v in self.roles.moving]
+        return [*sums, self._metric_sums(found, batch)]
+
+    def validation(self, batch: Batch, seeds: Any) -> list[Any]:
+        """Return the tensor of a validation batch: metrics only."""
+        found = self._forward(batch, seeds, training=False)
+        return [self._metric_sums(found, batch)]
+
+    def values(self, batch: Batch, seeds: Any, *, training: bool) -> TermValues:
+        """Return the terms of the loss and the metric variables; only for eager calls."""
+        found = self._forward(batch, seeds, training=training)
+        call = found.call
+        changed = [v for v in call.metrics if call.has_changed(v)]
+        metrics = {v.path: np.asarray(call.value(v), np.float64) for v in changed}
+        return TermValues(tuple(found.terms), found.loss.rest, metrics)
+
+    def _forward(self, batch: Batch, seeds: Any, *, training: bool) -> _Forward:
+        model = self._model
+        call = ModelCall(model, self._seeded(seeds))
+        with tf.GradientTape(persistent=True) as tape, call.scope:
+            tape.watch(call.weights)
+            with noted_terms(tape) as terms:
+                prediction, loss = forward(model, batch, training=training)
+            total = tf.reduce_sum(loss)  # a loss without reduction has a value for each sample
+            update_metrics(model, batch, prediction)
+        parts = LossParts(tape, total, terms, self.kinds[training], batch.samples)
+        shown = None if loss.shape.rank == 0 else tf.reduce_mean(loss)
+        return _Forward(call, parts, shown, terms)
+
+    def _seeded(self, seeds: Any) -> Iterator[tuple[Any, Any]]:
+        return ((v, seeds[i]) for i, v in enumerate(self.seeds))
+
+    def _note_roles(
+        self, call: ModelCall, parts: Sequence[str], gradients: Sequence[Sequence[Any]]
+    ) -> None:
+        """Learn from the first call which variables take part; all later ones must agree."""
+        known = {id(v) for v in self.trainable + self.state + self.seeds + call.metrics}
+        model_rules.check_strangers(len(call.scope.state_mapping.keys() - known))
+        moving = tuple(filter(call.has_changed, self.trainable + self.state))
+        for variable in moving:
+            model_rules.check_state_change(variable)
+        graded = tuple(
+            (part, v)
+            for part, of_part in zip(parts, gradients, strict=True)
+            for v, gradient in zip(self.trainable, of_part, strict=True)
+            if gradient is not None
+        )
+        model_rules.check_gradients(graded)
+        metrics = tuple(filter(call.has_changed, call.metrics))
+        roles = Roles(graded, moving, metrics)
+        first = self._roles or roles
+        assert first.paths() == roles.paths(), "what a call changes depends on the batch's shape"
+        if self._measures is None:
+            by_batch = [n for n, v in enumerate(metrics) if v.path in self.by_batch]
+            self._measures = Measures(metrics, by_batch)
+        self._roles = roles
+
+    def forget(self) -> None:
+        """Forget roles and metrics: the next training call finds them anew."""
+        self._roles = self._measures = None
+
+    def _metric_sums(self, found: _Forward, batch: Batch) -> Any:
+        values = [found.call.value(v) for v in self.roles.metrics]
+        return self.measures.sums(values, found.loss, batch.samples, shown=found.shown)

@@ -1,0 +1,126 @@
+"""A loss that mixes the samples of a batch is told with both numbers, and not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_harness import build, contribution, convolutional
+from keras_oracle import fresh_model
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.replica import Microbatch
+
+pytestmark = pytest.mark.tensorflow
+
+RANDOM = np.random.default_rng(3)
+X = RANDOM.normal(size=(12, 4)).astype(np.float32)
+Y = RANDOM.normal(size=(12, 1)).astype(np.float32)
+
+
+def _dense(tf: SimpleNamespace, loss: Any, *more: Any) -> Any:
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Dense(3), *more, layers.Dense(2)])
+    model.compile(optimizer="sgd", loss=loss)
+    return model
+
+
+def contrastive(tf: SimpleNamespace, y: Any, p: Any) -> Any:
+    ops = tf.keras.ops
+    return ops.sparse_categorical_crossentropy(
+        ops.arange(p.shape[0]), p @ ops.transpose(p), from_logits=True
+    )
+
+
+def dice(tf: SimpleNamespace, y: Any, p: Any) -> Any:
+    ops = tf.keras.ops
+    p = ops.sigmoid(p)
+    return 1 - 2 * ops.sum(p * y) / (ops.sum(p) + ops.sum(ops.abs(y)))
+
+
+def hidden_mask(tf: SimpleNamespace, y: Any, p: Any) -> Any:
+    ops = tf.keras.ops
+    mask = ops.cast(y > 0, "float32")
+    return ops.sum(mask * (p - y) ** 2) / ops.sum(mask)
+
+
+def odd_power(tf: SimpleNamespace, y: Any, p: Any) -> Any:
+    return tf.keras.ops.sum(tf.keras.ops.ones_like(p)) ** 2 * tf.keras.ops.mean(p**2)
+
+
+def _model(loss: Callable[..., Any]) -> Callable[[SimpleNamespace], Any]:
+    return lambda tf: _dense(tf, lambda y, p: loss(tf, y, p))
+
+
+def mixing_layer(tf: SimpleNamespace) -> Any:
+    class Centred(tf.keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return inputs - tf.keras.ops.mean(inputs, axis=0, keepdims=True)
+
+    return _dense(tf, "mse", Centred())
+
+
+MIXING = {
+    "contrastive": _model(contrastive),
+    "dice": _model(dice),
+    "hidden mask": _model(hidden_mask),
+    "power": _model(odd_power),
+    "layer": mixing_layer,
+}
+
+
+@pytest.mark.parametrize("case", MIXING)
+def test_mixing_is_told_with_both_numbers_and_both_ways_out(tf: SimpleNamespace, case: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        tf.module.KerasReplica(fresh_model(tf, MIXING[case]), X, Y)
+
+    words = str(caught.value)
+    assert "the loss mixes the samples of a batch: " in words
+    numbers = [float(word.strip(",;")) for word in words.split() if word[0].isdigit()]
+    assert len({*numbers}) >= 2, words
+    assert "--microbatches 1" in words
+    assert "--accept-batch-mixing" in words
+
+
+@pytest.mark.parametrize("mixing", ["ACCEPTED", "HARMLESS"])
+def test_accepted_mixing_is_the_loss_of_each_microbatch(tf: SimpleNamespace, mixing: str) -> None:
+    from holdfast.runtime.model.batch_mixing import BatchMixing
+
+    model = fresh_model(tf, _model(contrastive))
+    replica = tf.module.KerasReplica(model, X, Y, mixing=BatchMixing[mixing])
+    out = contribution(replica, Microbatch(X[:5], Y[:5], 0))
+
+    sums = replica.settle(out[replica.shape.gradient :].astype(np.float64), 5)
+
+    expected = replica.model.test_on_batch(X[:5], Y[:5])
+    assert replica.results(sums, 5)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_dropout_and_batch_normalization_are_no_mixing(tf: SimpleNamespace) -> None:
+    """The first draws for places of the batch, the second has statistics of its own."""
+    layers = tf.keras.layers
+    noisy = _dense(tf, "mse", layers.Dropout(0.4), layers.GaussianNoise(0.3))
+
+    assert tf.module.KerasReplica(noisy, X, Y).is_additive
+    assert build(tf, convolutional).is_additive
+
+
+def test_a_single_sample_is_enough(tf: SimpleNamespace) -> None:
+    model = fresh_model(tf, lambda tf: _dense(tf, "mse"))
+
+    assert tf.module.KerasReplica(model, X[:1], Y[:1]).shape.metrics == 1
+
+
+def test_the_probe_changes_nothing(tf: SimpleNamespace) -> None:
+    model = fresh_model(tf, convolutional)
+    images, labels = np.ones((7, 6, 6, 1), np.float32), np.ones((7, 1))
+    model(images)
+    before = [np.asarray(v.value).copy() for v in model.variables]
+
+    tf.module.KerasReplica(model, images, labels)
+
+    for variable, value in zip(model.variables, before, strict=False):
+        np.testing.assert_array_equal(np.asarray(variable.value), value, variable.path)
