@@ -7,8 +7,11 @@ examples are the same ones every time, so a failure needs no seed to come back.
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ("leftovers", "run_record")
@@ -23,3 +26,23 @@ settings.load_profile("unit")
 # job that ignores a signal from the start goes on ignoring it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def tensorflow_of_one_thread(request: pytest.FixtureRequest) -> None:
+    """Let a test that uses TensorFlow in this process find the threads that replicas want.
+
+    They are fixed at the first use, and tests of several files share a process.
+    """
+    markers = {marker.name for marker in request.node.iter_markers()}
+    if "tensorflow" in markers and "mpi" not in markers:
+        _fix_threads()
+
+
+@functools.cache
+def _fix_threads() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    pytest.importorskip("tensorflow")
+    from holdfast.runtime.model.tensorflow_settings import set_numerics
+
+    set_numerics(1, 7, deterministic=False)

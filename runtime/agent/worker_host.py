@@ -271,7 +271,7 @@ class WorkerHost:
             self._let_leave()
             return
         if kind == "world" and self._is_of_launch(hosted):
-            self._output.speaker = report["workers"][0]
+            self._output.speaker = next(iter(report.get("workers", ())), self._output.speaker)
         hosted.has_left |= kind == "leaving"
         if kind != "hello":
             self._tell_report(hosted.worker, report)

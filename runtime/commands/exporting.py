@@ -20,6 +20,7 @@ from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.commands.publishing import publish
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.named_variables import model_variables
+from holdfast.runtime.training.stage import stage_of
 
 
 class ExportFormat(str, Enum):
@@ -36,7 +37,7 @@ _SUFFIXES = {
     ".weights.h5": ExportFormat.WEIGHTS,
     ".keras": ExportFormat.KERAS,
 }
-_CURSOR, _OPTIMIZER = "cursor/", "optimizer/"
+_CURSOR, _COMPANION, _OPTIMIZER = "cursor/", "companion/", "optimizer/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def export_state(restored: Restored, request: ExportRequest) -> None:
             is_forced=request.is_forced,
         )
         return
-    model = request.model.build()
+    model = request.model.build(stage_of(restored.manifest.cursor))
     load_into(model, restored)
     publish(
         request.target,
@@ -109,7 +110,9 @@ def load_into(model: Any, restored: Restored) -> None:
         UsageError: the tensors are those of another model; the message names them.
     """
     variables = model_variables(model)
-    ignored = (_CURSOR,) if getattr(model, "optimizer", None) else (_CURSOR, _OPTIMIZER)
+    ignored: tuple[str, ...] = (_CURSOR, _COMPANION)
+    if not getattr(model, "optimizer", None):
+        ignored += (_OPTIMIZER,)
     found = [spec for spec in restored.manifest.specs if not spec.name.startswith(ignored)]
     expected = [TensorSpec(n, str(v.dtype), tuple(v.shape)) for n, v in variables.items()]
     difference = compare_specs(expected, found)

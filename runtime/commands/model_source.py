@@ -1,8 +1,8 @@
 """The user's model, made by the user's script outside any training.
 
-The script is run up to its trainer, which refuses to train.  The model is the result of a
-function of the script, or the trainer's model.  In both cases the trainer's data tells the
-shape of an input, if the model does not know it.
+The script is run up to its training, ``fit`` or a trainer, which refuses to train.  The model
+is the result of a function of the script, or the training's model.  In both cases the data of
+the training tell the shape of an input, if the model does not know it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
-from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import make_model
-from holdfast.runtime.model.training_refusal import (
-    RefusedTraining,
-    TrainingRefused,
-    training_refused,
-)
+from holdfast.runtime.model.training_refusal import RefusedTraining, TrainingRefused
 
 _MODULE_NAME = "holdfast_model"
 """Not ``__main__``: with a function to call, the code behind that guard must not run."""
@@ -35,7 +28,7 @@ _MODULE_NAME = "holdfast_model"
 class ModelSource:
     """A script, the function in it that makes the model, and the shape of one sample.
 
-    Without a function the model is the trainer's.
+    Without a function the model is the training's.
     """
 
     script: Path
@@ -61,20 +54,24 @@ class ModelSource:
     def __str__(self) -> str:
         return str(self.script) if self.function is None else f"{self.script}:{self.function}"
 
-    def build(self) -> Any:
+    def build(self, stage: int = 1) -> Any:
         """Return the model, with all of its variables and its optimizer's.
+
+        ``stage`` is the number of the training, from 1, for a script that trains several models.
 
         Raises:
             UsageError: the script has no such model, or nothing tells the shape of its input.
             ProgramError: the user's code fails.
         """
+        from holdfast.runtime.fit.model_only import model_only  # it loads all that trains
+
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         module = types.ModuleType("__main__" if self.function is None else _MODULE_NAME)
         module.__file__ = str(self.script.resolve())
-        with _in_place_of(module), training_refused() as trainings:
+        with _in_place_of(module), model_only(stage) as refusal:
             with _users_fault(str(self.script)), contextlib.suppress(TrainingRefused):
                 exec(compile(self.script.read_bytes(), module.__file__, "exec"), vars(module))
-            training = trainings[0] if trainings else None
+            training = refusal.training
             model = self._make(vars(module), training)
         if not hasattr(model, "trainable_variables"):
             raise UsageError(
@@ -97,7 +94,7 @@ class ModelSource:
             return function
         if training is None:
             raise UsageError(
-                f"{self.script} does not reach a Trainer's run(); "
+                f"{self.script} does not come to model.fit() or to a Trainer's run(); "
                 "give the function that makes the model, as --model script.py:function"
             )
         return training.model
@@ -112,7 +109,7 @@ class ModelSource:
             if not model.built and self.input_shape is not None:
                 model.build((None, *self.input_shape))
             elif not model.built and training is not None:
-                model(read_microbatch(training.data, np.arange(1), seed=0).x)
+                model(training.first_inputs())
             optimizer = getattr(model, "optimizer", None)
             if optimizer is not None and not optimizer.built:
                 optimizer.build(model.trainable_variables)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.replica_of_keras import replica_of_keras
@@ -21,8 +22,10 @@ from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
 from holdfast.runtime.fit.scaled_rate import ScaledRate
 from holdfast.runtime.model.batch_mixing import BatchMixing
+from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
+from holdfast.runtime.model.training_refusal import is_refused
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import SILENT
@@ -38,7 +41,7 @@ def prepare(config: WorkerConfig) -> None:
     numerics = Numerics.here(threads=config.threads)
     set_numerics(config.threads, config.seed, deterministic=numerics.deterministic)
     if config.options.fit:
-        keras.Model.fit = _fit
+        take_over()
         saves()
 
 
@@ -53,7 +56,22 @@ def fit(model: Any, call: FitCall) -> Any:
     Raises:
         JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
     """
+    if is_refused(model, lambda: _first_inputs(call)):
+        return keras.callbacks.History()
     return _Training(model, call).run()
+
+
+def take_over() -> None:
+    """Let every model's ``fit`` be ours from now on."""
+    keras.Model.fit = _fit
+
+
+def _first_inputs(call: FitCall) -> Any:
+    """Return the inputs of the first samples of a call."""
+    data = supply_of(call, 0, lambda text: None).training
+    if isinstance(data, Feed):
+        return data.first().rows(0, 1)[0]
+    return read_microbatch(data, np.arange(1), seed=0).x
 
 
 class _Training:

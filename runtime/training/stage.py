@@ -10,6 +10,12 @@ from holdfast.recovery.splitmix import chain
 _FIELD = "stage"
 
 
+def stage_of(cursor: Mapping[str, object]) -> int:
+    """Return the number of the stage in which a manifest with this cursor was saved."""
+    number = cursor.get(_FIELD, 1)
+    return number if isinstance(number, int) else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A script may train several times, on other models or data: each time is a stage.
@@ -32,7 +38,7 @@ class Stage:
 
     def is_of(self, cursor: Mapping[str, object]) -> bool:
         """Return whether a manifest with this cursor was saved in this stage."""
-        return cursor.get(_FIELD, 1) == self.number
+        return stage_of(cursor) == self.number
 
     def may_have(self, step: int) -> bool:
         """Return whether a checkpoint of ``step`` may be of this stage, not of an earlier one."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import Data, check_data
+from holdfast.runtime.model.data import Data, check_data, read_microbatch
 from holdfast.runtime.model.replica import Replica, make_model
-from holdfast.runtime.model.training_refusal import check_training
+from holdfast.runtime.model.training_refusal import is_refused
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext
@@ -117,9 +119,13 @@ class Trainer:
         Raises:
             JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
         """
-        check_training(self._model, self._data)
+        if is_refused(self._model, self._first_inputs):
+            return Result(0, "", is_first=True)
         end = stages_of_script().train(self._request, self._build)
         return Result(end.cursor.step, end.sha256, end.is_first, end.metrics, end.validation)
+
+    def _first_inputs(self) -> Any:
+        return read_microbatch(self._data, np.arange(1), seed=0).x
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
         options = context.config.options

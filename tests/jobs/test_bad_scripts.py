@@ -129,12 +129,12 @@ def test_a_tensorflow_that_cannot_be_imported(tmp_path: Path, module: str, conte
     assert job.report.relaunches == ()
 
 
-def test_a_script_that_trains_nothing_is_no_mistake(tmp_path: Path) -> None:
+def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('nothing to do')\n")
 
     job = _run(tmp_path / "run", script=script)
 
-    assert job.exit_code == 0, job.stderr
-    assert "without training" in job.stderr
+    assert job.exit_code == 1, job.stderr
+    assert "without training: it has to call model.fit(...)" in job.stderr
     assert job.leftovers == ()

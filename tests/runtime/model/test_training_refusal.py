@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.model.training_refusal import (
-    RefusedTraining,
-    TrainingRefused,
-    check_training,
-    training_refused,
-)
+from holdfast.runtime.model.training_refusal import TrainingRefused, is_refused, training_refused
 
-DATA = ArrayData(np.zeros((4, 2), np.float32), np.zeros(4, np.int64))
+
+def first_inputs() -> str:
+    return "inputs"
 
 
 def test_who_wants_to_train_is_not_stopped() -> None:
-    check_training("model", DATA)
+    assert not is_refused("model", first_inputs)
 
 
-def test_training_that_nobody_wants_is_stopped_and_listed() -> None:
-    with training_refused() as refused:
-        assert refused == []
+def test_training_that_is_wanted_for_its_model_is_stopped() -> None:
+    with training_refused() as refusal:
+        assert refusal.training is None
         with pytest.raises(TrainingRefused, match="only asked for its model"):
-            check_training("model", DATA)
+            is_refused("model", first_inputs)
 
-    assert refused == [RefusedTraining("model", DATA)]
+    assert refusal.training is not None
+    assert (refusal.training.model, refusal.training.first_inputs()) == ("model", "inputs")
 
 
-def test_every_training_of_a_script_is_listed_in_its_order() -> None:
-    with training_refused() as refused:
-        for model in ("first", "second"):
-            with pytest.raises(TrainingRefused):
-                check_training(model, DATA)
+def test_earlier_trainings_of_a_script_are_passed_over() -> None:
+    with training_refused(wanted=3) as refusal:
+        assert is_refused("first", first_inputs)
+        assert is_refused("second", first_inputs)
+        assert refusal.training is None
+        with pytest.raises(TrainingRefused):
+            is_refused("third", first_inputs)
 
-    assert [training.model for training in refused] == ["first", "second"]
+    assert refusal.training is not None
+    assert refusal.training.model == "third"
 
 
 def test_refusal_ends_with_its_block_whatever_the_script_did() -> None:
     with pytest.raises(KeyError), training_refused():
         raise KeyError("a mistake of the script")
 
-    check_training("model", DATA)
+    assert not is_refused("model", first_inputs)
 
 
-def test_next_script_has_a_list_of_its_own() -> None:
+def test_next_script_is_asked_anew() -> None:
     with training_refused() as first, pytest.raises(TrainingRefused):
-        check_training("model", DATA)
+        is_refused("model", first_inputs)
     with training_refused() as second:
         pass
 
-    assert (len(first), len(second)) == (1, 0)
+    assert first.training is not None
+    assert second.training is None
 
 
 def test_refusal_is_an_error_of_the_program_where_nobody_expects_it() -> None:
