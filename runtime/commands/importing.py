@@ -16,7 +16,7 @@ from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.errors import ExitCode, ProgramError, UsageError
+from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.model.weights_source import WeightsSource, is_weight
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -45,7 +45,6 @@ def run_import(options: JobOptions) -> ExitCode:
     Raises:
         JobError: the request is not valid, or another job owns the directory; nothing
             has changed there.
-        ProgramError: the script trains nothing.
     """
     from holdfast.runtime.supervisor.job_run import run_job
 
@@ -55,11 +54,6 @@ def run_import(options: JobOptions) -> ExitCode:
     if CheckpointStore(options.run_dir).steps():
         return ExitCode.DONE if code is ExitCode.STOPPED_EARLY else code
     _withdraw(RunDirectory(options.run_dir))
-    if code is ExitCode.DONE:
-        raise ProgramError(
-            f"{options.script} has ended without a Trainer's run(), which takes the weights; "
-            "give the script that trains them, with its arguments"
-        )
     return code
 
 

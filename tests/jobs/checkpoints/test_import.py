@@ -165,5 +165,5 @@ def test_script_that_ends_without_training_is_named(archive: Path, tmp_path: Pat
     with start_job(request) as running:
         job = running.wait()
 
-    assert_refused(job, 1, str(script), "without a Trainer's run()")
+    assert_refused(job, 1, "without training: it has to call model.fit(...)")
     assert not (tmp_path / "run" / "RUN.json").exists()
