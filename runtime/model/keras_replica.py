@@ -96,7 +96,7 @@ class KerasReplica:
         if finding is not None and mixing is BatchMixing.REFUSED:
             finding.refuse_mixing()
         roles = self._sums.roles
-        _check_metrics(model, roles.metrics, one)
+        self._left_out = _names_of(model, _no_sums(model, roles.metrics, one))
         self._layout = VectorLayout.of(roles.shapes)
         self._padding = self._layout.padding()
         metrics = self._sums.measures.size
@@ -153,6 +153,15 @@ class KerasReplica:
         self._model.optimizer.finalize_variable_values(self._model.trainable_variables)
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of the training, one line each."""
+        return tuple(
+            f"metric {name!r} is left out: it is no sum over samples, so the parts of a batch "
+            "cannot be measured apart"
+            for name in self._left_out
+        )
+
+    @property
     def is_additive(self) -> bool:
         """Whether metrics of a batch are sums over its samples already, without `settle`."""
         return self._sums.measures.is_additive
@@ -170,7 +179,8 @@ class KerasReplica:
         found = self._model.get_metrics_result()
         self._model.reset_metrics()
         found["loss"] = loss
-        return {name: value for key in found for name, value in _scalars(key, found[key])}
+        shown = [key for key in found if key not in self._left_out]
+        return {name: value for key in shown for name, value in _scalars(key, found[key])}
 
     def state(self) -> Tensors:
         """Return views of all tensors, which are read-only and keep their values.
@@ -266,15 +276,33 @@ def _build(model: Any, batch: Batch) -> None:
     model.reset_metrics()
 
 
-def _check_metrics(model: Any, metrics: Sequence[Any], batch: Batch) -> None:
-    """Refuse metrics that are not sums: an update must add the same to every earlier value."""
+def _no_sums(model: Any, metrics: Sequence[Any], batch: Batch) -> list[Any]:
+    """Return the variables that are no sums: an update must add the same to every earlier value."""
     bases = [2 + np.arange(math.prod(v.shape)).reshape(v.shape) % 5 for v in metrics]
     from_zero = _updated_metrics(model, metrics, (), batch)
     from_base = _updated_metrics(model, metrics, zip(metrics, bases, strict=True), batch)
+    found = []
     for i, variable in enumerate(metrics):
         starts_at_zero = not np.any(np.asarray(variable.value))
         is_sum = np.allclose(from_base[i], bases[i] + from_zero[i], rtol=1e-5, equal_nan=True)
-        model_rules.check_metric(variable, is_sum=starts_at_zero and bool(is_sum))
+        if not (starts_at_zero and is_sum):
+            found.append(variable)
+    return found
+
+
+def _names_of(model: Any, variables: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names of the metrics that depend on some variables."""
+    if not variables:
+        return ()
+    found = []
+    for power in (1, 2):
+        for i, variable in enumerate(variables):
+            variable.assign(tf.cast(tf.fill(variable.shape, (i + 2) ** power), variable.dtype))
+        results = model.get_metrics_result()
+        found.append({name: np.asarray(value) for name, value in results.items()})
+    model.reset_metrics()
+    one, other = found
+    return tuple(name for name in one if not np.array_equal(one[name], other[name]))
 
 
 def _updated_metrics(

@@ -104,15 +104,6 @@ def check_strangers(count: int) -> None:
         )
 
 
-def check_metric(variable: Any, *, is_sum: bool) -> None:
-    """Raise ProgramError unless the metric's variable is a sum over samples."""
-    if not is_sum:
-        raise ProgramError(
-            f"metric variable {variable.path!r} is not a sum that starts at 0, so parts of a batch "
-            "cannot be measured apart: use metrics that count or add up, such as keras.metrics.Mean"
-        )
-
-
 def check_operations(graph: Any) -> None:
     """Raise ProgramError when a traced call, a ``GraphDef``, holds operations with hidden state."""
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]

@@ -95,6 +95,8 @@ class Stages:
         job = describe_job(request, config, numerics, self._stages)
         contexts.plan(job.work_plan.steps)
         replica = build(job, self._context)
+        for notice in getattr(replica, "notices", ()):
+            self._context.notify(notice)
         check_metric(job.retention, replica, has_validation=job.validation is not None)
         state = JobState(replica, companion(replica))
         loop = TrainingLoop(self._context, self._membership, state, job)

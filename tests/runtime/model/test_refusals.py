@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from keras_harness import (
     build,
@@ -148,7 +149,7 @@ def test_a_stateful_layer_is_refused(tf: SimpleNamespace) -> None:
     assert "'memory' is stateful" in _refused(tf, make)
 
 
-def test_a_metric_that_is_no_sum_is_refused_by_name(tf: SimpleNamespace) -> None:
+def test_a_metric_that_is_no_sum_is_left_out_and_named(tf: SimpleNamespace) -> None:
     class Largest(tf.keras.metrics.Metric):
         def __init__(self) -> None:
             super().__init__(name="largest")
@@ -160,4 +161,10 @@ def test_a_metric_that_is_no_sum_is_refused_by_name(tf: SimpleNamespace) -> None
         def result(self) -> Any:
             return self.value
 
-    assert "'largest/value' is not a sum" in _refused(tf, lambda tf: dense(tf, metrics=[Largest()]))
+    replica = build(tf, lambda tf: dense(tf, metrics=[Largest(), "mae"]))
+
+    results = replica.results(np.ones(replica.shape.metrics), 1)
+
+    assert set(results) == {"loss", "mae"}
+    (notice,) = replica.notices
+    assert "metric 'largest' is left out" in notice
