@@ -30,8 +30,8 @@ class CapturedStep:
     metrics: tuple[Any, ...]
     calls: list[tuple[OptimizerCall, int]] = field(default_factory=list)
     """Updates, each with the position in the graph at which it was asked for."""
-    assigned: dict[int, Any] = field(default_factory=dict)
-    """Variables that were assigned a value, by identity."""
+    assigned: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    """Variables that were assigned a value, by identity, and where that was for the first time."""
     logs: Any = None
     results: dict[int, Any] = field(default_factory=dict)
     """The tensors that metrics returned as results, by identity: a metric and a path."""
@@ -71,9 +71,17 @@ class Step:
             stack.enter_context(caught_calls(lambda call: handle(captured, call)))
             captured.results = stack.enter_context(noted_results(self.model.metrics))
             stack.enter_context(captured.scope)
-            captured.logs = self.function(data_of(batch))
+            captured.logs = self._call(batch, captured.scope)
         captured.assigned = captured.scope.assigned
         return captured
+
+    def _call(self, batch: Batch, scope: Any) -> Any:
+        try:
+            return self.function(data_of(batch))
+        except AttributeError as error:
+            name = f"{type(self.model).__name__}.{self.function.__name__}"
+            step_rules.check_gradients_of(scope.assigned.values(), name, error)
+            raise
 
     def discover(self, batch: Batch) -> None:
         """Trace the step once, so that all variables are made as ``fit`` makes them.
@@ -106,11 +114,11 @@ class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras finds its sco
 
     def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(mapping, collect_losses=True, initialize_variables=False)
-        self.assigned: dict[int, Any] = {}
+        self.assigned: dict[int, tuple[Any, int]] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, _ = update
-        self.assigned[id(variable)] = variable
+        self.assigned.setdefault(id(variable), (variable, _position()))
         super().add_update(update)
 
 
@@ -126,10 +134,14 @@ def outside(scope: Any) -> Iterator[None]:
 
 def record(captured: CapturedStep, call: OptimizerCall) -> None:
     """Note an update instead of making it."""
-    position = 0
-    if not tf.executing_eagerly():
-        position = len(tf.compat.v1.get_default_graph().get_operations())
-    captured.calls.append((call, position))
+    captured.calls.append((call, _position()))
+
+
+def _position() -> int:
+    """Return how many operations were traced so far."""
+    if tf.executing_eagerly():
+        return 0
+    return len(tf.compat.v1.get_default_graph().get_operations())
 
 
 def data_of(batch: Batch) -> Any:

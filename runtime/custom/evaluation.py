@@ -62,7 +62,7 @@ class Evaluation:
         step, name = self._step, self._name
         ours = {id(v) for v in (*captured.metrics, *step.generators)}
         step_rules.check_evaluation(
-            [v for v in captured.assigned.values() if id(v) not in ours], name
+            [v for v, _ in captured.assigned.values() if id(v) not in ours], name
         )
         logs = StepLogs.of(step.model, captured.logs, captured.results, name)
         self._logs = self._logs or logs

@@ -78,7 +78,7 @@ class _Planner:
         calls = [call for call, _ in captured.calls]
         given = [v for call in calls for v in call.everything]
         optimizers = [v for call in calls for v in call.optimizer.variables]
-        assigned = list(captured.assigned.values())
+        assigned = [variable for variable, _ in captured.assigned.values()]
         everything = [*step.model.variables, *given, *optimizers, *assigned]
         self._numbers: dict[int, int] = {}
         for variable in everything:
@@ -99,6 +99,7 @@ class _Planner:
             is_whole = is_consistent(update.reads, self._updates, self._turns, self._turns[i])
             what = f"the gradient for {captured.calls[i][0].optimizer.name!r}"
             step_rules.check_turn(self._turns[i] if is_whole else None, what, name)
+        step_rules.check_order(captured, name)
         moving, following = self._state(name)
         logs = StepLogs.of(step.model, captured.logs, captured.results, name)
         return StepPlan(
@@ -119,7 +120,7 @@ class _Planner:
         known = {id(v) for v in step.model.variables}
         ours = {id(v) for v in (*captured.metrics, *step.generators)}
         moving, following = [], []
-        for variable in captured.assigned.values():
+        for variable, _ in captured.assigned.values():
             if id(variable) in ours:
                 continue
             step_rules.check_assigned(variable, name, is_known=id(variable) in known)

@@ -5,7 +5,7 @@ Looks at variables without importing Keras.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from holdfast.runtime.errors import ProgramError
@@ -47,6 +47,30 @@ def check_assigned(variable: Any, step: str, *, is_known: bool) -> None:
             "model, so that it is in no checkpoint: make it an attribute of the model (a Layer, a "
             "Metric, or Layer.add_weight)"
         )
+
+
+def check_order(captured: Any, step: str) -> None:
+    """Raise ProgramError if a variable is assigned before gradients of it reach an optimizer."""
+    for call, position in captured.calls:
+        for variable in call.everything:
+            _, first = captured.assigned.get(id(variable), (None, position))
+            if first < position:
+                raise _assigned_too_early(variable, step)
+
+
+def check_gradients_of(assigned: Iterable[tuple[Any, int]], step: str, error: Exception) -> None:
+    """Raise ProgramError if a tape was asked for gradients of a variable after its assignment."""
+    trainable = [variable for variable, _ in assigned if variable.trainable]
+    if trainable and "handle" in str(error):
+        raise _assigned_too_early(trainable[0], step) from error
+
+
+def _assigned_too_early(variable: Any, step: str) -> ProgramError:
+    return ProgramError(
+        f"{step} assigns {variable.path!r} before an optimizer updates it, so that no tape finds "
+        "gradients of it: assign it after the last update of the step, or give the variable a "
+        "constraint; leave out layers that assign weights in a call, such as SpectralNormalization"
+    )
 
 
 def check_turn(turn: int | None, what: str, step: str) -> None:

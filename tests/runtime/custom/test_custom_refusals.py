@@ -147,3 +147,16 @@ def test_step_that_only_runs_eagerly(tf: SimpleNamespace) -> None:
 
     assert message.startswith("Own.train_step runs in Keras only with run_eagerly=True")
     assert "use operations of TensorFlow or keras.ops" in message
+
+
+def test_weights_that_are_assigned_before_their_update(tf: SimpleNamespace) -> None:
+    """A tape would find no gradient of them, and they would silently not be trained."""
+
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        for weight in model.dense.trainable_weights:
+            weight.assign(t.clip_by_value(weight, -0.1, 0.1))
+        return {"loss": model.descend(x, y)}
+
+    message = refused(tf, body)
+
+    assert "Own.train_step assigns 'dense/kernel' before an optimizer updates it" in message

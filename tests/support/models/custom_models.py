@@ -193,7 +193,7 @@ def adversarial(tf: SimpleNamespace) -> Any:
 
 
 def trailing(tf: SimpleNamespace) -> Any:
-    """A network whose averaged copy follows it after each update, and a counter of steps."""
+    """A network with clipped weights, an averaged copy that follows it, and a counter of steps."""
     keras, t = tf.keras, tf.tensorflow
 
     class Trailing(keras.Model):
@@ -213,6 +213,8 @@ def trailing(tf: SimpleNamespace) -> Any:
                 loss = t.reduce_mean((self.network(x, training=True) - y) ** 2)
             weights = self.network.trainable_weights
             self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            for weight in weights:
+                weight.assign(t.clip_by_value(weight, -0.5, 0.5))
             self.steps.assign_add(1)
             for weight, slow in zip(self.network.weights, self.copy.weights, strict=True):
                 slow.assign(0.9 * slow + 0.1 * weight)
