@@ -174,7 +174,7 @@ def test_script_alone_gives_the_model_of_its_trainer(
 @pytest.mark.parametrize(
     ("script", "code", "complaint"),
     [
-        ("def model(): pass", 2, "does not reach a Trainer's run()"),
+        ("def model(): pass", 2, "does not come to model.fit() or to a Trainer's run()"),
         ("import sys; sys.exit(len(sys.argv) + 2)", 1, "ended the program with exit code 3"),
         ("def model(:", 1, "raised SyntaxError"),
         (
