@@ -32,6 +32,7 @@ def data_of(call: FitCall) -> FitData:
     Raises:
         ProgramError: the arrays do not fit together.
     """
+    _refuse_steps(call)
     parts = (call.x, call.y, call.sample_weight)
     validation = None
     if call.validation_data is not None:
@@ -72,6 +73,17 @@ def validation_of(given: Any) -> Data:
             "(x, y, sample_weight)"
         )
     return ArrayData(*given)
+
+
+def _refuse_steps(call: FitCall) -> None:
+    """Refuse a number of steps for arrays: an epoch visits each of their samples once."""
+    given = {"steps_per_epoch": call.steps_per_epoch, "validation_steps": call.validation_steps}
+    for name, value in given.items():
+        if value is not None:
+            raise ProgramError(
+                f"fit({name}={value}) is for pipelines, and the samples are arrays, of which each "
+                "epoch takes all: leave it out, or give a tf.data.Dataset"
+            )
 
 
 def _split(parts: tuple[Nest, ...], share: float) -> tuple[tuple[Nest, ...], tuple[Nest, ...]]:

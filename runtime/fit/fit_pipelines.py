@@ -41,7 +41,9 @@ def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
         return FitData(training, validation)
     if validation is None:
         return data_of(call)
-    arrays = data_of(replace(call, validation_data=None, validation_split=0.0))
+    arrays = data_of(
+        replace(call, validation_data=None, validation_split=0.0, validation_steps=None)
+    )
     return replace(arrays, validation=validation)
 
 

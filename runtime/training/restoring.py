@@ -13,7 +13,7 @@ newer than all steps here, the disk has lost it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.mending import Mender, second_holders
-from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_resumed
@@ -65,6 +65,7 @@ class JobRestore:
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mender.has_holders
         self._other_stages: set[int] = set()
+        self._later: list[Mapping[str, object]] = []
         self.saved_step = 0
         """The step that was restored, if the disk has it."""
 
@@ -181,9 +182,18 @@ class JobRestore:
         if not self._is_accepted(communicator, step, open_step):
             return None
         (reader,) = found
-        if not self._job.stage.is_of(reader.manifest.cursor):
+        stage, cursor = self._job.stage, reader.manifest.cursor
+        if not stage.is_of(cursor):
             self._other_stages.add(step)
+            self._later.append(cursor)
             return None
+        if not stage.begins_as(cursor):
+            raise UsageError(
+                f"training {stage.number} of the script begins at step {stage.begin} now, and began "
+                f"at another one in the run in {self._context.run_dir}: an earlier training of the "
+                "script has changed; start over with --fresh, or choose another --run-dir"
+            )
+        self._refuse_edit(step, cursor)
         self._check(reader, fresh, is_first=communicator.rank == 0)
         if not self._is_accepted(communicator, step, read_part):
             return None
@@ -192,6 +202,22 @@ class JobRestore:
                 view = np.frombuffer(contents, np.uint8)
                 communicator.broadcast(view, shard % communicator.size)
         return Restored(reader.state, reader.manifest)
+
+    def _refuse_edit(self, step: int, saved: Mapping[str, object]) -> None:
+        """Refuse a stage that had ended at ``step`` before the next one began, and is longer now.
+
+        What the later stage has saved was trained from its old end.  A stage that a callback
+        has ended is no longer now.
+        """
+        is_end = any(self._job.stage.is_followed_at(step, cursor) for cursor in self._later)
+        was_ended = bool((notes_of(saved) or {}).get("position", {}).get("is_over"))
+        if is_end and step < self._job.work_plan.steps and not was_ended:
+            raise UsageError(
+                f"training {self._job.stage.number} of the script has ended at step {step} of the "
+                f"run in {self._context.run_dir}, and the next one has begun; the script asks for "
+                f"{self._job.work_plan.steps} steps now: ask for as many as before, start over "
+                "with --fresh, or choose another --run-dir"
+            )
 
     def _is_accepted(
         self, communicator: Communicator, step: int, attempt: Callable[[], None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.recovery.splitmix import chain
 
-_FIELD = "stage"
+_FIELD, _BEGIN = "stage", "stage begin"
 
 
 def stage_of(cursor: Mapping[str, object]) -> int:
@@ -34,11 +34,21 @@ class Stage:
 
     def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
         """Return a manifest's cursor with the stage in it; the first one goes without saying."""
-        return {**cursor, _FIELD: self.number} if self.number > 1 else dict(cursor)
+        if self.number == 1:
+            return dict(cursor)
+        return {**cursor, _FIELD: self.number, _BEGIN: self.begin}
 
     def is_of(self, cursor: Mapping[str, object]) -> bool:
         """Return whether a manifest with this cursor was saved in this stage."""
         return stage_of(cursor) == self.number
+
+    def begins_as(self, cursor: Mapping[str, object]) -> bool:
+        """Return whether a checkpoint of this stage was saved after the same earlier stages."""
+        return cursor.get(_BEGIN, self.begin) == self.begin
+
+    def is_followed_at(self, step: int, cursor: Mapping[str, object]) -> bool:
+        """Return whether a checkpoint of the next stage says that this one ended at ``step``."""
+        return stage_of(cursor) == self.number + 1 and cursor.get(_BEGIN) == step
 
     def may_have(self, step: int) -> bool:
         """Return whether a checkpoint of ``step`` may be of this stage, not of an earlier one."""

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.world import World
-from holdfast.runtime.errors import StopRequested
+from holdfast.runtime.errors import ProgramError, StopRequested
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
@@ -66,6 +66,7 @@ class Stages:
         self._context = context
         self._membership = membership_of(context)
         self._stages = [Stage()]
+        self._is_under_way = False
 
     @property
     def is_first(self) -> bool:
@@ -90,6 +91,12 @@ class Stages:
         Raises:
             JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
         """
+        if self._is_under_way:
+            raise ProgramError(
+                f"training {self.stage.number} of the script has not come to its end, so no other "
+                "one can follow: let its error end the script"
+            )
+        self._is_under_way = True
         config = self._context.config
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(request, config, numerics, self._stages)
@@ -105,6 +112,7 @@ class Stages:
         end = self._conclude(job, loop, state, cursor)
         loop.close()
         self._stages.append(self.stage.after(cursor.step))
+        self._is_under_way = False
         return end
 
     def _conclude(

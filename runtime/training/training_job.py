@@ -240,7 +240,7 @@ def describe_job(
         numerics,
         schedule,
         replace(retention, forever=_ends(work_plan, stages)),
-        _initial_of(request, config),
+        _initial_of(request, config, stage),
         stage,
         request.verbose,
         _rate_of(request, work_plan),
@@ -297,9 +297,14 @@ def _rate_of(request: TrainingRequest, work_plan: WorkPlan) -> RateScale | None:
     )
 
 
-def _initial_of(request: TrainingRequest, config: WorkerConfig) -> WeightsSource | None:
-    """Return the source of a new run's weights: the command line's, else the script's."""
-    if config.options.initial is not None:
+def _initial_of(
+    request: TrainingRequest, config: WorkerConfig, stage: Stage
+) -> WeightsSource | None:
+    """Return the source of a new run's weights: the command line's, else the script's.
+
+    The command line's are those of the run's begin, so a later stage does not take them again.
+    """
+    if config.options.initial is not None and stage.number == 1:
         return WeightsSource(config.options.initial, config.options.initial_step)
     return None if request.initial is None else WeightsSource(request.initial)
 

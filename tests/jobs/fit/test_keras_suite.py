@@ -13,8 +13,8 @@ from suite_table import SUITE
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
-SAMPLE = ("lstm_masks", "dict_strings", "distillation", "early_stopping")
-"""Masks and the loss of a whole batch; a pipeline with strings; three trainings; a callback."""
+SAMPLE = ("lstm_masks", "dict_strings", "early_stopping")
+"""Masks and the loss of a whole batch; a pipeline with strings; a callback."""
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -17,6 +17,22 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "two_fits.py"
 LAST_STEP = 10 + 9
+CAUGHT = """
+import keras, numpy as np
+
+class Breaks(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise ValueError("a trial that fails")
+
+x = np.ones((8, 2), "float32")
+for rate in (0.1, 0.01):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    try:
+        model.fit(x, x[:, :1], epochs=2, callbacks=[Breaks()] if rate == 0.1 else [])
+    except ValueError:
+        pass
+"""
 
 
 def train(run_dir: Path, workers: int, *faults: str) -> JobRun:
@@ -54,6 +70,28 @@ def test_second_training_goes_on_where_the_first_has_ended(undisturbed: JobRun) 
     assert {record["step"] for record in undisturbed.events("completed")} == {10, LAST_STEP}
 
 
+def test_first_training_may_not_grow_once_the_second_has_begun(tmp_path: Path) -> None:
+    longer = tmp_path / "longer.py"
+    longer.write_text(SCRIPT.read_text().replace("epochs=2", "epochs=3"))
+    train(tmp_path / "run", 1)
+
+    job = run_job(longer, run_dir=tmp_path / "run", workers=1, microbatches=4, timeout_s=300)
+
+    assert job.exit_code == 2, job.stderr
+    assert "training 1 of the script has ended at step 10" in job.stderr
+    assert "asks for 15 steps now" in job.stderr
+
+
+def test_training_that_has_failed_is_followed_by_no_other(tmp_path: Path) -> None:
+    script = tmp_path / "caught.py"
+    script.write_text(CAUGHT)
+
+    job = run_job(script, run_dir=tmp_path / "run", workers=1, microbatches=2, timeout_s=300)
+
+    assert job.exit_code == 1, job.stderr
+    assert "training 1 of the script has not come to its end" in job.stderr
+
+
 def test_first_worker_dies_in_the_second_training(undisturbed: JobRun, tmp_path: Path) -> None:
     job = train(tmp_path / "run", 3, "kill worker=0 step=13")
 
@@ -67,4 +105,6 @@ def test_all_die_in_the_second_training(undisturbed: JobRun, tmp_path: Path) -> 
 
     assert job.sha256 == undisturbed.sha256
     assert printed(job) == printed(again) == printed(undisturbed)
-    assert {record["step"] for record in again.events("restored")} == {14, 10, LAST_STEP}
+    restored = {record["step"] for record in again.events("restored")}
+    assert {10, LAST_STEP} < restored  # and a step between, when all had died
+    assert all(10 < step < 15 for step in restored - {10, LAST_STEP})

@@ -91,3 +91,9 @@ def test_epochs_begin_with_the_initial_one() -> None:
 @pytest.mark.parametrize(("freq", "validated"), [(1, 1), (3, 3), ([4, 2], (2, 4))])
 def test_epochs_that_are_validated(freq: Any, validated: Any) -> None:
     assert FitCall(X, validation_freq=freq).validated == validated
+
+
+@pytest.mark.parametrize("steps", [{"steps_per_epoch": 3}, {"validation_steps": 2}])
+def test_steps_of_arrays_are_refused(steps: dict[str, int]) -> None:
+    with pytest.raises(ProgramError, match="are arrays, of which each epoch takes all"):
+        data_of(FitCall(X, Y, **steps))  # type: ignore[arg-type]

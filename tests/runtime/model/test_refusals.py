@@ -58,19 +58,6 @@ def test_a_model_that_is_not_compiled_is_refused(tf: SimpleNamespace) -> None:
     assert "'plain' is not compiled" in _refused(tf, make)
 
 
-def test_an_overridden_train_step_is_refused(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        class Custom(tf.keras.Sequential):
-            def train_step(self, data: Any) -> Any:
-                return {}
-
-        model = Custom([tf.keras.layers.Dense(1)])
-        model.compile(optimizer="sgd", loss="mse")
-        return model
-
-    assert "Custom overrides train_step" in _refused(tf, make)
-
-
 def test_trainable_variables_of_another_type_are_refused(tf: SimpleNamespace) -> None:
     def make(tf: SimpleNamespace) -> Any:
         model = tf.keras.Sequential(
