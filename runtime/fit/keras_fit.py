@@ -26,6 +26,7 @@ from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
 from holdfast.runtime.model.training_refusal import is_refused
+from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import SILENT
@@ -120,8 +121,7 @@ class _Training:
             validated=call.validated,
             first_epoch=call.initial_epoch,
             verbose=call.shown,
-            rate_rule=self._options.scale_rate,
-            batch_factor=factor,
+            scaling=RateScaling.of(self._options.scale_rate, factor),
         )
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:

@@ -23,11 +23,6 @@ class RateScale:
     batch_factor: int
     warm_up_steps: int
 
-    @staticmethod
-    def of(rule: str, batch_factor: int, steps_per_epoch: int, epochs: int) -> RateScale:
-        """Return the scale of a training; a short one warms up until its end."""
-        return RateScale(rule, batch_factor, steps_per_epoch * min(epochs, WARM_UP_EPOCHS))
-
     @property
     def factor(self) -> float:
         """The factor after the warm-up."""
@@ -45,3 +40,21 @@ class RateScale:
     def __str__(self) -> str:
         """Return the scale in words."""
         return f"{self.rule} x{self.factor:g} over {self.warm_up_steps} steps"
+
+
+@dataclass(frozen=True, slots=True)
+class RateScaling:
+    """The wish for a scaled rate: its rule, and how many times the batch is as large."""
+
+    rule: str
+    batch_factor: int
+
+    @staticmethod
+    def of(rule: str | None, batch_factor: int) -> RateScaling | None:
+        """Return the wish, None if there is none, or nothing to scale."""
+        return None if rule is None or batch_factor == 1 else RateScaling(rule, batch_factor)
+
+    def over(self, steps_per_epoch: int, epochs: int) -> RateScale:
+        """Return the scale of a training; a short one warms up until its end."""
+        warm_up_steps = steps_per_epoch * min(epochs, WARM_UP_EPOCHS)
+        return RateScale(self.rule, self.batch_factor, warm_up_steps)

@@ -182,17 +182,11 @@ class JobRestore:
         if not self._is_accepted(communicator, step, open_step):
             return None
         (reader,) = found
-        stage, cursor = self._job.stage, reader.manifest.cursor
-        if not stage.is_of(cursor):
+        cursor = reader.manifest.cursor
+        if not self._job.stage.is_of(cursor):
             self._other_stages.add(step)
             self._later.append(cursor)
             return None
-        if not stage.begins_as(cursor):
-            raise UsageError(
-                f"training {stage.number} of the script begins at step {stage.begin} now, and began "
-                f"at another one in the run in {self._context.run_dir}: an earlier training of the "
-                "script has changed; start over with --fresh, or choose another --run-dir"
-            )
         self._refuse_edit(step, cursor)
         self._check(reader, fresh, is_first=communicator.rank == 0)
         if not self._is_accepted(communicator, step, read_part):
@@ -204,17 +198,24 @@ class JobRestore:
         return Restored(reader.state, reader.manifest)
 
     def _refuse_edit(self, step: int, saved: Mapping[str, object]) -> None:
-        """Refuse a stage that had ended at ``step`` before the next one began, and is longer now.
+        """Refuse a stage that begins elsewhere now, or is longer after the next one has begun.
 
-        What the later stage has saved was trained from its old end.  A stage that a callback
-        has ended is no longer now.
+        What a later stage has saved was trained from the old end of the earlier one.  A stage
+        that a callback has ended does not count as longer.
         """
-        is_end = any(self._job.stage.is_followed_at(step, cursor) for cursor in self._later)
+        stage, run_dir = self._job.stage, self._context.run_dir
+        if not stage.begins_as(saved):
+            raise UsageError(
+                f"training {stage.number} of the script begins at step {stage.begin} now, and at "
+                f"another one in the run in {run_dir}: an earlier training of the script has "
+                "changed; start over with --fresh, or choose another --run-dir"
+            )
+        is_end = any(stage.is_followed_at(step, cursor) for cursor in self._later)
         was_ended = bool((notes_of(saved) or {}).get("position", {}).get("is_over"))
         if is_end and step < self._job.work_plan.steps and not was_ended:
             raise UsageError(
-                f"training {self._job.stage.number} of the script has ended at step {step} of the "
-                f"run in {self._context.run_dir}, and the next one has begun; the script asks for "
+                f"training {stage.number} of the script has ended at step {step} of the "
+                f"run in {run_dir}, and the next one has begun; the script asks for "
                 f"{self._job.work_plan.steps} steps now: ask for as many as before, start over "
                 "with --fresh, or choose another --run-dir"
             )

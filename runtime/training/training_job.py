@@ -19,7 +19,7 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.model.weights_source import WeightsSource
-from holdfast.runtime.options.rate_scale import RateScale
+from holdfast.runtime.options.rate_scale import RateScale, RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import LIVE
@@ -61,8 +61,7 @@ class TrainingRequest:
     validated: int | tuple[int, ...] = 1
     first_epoch: int = 0
     verbose: int = LIVE
-    rate_rule: str | None = None
-    batch_factor: int = 1
+    scaling: RateScaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +242,9 @@ def describe_job(
         _initial_of(request, config, stage),
         stage,
         request.verbose,
-        _rate_of(request, work_plan),
+        None
+        if request.scaling is None
+        else request.scaling.over(work_plan.steps_per_epoch, work_plan.epochs),
     )
 
 
@@ -285,15 +286,6 @@ def order_of(
         request.global_batch,
         config.microbatches,
         is_shuffled=request.is_shuffled,
-    )
-
-
-def _rate_of(request: TrainingRequest, work_plan: WorkPlan) -> RateScale | None:
-    """Return how the learning rate follows a larger batch, None if it does not."""
-    if request.rate_rule is None or request.batch_factor == 1:
-        return None
-    return RateScale.of(
-        request.rate_rule, request.batch_factor, work_plan.steps_per_epoch, work_plan.epochs
     )
 
 

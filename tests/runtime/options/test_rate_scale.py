@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.options.rate_scale import RULES, RateScale
+from holdfast.runtime.options.rate_scale import RULES, RateScale, RateScaling
+
+
+def _scale(rule: str, factor: int, steps_per_epoch: int, epochs: int) -> RateScale:
+    return RateScaling(rule, factor).over(steps_per_epoch, epochs)
+
 
 _SCALES = st.builds(
-    RateScale.of,
+    _scale,
     st.sampled_from(RULES),
     st.integers(1, 64),
     st.integers(1, 9),
@@ -30,7 +35,9 @@ _SCALES = st.builds(
     ],
 )
 def test_factor_grows_over_five_epochs(rule: str, update: int, factor: float) -> None:
-    assert RateScale.of(rule, 8, steps_per_epoch=10, epochs=90).at(update) == pytest.approx(factor)
+    scale = RateScaling(rule, 8).over(steps_per_epoch=10, epochs=90)
+
+    assert scale.at(update) == pytest.approx(factor)
 
 
 @given(_SCALES, st.integers(0, 1000))
@@ -40,4 +47,9 @@ def test_factor_never_falls_and_never_exceeds_the_rule(scale: RateScale, update:
 
 
 def test_scale_says_what_it_does() -> None:
-    assert str(RateScale.of("linear", 8, 10, 2)) == "linear x8 over 20 steps"
+    assert str(RateScaling("linear", 8).over(10, 2)) == "linear x8 over 20 steps"
+
+
+@pytest.mark.parametrize(("rule", "factor"), [(None, 8), ("linear", 1)])
+def test_nothing_is_scaled_without_a_rule_or_a_larger_batch(rule: str | None, factor: int) -> None:
+    assert RateScaling.of(rule, factor) is None
