@@ -58,3 +58,8 @@ class RateScaling:
         """Return the scale of a training; a short one warms up until its end."""
         warm_up_steps = steps_per_epoch * min(epochs, WARM_UP_EPOCHS)
         return RateScale(self.rule, self.batch_factor, warm_up_steps)
+
+
+def scale_of(scaling: RateScaling | None, steps_per_epoch: int, epochs: int) -> RateScale | None:
+    """Return the scale of a training, None without a wish for one."""
+    return None if scaling is None else scaling.over(steps_per_epoch, epochs)

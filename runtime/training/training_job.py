@@ -19,7 +19,7 @@ from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.model.weights_source import WeightsSource
-from holdfast.runtime.options.rate_scale import RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RateScale, RateScaling, scale_of
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import LIVE
@@ -242,9 +242,7 @@ def describe_job(
         _initial_of(request, config, stage),
         stage,
         request.verbose,
-        None
-        if request.scaling is None
-        else request.scaling.over(work_plan.steps_per_epoch, work_plan.epochs),
+        scale_of(request.scaling, work_plan.steps_per_epoch, work_plan.epochs),
     )
 
 
