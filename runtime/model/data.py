@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -79,8 +80,12 @@ class ArrayData:
         """Return a digest of names, shapes, dtypes and some hundred samples, evenly spaced.
 
         Equal data have the same one.  Data from another seed, or in another order, have
-        another one.  Large arrays on disk are not read for it.
+        another one.  Large arrays on disk are not read for it, and it is made once.
         """
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         rows = np.unique(np.linspace(0, self._samples - 1, _PROBED_SAMPLES).astype(np.int64))
         digest = Digest()
         parts = {"x": self._x, "y": self._y, "sample_weight": self._weights}

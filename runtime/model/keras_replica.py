@@ -96,6 +96,8 @@ class KerasReplica:
         if finding is not None and mixing is BatchMixing.REFUSED:
             finding.refuse_mixing()
         roles = self._sums.roles
+        # The samples come first; other parts of the loss have another denominator each.
+        self._parts = tuple(dict.fromkeys([Kind.MEAN.name, *(part for part, _ in roles.graded)]))
         self._left_out = _names_of(model, _no_sums(model, roles.metrics, one))
         self._layout = VectorLayout.of(roles.shapes)
         self._padding = self._layout.padding()
@@ -251,11 +253,6 @@ class KerasReplica:
             tf.TensorSpec((len(parts),), tf.float32),
             self._borrowed.specification,
         )
-
-    @property
-    def _parts(self) -> list[str]:
-        """Names of the loss's parts with another denominator each; the samples come first."""
-        return list(dict.fromkeys([Kind.MEAN.name, *(part for part, _ in self._sums.roles.graded)]))
 
     def _divisors(self, total: FloatVector, samples: int) -> Any:
         """Return what each part of the loss is divided by."""

@@ -16,6 +16,7 @@ _CURSOR = "cursor/"
 _COMPANION = "companion/"
 _NOTES = "companion"
 """The field of a manifest's cursor."""
+_IS_OVER = "companion is over"
 
 
 class JobState:
@@ -46,10 +47,15 @@ class JobState:
     def fields(self) -> dict[str, object]:
         """Return the fields of a manifest's cursor that hold the companion's notes."""
         notes = self.companion.notes()
-        return {_NOTES: dict(notes)} if notes else {}
+        return {_NOTES: dict(notes), _IS_OVER: self.companion.is_over} if notes else {}
 
 
 def notes_of(cursor: Mapping[str, object]) -> Notes | None:
     """Return the notes that a manifest's cursor holds, None if it holds none."""
     notes = cursor.get(_NOTES)
     return notes if isinstance(notes, Mapping) else None
+
+
+def was_over(cursor: Mapping[str, object]) -> bool:
+    """Return whether the companion had ended the stage before this cursor was saved."""
+    return cursor.get(_IS_OVER) is True

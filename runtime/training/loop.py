@@ -101,7 +101,8 @@ class TrainingLoop:
     @property
     def is_complete(self) -> bool:
         """Whether every transaction of the job is committed, or its companion has ended it."""
-        return self._is_over
+        is_last = self._job.work_plan.next_work(self._progress.cursor) is None
+        return is_last or self._companion.is_over
 
     @property
     def is_first(self) -> bool:
@@ -123,11 +124,6 @@ class TrainingLoop:
         self._saver.close()
         for transaction in self._transactions.values():
             transaction.vectors.close()
-
-    @property
-    def _is_over(self) -> bool:
-        is_last = self._job.work_plan.next_work(self._progress.cursor) is None
-        return is_last or self._companion.is_over
 
     def _act(self, state: StepState) -> StepEvent:
         """Do the work of ``state``."""
@@ -229,7 +225,7 @@ class TrainingLoop:
 
     def _go_on(self, event: StepEvent) -> StepEvent:
         """Return ``event`` after the work that follows a commit, if nothing else comes first."""
-        if self._is_committing and self._is_over and not self._companion.has_effects:
+        if self._is_committing and self.is_complete and not self._companion.has_effects:
             self._end_stage()
         if self._companion.has_effects:
             return StepEvent.CALLED
@@ -346,7 +342,7 @@ class TrainingLoop:
         cursor, work_plan = self._progress.cursor, self._job.work_plan
         if not self._context.config.options.trains:
             return True
-        if self._ending is not None or self._is_over:
+        if self._ending is not None or self.is_complete:
             return True
         return self._is_stopping and work_plan.is_save_point(cursor)
 

@@ -33,7 +33,7 @@ from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.mending import Mender, second_holders
-from holdfast.runtime.training.job_state import JobState, notes_of
+from holdfast.runtime.training.job_state import JobState, was_over
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_resumed
@@ -64,8 +64,8 @@ class JobRestore:
         self._mender = Mender(context, second_holders(context))
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mender.has_holders
-        self._other_stages: set[int] = set()
-        self._later: list[Mapping[str, object]] = []
+        self._other_stages: dict[int, Mapping[str, object]] = {}
+        """The cursors of checkpoints of other stages, by step."""
         self.saved_step = 0
         """The step that was restored, if the disk has it."""
 
@@ -184,8 +184,7 @@ class JobRestore:
         (reader,) = found
         cursor = reader.manifest.cursor
         if not self._job.stage.is_of(cursor):
-            self._other_stages.add(step)
-            self._later.append(cursor)
+            self._other_stages[step] = cursor
             return None
         self._refuse_edit(step, cursor)
         self._check(reader, fresh, is_first=communicator.rank == 0)
@@ -210,9 +209,9 @@ class JobRestore:
                 f"another one in the run in {run_dir}: an earlier training of the script has "
                 "changed; start over with --fresh, or choose another --run-dir"
             )
-        is_end = any(stage.is_followed_at(step, cursor) for cursor in self._later)
-        was_ended = bool((notes_of(saved) or {}).get("position", {}).get("is_over"))
-        if is_end and step < self._job.work_plan.steps and not was_ended:
+        others = self._other_stages.values()
+        is_end = any(stage.is_followed_at(step, cursor) for cursor in others)
+        if is_end and step < self._job.work_plan.steps and not was_over(saved):
             raise UsageError(
                 f"training {stage.number} of the script has ended at step {step} of the "
                 f"run in {run_dir}, and the next one has begun; the script asks for "

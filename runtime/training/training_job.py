@@ -79,8 +79,8 @@ class TrainingJob:
     initial: WeightsSource | None = None
     stage: Stage = ONLY_STAGE
     verbose: int = LIVE
-    rate: RateScale | None = None
     """What people see of the training: that of Keras, 0 for nothing."""
+    rate: RateScale | None = None
 
     @property
     def microbatches(self) -> int:
