@@ -10,12 +10,10 @@ import numpy as np
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.model.data import ArrayData, Data
+from holdfast.runtime.model.data import MOST_PARTS, ArrayData, Data
 from holdfast.runtime.model.nest import Nest, leaves, map_leaves
 from holdfast.runtime.pipelines.class_weights import class_weights_of
 from holdfast.runtime.pipelines.feed import Feed
-
-_MOST_PARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def validation_of(given: Any) -> Data:
     Raises:
         ProgramError: it is no tuple of arrays.
     """
-    if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= _MOST_PARTS:
+    if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= MOST_PARTS:
         raise ProgramError(
             f"fit(validation_data=...) got {type(given).__name__}: give (x, y), or "
             "(x, y, sample_weight)"

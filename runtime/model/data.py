@@ -25,7 +25,9 @@ SampleIds: TypeAlias = npt.NDArray[np.int64]
 Samples: TypeAlias = tuple[Nest, Nest] | tuple[Nest, Nest, Nest]
 """Inputs, targets and, if there are any, sample weights."""
 
-_MOST_PARTS = 3
+MOST_PARTS = 3
+"""Inputs, targets and weights."""
+
 _PROBED_SAMPLES = 512
 
 
@@ -126,12 +128,12 @@ def read_microbatch(data: Data, ids: SampleIds, seed: int) -> Microbatch:
     """
     parts: Any = data.read(ids)
     kind = type(data).__name__
-    if not isinstance(parts, (tuple, list)) or not 1 <= len(parts) <= _MOST_PARTS:
+    if not isinstance(parts, (tuple, list)) or not 1 <= len(parts) <= MOST_PARTS:
         raise ProgramError(
             f"{kind}.read(ids) returned {_described(parts)}: return (x, y), "
             "or (x, y, sample_weight); each may be a dict, list or tuple of arrays"
         )
-    x, y, weights = (*parts, None, None)[:_MOST_PARTS]
+    x, y, weights = (*parts, None, None)[:MOST_PARTS]
     for name, leaf in _leaves_of({"x": x, "y": y, "sample_weight": weights}):
         if len(leaf) != len(ids):
             raise ProgramError(

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.format.digest import Digest
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.data import MOST_PARTS
 from holdfast.runtime.model.nest import Nest, leaves, map_leaves, named_leaves
 
 Parts: TypeAlias = tuple[Nest, Nest, Nest]
 """Inputs, targets and sample weights."""
 
-MOST_PARTS = 3
 _LENGTH = struct.Struct("<q")
 
 

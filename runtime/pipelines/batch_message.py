@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.runtime.exchange.vector import ALIGNMENT_BYTES
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.pipelines.batch import Batch, bytes_of
 
-_ALIGNMENT = 64
 _LENGTH = struct.Struct("<q")
 
 
@@ -60,7 +60,7 @@ class _Blocks:
 
 
 def _padded(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
+    return -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _describe(nest: Nest, pieces: list[Any]) -> Any:

@@ -16,11 +16,10 @@ import numpy as np
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.pipelines.batch import Batch
 from holdfast.runtime.pipelines.batch_message import decode, encode
 from holdfast.runtime.pipelines.stream import BatchStream, Mark, Position, changed, next_mark
-
-_ALIGNMENT = 64
 
 
 class _Kind(IntEnum):
@@ -180,6 +179,4 @@ def _broadcast(answer: _Answer, communicator: Communicator) -> _Answer:
 
 def _aligned(length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Return bytes that begin at a multiple of 64: TensorFlow copies all others."""
-    room = np.empty(length + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    return room[start : start + length]
+    return aligned_vector(-(-length // 4)).view(np.uint8)[:length]

@@ -39,17 +39,14 @@ class DatasetSource:
     def __init__(self, dataset: Any, seed: int) -> None:
         self._spec = dataset.element_spec
         graph = _graph_of(dataset)
-        cardinality = int(dataset.cardinality())
-        self.is_endless = cardinality == tf.data.INFINITE_CARDINALITY
+        self.batches, self.is_endless = _length_of(dataset)
         is_peeled = self.is_endless and without_repeat(graph)
         constants = _take_constants(graph)
         self._made = pass_graph(graph, seed)
         self._constants = constants
         self._begin = _function(self._made, constants, self._made.feeds(0))
         if is_peeled:
-            cardinality = int(self._dataset(0).cardinality())
-            self.is_endless = cardinality == tf.data.INFINITE_CARDINALITY
-        self.batches = cardinality if cardinality >= 0 else None
+            self.batches, self.is_endless = _length_of(self._dataset(0))
 
     @property
     def has_python(self) -> bool:
@@ -91,12 +88,16 @@ def dataset_source(dataset: Any, seed: int) -> Source:
 
 def forward_source(dataset: Any) -> ForwardSource:
     """Return a source that reads the dataset as ``fit`` does, one pass after the other."""
-    cardinality = int(dataset.cardinality())
-    is_endless = cardinality == tf.data.INFINITE_CARDINALITY
-    batches = cardinality if cardinality >= 0 else None
+    batches, is_endless = _length_of(dataset)
     return ForwardSource(
         _NAME, lambda: iter(dataset), np.asarray, batches=batches, is_endless=is_endless
     )
+
+
+def _length_of(dataset: Any) -> tuple[int | None, bool]:
+    """Return the batches of one pass, None if not known, and whether there is no end."""
+    cardinality = int(dataset.cardinality())
+    return cardinality if cardinality >= 0 else None, cardinality == tf.data.INFINITE_CARDINALITY
 
 
 def _check_elements(spec: Any) -> None:
