@@ -4,6 +4,7 @@
 |---|---|
 | ``heartbeat`` | a worker whose counter stands still |
 | ``stall`` | a worker for which all others wait; it is told of at half of the limit |
+| ``failed`` | a worker whose training has failed, but whose script goes on while all others wait |
 | ``standstill`` | all workers, when they wait for each other: MPI has lost a death |
 | ``reading`` | all workers, when they restore and none gets a byte: the disk hangs |
 
@@ -29,7 +30,13 @@ from holdfast.runtime.system.process_status import characters_read
 _STARTING_TIMEOUT_S = 60.0
 """A script may import or write for long; ``MPI_Init`` and HDF5 hold the interpreter's lock."""
 
-_PHASES_OF_THE_SCRIPT = (Phase.STARTING, Phase.JOINING, Phase.CONCLUDING, Phase.LEAVING)
+_PHASES_OF_THE_SCRIPT = (
+    Phase.STARTING,
+    Phase.JOINING,
+    Phase.CONCLUDING,
+    Phase.FAILED,
+    Phase.LEAVING,
+)
 _PHASES_OF_THE_LOOP = (Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING)
 
 _BEATS_PER_STALL, _SHORTEST_STALL_S = 3, 10.0
@@ -83,6 +90,7 @@ class Fencing:
             "standstill": StallDetector(standstill_s),
             "reading": StallDetector(_LONGEST_READ_S),
         }
+        self._deserted = StallDetector(heartbeat_timeout_s)
         self._laggards: LaggardDetector | None = None
         self._known = LaggardDetector()
         self._told: Collection[tuple[WorkerId, Turn]] = ()
@@ -101,6 +109,7 @@ class Fencing:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
         self._close_cases()
         self._stalls = {name: StallDetector(old.limit_s) for name, old in self._stalls.items()}
+        self._deserted = StallDetector(self._deserted.limit_s)
         known = (self._laggards or self._known).next_launch(stall_timeout_s)
         self._known = known
         self._laggards = None if stall_timeout_s == 0 else known
@@ -114,6 +123,8 @@ class Fencing:
             if finding.is_dead and worker not in accused:
                 self._open([found[worker]], now, self._fence("heartbeat", finding.silent_s))
         self._look_for_stalls(found, now)  # a worker that is about to die explains them
+        if not self._cases:
+            self._look_for_deserters(found, now)
         if not self._cases:
             self._look_for_laggards(found, now)
         over = [case for case in self._cases if case.look(now)]
@@ -137,6 +148,19 @@ class Fencing:
             if stall.is_stalled:
                 self._stalls[limit] = StallDetector(stall.limit_s)
                 self._open(list(found.values()), now, self._end_launch(limit, stall.standing_s))
+
+    def _look_for_deserters(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+        """Fence the workers whose training has failed, if all others wait for them.
+
+        None of them will ever come.  If all have failed alike, nobody waits.
+        """
+        failed = [h for h in found.values() if h.page.phase is Phase.FAILED]
+        others = {w: Turn(*h.page.turn) for w, h in found.items() if h not in failed}
+        self._deserted = self._deserted.observe(others if failed else {}, now)
+        if self._deserted.is_stalled:
+            seconds = self._deserted.standing_s
+            self._deserted = StallDetector(self._deserted.limit_s)
+            self._open(failed, now, self._fence("failed", seconds))
 
     def _look_for_laggards(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
         """Find the workers for which all others wait, tell of them, and fence them."""

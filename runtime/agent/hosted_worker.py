@@ -99,6 +99,8 @@ class HostedWorker:
         self.has_left = False
         self.limit: str | None = None
         """The limit that it was killed for, None for any other death."""
+        self.failure = ""
+        """The error that has ended its training, if one has and its script goes on."""
         self.stacks = Stacks()
         self.said: Forwarded | None = None
         """Its stderr, as far as it was forwarded; None before it has a process."""
@@ -169,8 +171,12 @@ class HostedWorker:
     def fence(self, limit: str, seconds: float) -> None:
         """Kill the worker because it has stood still for longer than a limit."""
         self.limit = limit
-        how = "of silence" if limit == "heartbeat" else "at one piece of work"
-        self.kill(f"fenced after {seconds:.2f} s {how}")
+        how = {
+            "heartbeat": "of silence",
+            "stall": "at one piece of work",
+            "failed": f"in its script, which has caught the error of its training: {self.failure}",
+        }
+        self.kill(f"fenced after {seconds:.2f} s {how[limit]}")
 
     @property
     def samples(self) -> Message | None:
@@ -226,7 +232,7 @@ class HostedWorker:
 
     @property
     def _is_fenced(self) -> bool:
-        return self.limit in ("heartbeat", "stall")
+        return self.limit in ("heartbeat", "stall", "failed")
 
     def close(self) -> None:
         """Close everything but stdout and stderr, which belong to the output forwarder."""

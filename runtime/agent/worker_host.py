@@ -270,6 +270,9 @@ class WorkerHost:
             hosted.is_at_end = True
             self._let_leave()
             return
+        if kind == "training_failed":
+            hosted.failure = str(report["error"])
+            return
         if kind == "world" and self._is_of_launch(hosted):
             self._output.speaker = next(iter(report.get("workers", ())), self._output.speaker)
         hosted.has_left |= kind == "leaving"

@@ -58,6 +58,8 @@ class Phase(IntEnum):
     LEAVING = 7
     CONCLUDING = 8
     """In the script again, after training: it may write for long."""
+    FAILED = 9
+    """In the script again, after an error has ended its training."""
 
     @property
     def label(self) -> str:

@@ -170,6 +170,39 @@ def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
     assert len(world.of_kind("worker_suspected")) == 1
 
 
+def fails(world: World, *workers: int) -> None:
+    for worker in workers:
+        world.workers[worker].page.begin_turn(waits_for_peers=False)
+        world.workers[worker].page.phase = Phase.FAILED
+
+
+def test_worker_whose_training_has_failed_is_killed_if_all_others_wait_for_it(world: World) -> None:
+    world.fencing.begin(0.0)  # no limit for stalls: nobody needs to guess here
+    all_wait_for_worker_0(world)
+    fails(world, 0)
+
+    world.pass_time(2.0, 0, 1, 2)
+    assert world.told == []
+    world.pass_time(0.4 + MOST_S, 0, 1, 2)
+
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["limit"], fenced["phase"]) == (0, "failed", "failed")
+
+
+def test_nobody_is_killed_while_another_one_trains_or_if_all_have_failed_alike(
+    world: World,
+) -> None:
+    world.fencing.begin(0.0)
+    all_wait_for_worker_0(world)
+    fails(world, 1)
+    world.pass_time(20.0, 0, 1, 2)
+
+    fails(world, 0, 2)
+    world.pass_time(20.0, 0, 1, 2)
+
+    assert world.told == []
+
+
 def test_never_means_never(world: World) -> None:
     world.fencing.begin(0.0)
     all_wait_for_worker_0(world)
