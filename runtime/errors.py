@@ -6,11 +6,14 @@
     ├── UsageError            2   the request makes no sense as it stands
     ├── ProgramError          1   the user's program is at fault
     ├── RecoveryImpossible   70   budget spent, or nothing valid to restore
-    │   └── WorldLost             no repair in place; a relaunch resumes
-    ├── StoppedEarly         75   stopped with a checkpoint, run again
-    │   └── StopRequested         on a user's or scheduler's request
     ├── NotSaved             75   a running job did not make the requested checkpoint
     └── RunDirectoryBusy     76   another job owns the run directory
+
+    Ending                        no mistake: the script ends here
+    ├── NoMoreTraining        1   a training has failed, and the script begins another
+    ├── WorldLost            70   no repair in place; a relaunch resumes
+    └── StoppedEarly         75   stopped with a checkpoint, run again
+        └── StopRequested         on a user's or scheduler's request
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from typing import ClassVar
 from holdfast.recovery.event import ExitCode
 
 __all__ = [
+    "Ending",
     "ExitCode",
     "JobError",
+    "NoMoreTraining",
     "NotSaved",
     "ProgramError",
     "RecoveryImpossible",
@@ -30,6 +35,7 @@ __all__ = [
     "StoppedEarly",
     "UsageError",
     "WorldLost",
+    "exit_code_of",
 ]
 
 
@@ -57,20 +63,6 @@ class RecoveryImpossible(JobError):
     exit_code = ExitCode.RECOVERY_IMPOSSIBLE
 
 
-class WorldLost(RecoveryImpossible):
-    """The world cannot be repaired in place; a relaunch goes on from the newest checkpoint."""
-
-
-class StoppedEarly(JobError):
-    """The job stopped with a checkpoint; running it again resumes it."""
-
-    exit_code = ExitCode.STOPPED_EARLY
-
-
-class StopRequested(StoppedEarly):
-    """The job was asked to stop, and did so at a step that all workers agreed on."""
-
-
 class NotSaved(JobError):
     """A running job did not make the requested checkpoint; asking again may help."""
 
@@ -81,3 +73,40 @@ class RunDirectoryBusy(JobError):
     """Another job owns the run directory."""
 
     exit_code = ExitCode.RUN_DIRECTORY_BUSY
+
+
+class Ending(BaseException):
+    """Ends a script that has made no mistake, in the middle of its training.
+
+    It derives from ``BaseException``, as ``SystemExit`` does: a script that catches every
+    ``Exception`` of its ``fit`` must not take it for a training that went wrong.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.PROGRAM_FAILED
+
+
+class NoMoreTraining(Ending):
+    """The script begins another training after one that has not come to its end."""
+
+
+class WorldLost(Ending):
+    """The world cannot be repaired in place; a relaunch goes on from the newest checkpoint."""
+
+    exit_code = ExitCode.RECOVERY_IMPOSSIBLE
+
+
+class StoppedEarly(Ending):
+    """The job stopped with a checkpoint; running it again resumes it."""
+
+    exit_code = ExitCode.STOPPED_EARLY
+
+
+class StopRequested(StoppedEarly):
+    """The job was asked to stop, and did so at a step that all workers agreed on."""
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return the exit code of a job that ``error`` has ended."""
+    if isinstance(error, (JobError, Ending)):
+        return error.exit_code
+    return ExitCode.PROGRAM_FAILED

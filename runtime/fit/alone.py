@@ -17,7 +17,8 @@ def fit(model: Any, *args: Any, **arguments: Any) -> Any:
 
     Raises:
         ProgramError: an argument is not valid.
-        JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
+        JobError: the job cannot go on; one sentence gives the reason.
+        StopRequested: the job was asked to stop.  It is no ``Exception``.
     """
     from holdfast.runtime.fit import keras_fit
 

@@ -55,7 +55,8 @@ def fit(model: Any, call: FitCall) -> Any:
     """Train a compiled model as the next stage of the run and return its ``History``.
 
     Raises:
-        JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
+        JobError: the job cannot go on; one sentence gives the reason.
+        StopRequested: the job was asked to stop.  It is no ``Exception``.
     """
     if is_refused(model, lambda: _first_inputs(call)):
         return keras.callbacks.History()

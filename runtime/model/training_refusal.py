@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.errors import Ending
 
 
-class TrainingRefused(ProgramError):
+class TrainingRefused(Ending):
     """A script has reached its training in a process that wants only its model."""
 
 
@@ -32,7 +32,7 @@ class Refusal:
     @property
     def training(self) -> RefusedTraining | None:
         """The training that was wanted, None if the script has not come to it."""
-        return self.trainings[-1] if len(self.trainings) == self.wanted else None
+        return self.trainings[self.wanted - 1] if len(self.trainings) >= self.wanted else None
 
 
 _refusal: Refusal | None = None

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.world import World
-from holdfast.runtime.errors import ProgramError, StopRequested
+from holdfast.runtime.errors import Ending, NoMoreTraining, StopRequested
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
@@ -89,14 +89,46 @@ class Stages:
         """Train the next stage to its end, through deaths of workers.
 
         Raises:
-            JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
+            JobError: the job cannot go on; one sentence gives the reason.
+            StopRequested: the job was asked to stop.
+            NoMoreTraining: an earlier training has failed.
         """
-        if self._is_under_way:
-            raise ProgramError(
-                f"training {self.stage.number} of the script has not come to its end, so no other "
-                "one can follow: let its error end the script"
-            )
+        self._refuse_another()
         self._is_under_way = True
+        try:
+            end = self._train(request, build, companion)
+        except BaseException as error:  # the script may catch it, and go on
+            self._fail(error)
+            raise
+        self._stages.append(self.stage.after(end.cursor.step))
+        self._is_under_way = False
+        return end
+
+    def _refuse_another(self) -> None:
+        """Let no training follow one that has not come to its end."""
+        if not self._is_under_way:
+            return
+        before = contexts.failure()
+        if isinstance(before, Ending):
+            raise before
+        raise NoMoreTraining(
+            f"training {self.stage.number} of the script has not come to its end, so no other "
+            "one can follow: let its error end the script"
+        ) from before
+
+    def _fail(self, error: BaseException) -> None:
+        """Take note of the error that ends the training of this worker."""
+        contexts.fail(error)
+        page = self._context.page
+        page.begin_turn(waits_for_peers=False)
+        if not isinstance(error, StopRequested):
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._context.tell_agent({"kind": "training_failed", "error": text})
+            page.phase = Phase.FAILED
+
+    def _train(
+        self, request: TrainingRequest, build: BuildReplica, companion: MakeCompanion
+    ) -> StageEnd:
         config = self._context.config
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(request, config, numerics, self._stages)
@@ -111,8 +143,6 @@ class Stages:
         self._context.page.phase = Phase.CONCLUDING
         end = self._conclude(job, loop, state, cursor)
         loop.close()
-        self._stages.append(self.stage.after(cursor.step))
-        self._is_under_way = False
         return end
 
     def _conclude(

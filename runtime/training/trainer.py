@@ -117,7 +117,8 @@ class Trainer:
         """Train to the end, through deaths of workers, and return the result.
 
         Raises:
-            JobError: the job cannot go on, or was asked to stop; one sentence gives the reason.
+            JobError: the job cannot go on; one sentence gives the reason.
+            StopRequested: the job was asked to stop.  It is no ``Exception``.
         """
         if is_refused(self._model, self._first_inputs):
             return Result(0, "", is_first=True)

@@ -75,6 +75,7 @@ class WorkerContext:
 
 _current: WorkerContext | None = None
 _planned_steps = 0
+_failure: BaseException | None = None
 
 
 def install(context: WorkerContext) -> None:
@@ -110,6 +111,20 @@ def plan(steps: int) -> None:
 def planned_steps() -> int:
     """Return the number of steps of the training that this process has begun, 0 without one."""
     return _planned_steps
+
+
+def fail(error: BaseException) -> None:
+    """Remember the first error that has ended a training of this process."""
+    global _failure  # noqa: PLW0603  (one process is one worker)
+    _failure = _failure or error
+
+
+def failure() -> BaseException | None:
+    """Return the error that has ended a training of this process, None without one.
+
+    The script may catch it, but cannot undo it: no training follows.
+    """
+    return _failure
 
 
 def journal_of(config: WorkerConfig) -> Journal:

@@ -29,7 +29,7 @@ from typing import TextIO
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import errors
 from holdfast.runtime.batch.finding import find_allocation, refuse_copies
-from holdfast.runtime.errors import ExitCode, JobError, ProgramError
+from holdfast.runtime.errors import Ending, JobError, ProgramError, exit_code_of
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
@@ -51,7 +51,7 @@ from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
+from holdfast.runtime.worker.context import WorkerContext, failure, injector_of, journal_of
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"
 
@@ -68,7 +68,9 @@ def standalone() -> WorkerContext:
     communicator = _join() if is_mpi else LocalCommunicator()
     config = _agreed_config(communicator)
     journal = journal_of(config)
-    atexit.register(journal.close)  # before the end by agreement, as that was registered first
+    # Both come before the end by agreement, as that was registered first.
+    atexit.register(journal.close)
+    atexit.register(_die_of_caught_failure)
     injector = injector_of(config, journal)
     page = HeartbeatPage.create()
     tell = functools.partial(_tell, is_quiet=config.options.quiet)
@@ -127,7 +129,7 @@ def _die_with_words(*, is_mpi: bool) -> Callable[..., None]:
     """Return what ends a script that raised: under MPI by the one death that survivors see."""
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, JobError):
+        if isinstance(error, (JobError, Ending)):
             sys.stderr.write(f"holdfast: error: {error}\n")
         else:
             sys.__excepthook__(kind, error, trace)
@@ -135,9 +137,16 @@ def _die_with_words(*, is_mpi: bool) -> Callable[..., None]:
         sys.stderr.flush()
         if is_mpi:
             os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(error.exit_code if isinstance(error, JobError) else ExitCode.PROGRAM_FAILED)
+        os._exit(exit_code_of(error))
 
     return end
+
+
+def _die_of_caught_failure() -> None:
+    """Let no script claim success that has caught the error of its training."""
+    error = failure()
+    if error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _agreed_config(communicator: Communicator) -> WorkerConfig:

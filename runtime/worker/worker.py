@@ -19,7 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from holdfast.runtime.errors import ExitCode, JobError, StopRequested, UsageError
+from holdfast.runtime.errors import (
+    Ending,
+    ExitCode,
+    JobError,
+    StopRequested,
+    UsageError,
+    exit_code_of,
+)
 from holdfast.runtime.evidence.stack_signal import listen
 from holdfast.runtime.evidence.stacks import Frame, shortened
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -27,16 +34,25 @@ from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, Pulse, pulse_interval_s
 from holdfast.runtime.worker.context import (
     WorkerContext,
+    failure,
     injector_of,
     install,
     journal_of,
     planned_steps,
 )
 from holdfast.runtime.worker.exit_calls import exit_calls
+from holdfast.runtime.worker.injector import InjectedFault
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
 _IN_TRAINING = frozenset(
-    {Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phase.REPAIRING}
+    {
+        Phase.RESTORING,
+        Phase.COMPILING,
+        Phase.TRAINING,
+        Phase.SAVING,
+        Phase.REPAIRING,
+        Phase.FAILED,
+    }
 )
 """A script that ends in one of these has left its training."""
 
@@ -62,13 +78,13 @@ def main(
     context = _join(config, agent, page)
     install(context)
     page.phase = Phase.STARTING
-    failure = run_script(config, page, prepare)
+    report = run_script(config, page, prepare)
     for finish in context.at_end:
         finish()
     context.journal.close()
-    if failure is not None:
-        agent.send(failure)
-        _exit(failure)
+    if report is not None:
+        agent.send(report)
+        _exit(report)
     page.phase = Phase.LEAVING
     # MPI waits with a core each, and the first worker may still write for long.
     assert context.ask_agent is not None
@@ -118,21 +134,41 @@ def run_script(
     script = str(config.options.script.resolve())
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
+    error: BaseException | None = None
     try:
         with exit_calls():
             prepare(config)
             runpy.run_path(script, run_name="__main__")
-    except SystemExit as error:
-        return _exit_report(error, script, page)
-    except StopRequested:
-        return None
-    except JobError as error:
-        return _error_report(error)
-    except ImportError as error:
-        return _import_report(error, script)
-    except BaseException as error:  # the script may raise anything at all
-        return _script_report(error, script)
-    return _early_end(page)
+    except BaseException as raised:  # the script may raise anything at all
+        error = raised
+    end = _end_of_script(error)
+    return _early_end(page) if end is None else _end_report(end, script, page)
+
+
+def _end_of_script(error: BaseException | None) -> BaseException | None:
+    """Return what has ended the script: ``error``, or that of a training if the script caught it.
+
+    What the job has decided counts, whatever the script has raised since.
+    """
+    before = failure()
+    if before is None or isinstance(before, (JobError, Ending, InjectedFault)):
+        return before or error
+    ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
+    return before if ended_well else error
+
+
+def _end_report(error: BaseException, script: str, page: HeartbeatPage) -> dict[str, object] | None:
+    """Report the error that has ended the script, None for an end that is none."""
+    match error:
+        case StopRequested():
+            return None
+        case SystemExit():
+            return _exit_report(error, script, page)
+        case JobError() | Ending():
+            return _error_report(error)
+        case ImportError():
+            return _import_report(error, script)
+    return _script_report(error, script)
 
 
 def _exit_report(error: SystemExit, script: str, page: HeartbeatPage) -> dict[str, object] | None:
@@ -179,8 +215,7 @@ def _script_report(error: BaseException, script: str) -> dict[str, object]:
 
 
 def _error_report(error: BaseException) -> dict[str, object]:
-    code = error.exit_code if isinstance(error, JobError) else ExitCode.PROGRAM_FAILED
-    return _report(type(error).__name__, str(error), code)
+    return _report(type(error).__name__, str(error), exit_code_of(error))
 
 
 def _report(kind: str, message: str, code: ExitCode) -> dict[str, object]:
@@ -200,8 +235,8 @@ def _place_of(error: BaseException, script: str) -> dict[str, object]:
     return {"traceback": shortened(trace), "where": users[-1].short if users else ""}
 
 
-def _exit(failure: dict[str, object]) -> NoReturn:
-    code = failure["exit_code"]
+def _exit(report: dict[str, object]) -> NoReturn:
+    code = report["exit_code"]
     _end(code if isinstance(code, int) and code else ExitCode.PROGRAM_FAILED)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.training_refusal import TrainingRefused, is_refused, training_refused
 
 
@@ -55,5 +54,15 @@ def test_next_script_is_asked_anew() -> None:
     assert second.training is None
 
 
-def test_refusal_is_an_error_of_the_program_where_nobody_expects_it() -> None:
-    assert issubclass(TrainingRefused, ProgramError)
+def test_script_that_catches_the_refusal_and_goes_on_is_refused_again() -> None:
+    with training_refused() as refusal:
+        for model in ("first", "second"):
+            with pytest.raises(TrainingRefused):
+                is_refused(model, first_inputs)
+
+    assert refusal.training is not None
+    assert refusal.training.model == "first"
+
+
+def test_refusal_is_not_caught_with_every_exception() -> None:
+    assert not issubclass(TrainingRefused, Exception)

@@ -23,6 +23,7 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(contexts, "_planned_steps", 390)
+    monkeypatch.setattr(contexts, "_failure", None)
 
 
 def end_of(folder: Path, text: str, phase: Phase) -> Any:
@@ -51,6 +52,79 @@ def test_script_that_ends_well_in_mid_training_has_failed(
 
     assert (report["type"], report["exit_code"]) == ("SystemExit", 1)
     assert report["message"] == "the script ended at step 59 of 390, before training was over"
+
+
+CAUGHT = (
+    "from holdfast.runtime import errors\n"
+    "from holdfast.runtime.worker import context, injector\n"
+    "def fit():\n"
+    "    error = {error}\n"
+    "    context.fail(error)\n"
+    "    raise error\n"
+    "try:\n"
+    "    fit()\n"
+    "except {what}:\n"
+    "    {then}\n"
+)
+ENDS = ("pass", "import sys; sys.exit(0)", "import sys; sys.exit(3)", "raise OSError('later')")
+
+
+@pytest.mark.parametrize("then", ENDS)
+def test_stop_that_the_script_has_caught_is_still_a_stop(tmp_path: Path, then: str) -> None:
+    text = CAUGHT.format(error="errors.StopRequested('stop')", what="BaseException", then=then)
+
+    assert end_of(tmp_path, text, Phase.CONCLUDING) is None
+
+
+def test_stop_is_not_caught_with_every_exception(tmp_path: Path) -> None:
+    then = "pathlib.Path(__file__).with_name('went on').touch()"
+    text = "import pathlib\n" + CAUGHT.format(
+        error="errors.StopRequested('stop')", what="Exception", then=then
+    )
+
+    assert end_of(tmp_path, text, Phase.CONCLUDING) is None
+    assert not (tmp_path / "went on").exists()
+
+
+@pytest.mark.parametrize("then", ENDS)
+@pytest.mark.parametrize(
+    ("module", "kind", "code"),
+    [
+        ("errors", "WorldLost", 70),
+        ("errors", "StoppedEarly", 75),
+        ("errors", "UsageError", 2),
+        ("injector", "InjectedFault", 1),
+    ],
+)
+def test_end_that_the_job_has_decided_is_told_though_the_script_has_caught_it(
+    tmp_path: Path, module: str, kind: str, code: int, then: str
+) -> None:
+    text = CAUGHT.format(error=f"{module}.{kind}('why')", what="BaseException", then=then)
+
+    report = end_of(tmp_path, text, Phase.FAILED)
+
+    assert (report["type"], report["message"], report["exit_code"]) == (kind, "why", code)
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ("pass", "ValueError"),
+        ("import sys; sys.exit(0)", "ValueError"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("raise OSError('later')", "OSError"),
+    ],
+)
+def test_training_that_failed_is_no_success_though_the_script_has_caught_it(
+    tmp_path: Path, then: str, told: str
+) -> None:
+    text = CAUGHT.format(error="ValueError('a trial')", what="ValueError", then=then)
+
+    report = end_of(tmp_path, text, Phase.FAILED)
+
+    assert (report["type"], report["exit_code"]) == (told, 1)
+    if told == "ValueError":
+        assert report["where"] == "fit (train.py:6)"
 
 
 def test_what_a_script_has_given_to_atexit_is_called(tmp_path: Path) -> None:

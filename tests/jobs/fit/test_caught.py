@@ -1,0 +1,57 @@
+"""A script that catches what ends its ``fit``: it claims no success, and nobody waits for it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import JobRequest, JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "catching.py"
+
+
+def request(tmp_path: Path, mistake: str, workers: int) -> JobRequest:
+    return JobRequest(
+        script=SCRIPT,
+        run_dir=tmp_path / "run",
+        workers=workers,
+        microbatches=2,
+        argv=[mistake, str(tmp_path)],
+        options=["--threads", "1", "--heartbeat-timeout", "3"],
+    )
+
+
+def test_stop_that_the_script_catches_is_a_stop(tmp_path: Path) -> None:
+    with start_job(request(tmp_path, "stop", 2)) as running:
+        running.wait_for("step", step=3)
+        running.signal(signal.SIGTERM)
+        job = running.wait()
+
+    assert job.exit_code == 75, job.stderr
+    assert job.stdout.splitlines() == ["caught StopRequested"] * 2 + ["done"]
+    (stopped,) = {record["step"] for record in job.events("stopped")}
+    assert job.report.checkpoints[-1].step == stopped
+    assert job.leftovers == ()
+
+
+def test_worker_whose_script_catches_an_error_alone_is_given_up(tmp_path: Path) -> None:
+    job = run(tmp_path)
+
+    assert job.exit_code == 0, job.stderr
+    (failure,) = job.report.failures
+    assert (failure.limit, failure.fenced) == ("failed", True)
+    caught = "caught the error of its training: ValueError: a trial that fails"
+    assert caught in failure.cause
+    assert caught in job.stderr
+    assert job.report.completed_step == 6
+    assert job.report.relaunches == ()
+    assert job.leftovers == ()
+
+
+def run(tmp_path: Path) -> JobRun:
+    with start_job(request(tmp_path, "trial", 3)) as running:
+        return running.wait()
