@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from holdfast.runtime.fit.alone import fit
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
+    from holdfast.runtime.samples.hdf5_data import HDF5Data
+    from holdfast.runtime.samples.image_folder_data import ImageFolderData
+    from holdfast.runtime.samples.npy_data import NpyData
+    from holdfast.runtime.samples.tfrecord_data import TFRecordData
+    from holdfast.runtime.samples.window_data import WindowData
     from holdfast.runtime.training.stages import is_first
     from holdfast.runtime.training.trainer import Result, Trainer
 
@@ -33,8 +38,11 @@ __all__ = [
     "ArrayData",
     "ContributionShape",
     "Data",
+    "HDF5Data",
+    "ImageFolderData",
     "JobError",
     "Microbatch",
+    "NpyData",
     "ProgramError",
     "RecoveryImpossible",
     "Replica",
@@ -42,8 +50,10 @@ __all__ = [
     "RunDirectoryBusy",
     "StopRequested",
     "StoppedEarly",
+    "TFRecordData",
     "Trainer",
     "UsageError",
+    "WindowData",
     "fit",
     "is_first",
 ]
@@ -61,6 +71,11 @@ _HOMES = {
     "holdfast.runtime.fit.alone": ("fit",),
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
+    "holdfast.runtime.samples.hdf5_data": ("HDF5Data",),
+    "holdfast.runtime.samples.image_folder_data": ("ImageFolderData",),
+    "holdfast.runtime.samples.npy_data": ("NpyData",),
+    "holdfast.runtime.samples.tfrecord_data": ("TFRecordData",),
+    "holdfast.runtime.samples.window_data": ("WindowData",),
     "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),
 }

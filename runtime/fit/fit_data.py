@@ -1,4 +1,4 @@
-"""The arrays of a call of ``fit`` as data to train on and to validate with."""
+"""The arrays or data of a call of ``fit`` as data to train on and to validate with."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from holdfast.runtime.model.data import MOST_PARTS, ArrayData, Data
 from holdfast.runtime.model.nest import Nest, leaves, map_leaves
 from holdfast.runtime.pipelines.class_weights import class_weights_of
 from holdfast.runtime.pipelines.feed import Feed
+from holdfast.runtime.samples.views import SampleRange, WeighedByClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ def data_of(call: FitCall) -> FitData:
         ProgramError: the arrays do not fit together.
     """
     _refuse_steps(call)
+    if isinstance(call.x, Data):
+        return _of_samples(call.x, call)
     parts = (call.x, call.y, call.sample_weight)
     validation = None
     if call.validation_data is not None:
@@ -42,6 +45,25 @@ def data_of(call: FitCall) -> FitData:
     if call.class_weight is not None:
         weights = weights_of_classes(y, weights, call.class_weight)
     return FitData(ArrayData(x, y, weights), validation)
+
+
+def _of_samples(data: Data, call: FitCall) -> FitData:
+    """Return samples that are read by number, with what ``call`` says of them."""
+    for name in ("y", "sample_weight"):
+        if getattr(call, name) is not None:
+            raise ProgramError(
+                f"fit() got {name} beside a {type(data).__name__}: its read(ids) returns (x, y) or "
+                "(x, y, sample_weight)"
+            )
+    training, validation = data, None
+    if call.validation_data is not None:
+        validation = validation_of(call.validation_data)
+    elif call.validation_split:
+        stop = _trained(len(data), call.validation_split)
+        training, validation = SampleRange(data, 0, stop), SampleRange(data, stop, len(data))
+    if call.class_weight is not None:
+        training = WeighedByClass(training, call.class_weight)
+    return FitData(training, validation)
 
 
 def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) -> Any:
@@ -60,11 +82,13 @@ def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) ->
 
 
 def validation_of(given: Any) -> Data:
-    """Return arrays of ``validation_data`` as data.
+    """Return ``validation_data`` as data: arrays, or samples that are read by number already.
 
     Raises:
         ProgramError: it is no tuple of arrays.
     """
+    if isinstance(given, Data):
+        return given
     if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= MOST_PARTS:
         raise ProgramError(
             f"fit(validation_data=...) got {type(given).__name__}: give (x, y), or "
@@ -86,14 +110,19 @@ def _refuse_steps(call: FitCall) -> None:
 
 def _split(parts: tuple[Nest, ...], share: float) -> tuple[tuple[Nest, ...], tuple[Nest, ...]]:
     """Return what stays for training, and the last samples, which validate."""
-    samples = len(leaves(parts[0])[0])
+    stop = _trained(len(leaves(parts[0])[0]), share)
+    return (
+        tuple(map_leaves(lambda array: array[:stop], part) for part in parts),
+        tuple(map_leaves(lambda array: array[stop:], part) for part in parts),
+    )
+
+
+def _trained(samples: int, share: float) -> int:
+    """Return how many samples stay for training if a share of them validates."""
     stop = int(np.floor(samples * (1.0 - share)))
     if not 0 < stop < samples:
         raise ProgramError(
             f"fit(validation_split={share}) leaves {stop} of {samples} samples for training and "
             f"{samples - stop} for validation: both need at least one"
         )
-    return (
-        tuple(map_leaves(lambda array: array[:stop], part) for part in parts),
-        tuple(map_leaves(lambda array: array[stop:], part) for part in parts),
-    )
+    return stop

@@ -73,7 +73,7 @@ class ArrayData:
         given = {"x": x, "y": y, "sample_weight": sample_weight}
         parts = {name: _arrays(name, nest) for name, nest in given.items()}
         self._x, self._y, self._weights = parts.values()
-        self._samples = _count(parts)
+        self._samples = count_samples(parts)
 
     def __len__(self) -> int:
         return self._samples
@@ -180,8 +180,12 @@ def _holds_strings(array: Array) -> bool:
     return all(isinstance(item, (str, bytes)) for item in array.flat)
 
 
-def _count(parts: dict[str, Nest]) -> int:
-    """Return the number of samples; all arrays must have the same."""
+def count_samples(parts: dict[str, Nest]) -> int:
+    """Return the number of samples of x, y and so on, by name; all arrays must have the same.
+
+    Raises:
+        ProgramError: they have not.
+    """
     (first, leaf), *others = _leaves_of(parts)
     for name, other in others:
         if len(other) != len(leaf):

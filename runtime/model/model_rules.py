@@ -9,7 +9,7 @@ silently.  This file looks at models without importing Keras.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from holdfast.runtime.errors import ProgramError
@@ -106,18 +106,25 @@ def check_strangers(count: int) -> None:
 
 def check_operations(graph: Any) -> None:
     """Raise ProgramError when a traced call, a ``GraphDef``, holds operations with hidden state."""
-    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    for operation in sorted({node.op for node in nodes}):
+    for operation in hidden_state(graph):
         if operation in _HIDDEN_RANDOM_OPS:
             raise ProgramError(
                 f"the model uses the random operation {operation}, whose state cannot be set per "
                 "microbatch: use keras.random with a keras.random.SeedGenerator of the layer"
             )
-        if operation.startswith(("Assign", "ResourceScatter")):
-            raise ProgramError(
-                f"the model's call changes a variable behind Keras ({operation}): make it with "
-                "Layer.add_weight, so that all workers can share the change"
-            )
+        raise ProgramError(
+            f"the model's call changes a variable behind Keras ({operation}): make it with "
+            "Layer.add_weight, so that all workers can share the change"
+        )
+
+
+def hidden_state(graph: Any) -> Iterator[str]:
+    """Yield the operations of a ``GraphDef`` that draw numbers or change variables, sorted."""
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    for operation in sorted({node.op for node in nodes}):
+        is_assignment = operation.startswith(("Assign", "ResourceScatter"))
+        if operation in _HIDDEN_RANDOM_OPS or is_assignment:
+            yield operation
 
 
 def is_generator_state(variable: Any) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_data import data_of, weights_of_classes
+from holdfast.runtime.model.data import ArrayData
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 Y = np.arange(10) % 3
@@ -97,3 +98,52 @@ def test_epochs_that_are_validated(freq: Any, validated: Any) -> None:
 def test_steps_of_arrays_are_refused(steps: dict[str, int]) -> None:
     with pytest.raises(ProgramError, match="are arrays, of which each epoch takes all"):
         data_of(FitCall(X, Y, **steps))  # type: ignore[arg-type]
+
+
+class _Numbered:
+    """Samples that are read by number: each is its own number."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def read(self, ids: Any) -> Any:
+        return ids[:, None].astype(np.float32), ids % 3
+
+
+def test_data_take_the_place_of_arrays() -> None:
+    training, validation = _Numbered(10), _Numbered(4)
+
+    data = data_of(FitCall(training, validation_data=validation))
+
+    assert (data.training, data.validation) == (training, validation)
+
+
+def test_last_part_of_data_is_held_out() -> None:
+    data = data_of(FitCall(_Numbered(10), validation_split=0.25, class_weight={1: 5.0}))
+
+    assert data.validation is not None
+    assert (len(data.training), len(data.validation)) == (7, 3)
+    np.testing.assert_array_equal(data.validation.read(np.array([2, 0]))[0], [[9], [7]])
+    np.testing.assert_array_equal(data.training.read(np.array([4, 5]))[2], [5, 1])
+
+
+def test_fingerprint_of_a_part_tells_the_part_and_the_weights() -> None:
+    whole = ArrayData(X, Y)
+    calls = (
+        FitCall(whole, validation_split=0.25),
+        FitCall(whole, validation_split=0.5),
+        FitCall(whole, validation_split=0.5, class_weight={1: 2.0}),
+    )
+
+    prints = {data_of(call).training.fingerprint() for call in calls}  # type: ignore[union-attr]
+
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize("beside", [{"y": Y}, {"sample_weight": ALL}])
+def test_arrays_beside_data_are_refused(beside: dict[str, Any]) -> None:
+    with pytest.raises(ProgramError, match="beside a _Numbered: its read"):
+        data_of(FitCall(_Numbered(10), **beside))
