@@ -17,6 +17,7 @@ from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.replica_of_keras import replica_of_keras
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.callback_setup import callback_run, saves
+from holdfast.runtime.fit.downloads import take_turns
 from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
@@ -31,6 +32,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import SILENT
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.companion import Companion
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
@@ -41,6 +43,8 @@ def prepare(config: WorkerConfig) -> None:
     """Fix the numerics of Keras, and let every model's ``fit`` be ours."""
     numerics = Numerics.here(threads=config.threads)
     set_numerics(config.threads, config.seed, deterministic=numerics.deterministic)
+    context = stages_of_script().context
+    take_turns(RunDirectory(context.run_dir.resolve()).journal_path, context.inform)
     if config.options.fit:
         take_over()
         saves()
