@@ -34,13 +34,34 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
-    """Which steps stay: the newest, the best by a metric, and for ever every n-th and some more."""
+class Wanted:
+    """Steps that one training of a run keeps for ever: every n-th, and the best by a metric.
 
-    newest: int = 3
+    They are the training's own: all after the step ``after``, and up to ``until`` if it is over.
+    """
+
     every: int | None = None
     best: Best | None = None
+    after: int = -1
+    until: int | None = None
+
+    def has(self, step: int) -> bool:
+        """Return whether ``step`` is one of the training."""
+        return step > self.after and (self.until is None or step <= self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which steps stay: the newest, those that each training wants, and some more for ever."""
+
+    newest: int = 3
+    wanted: tuple[Wanted, ...] = ()
     forever: frozenset[int] = frozenset()
+
+    @property
+    def needs_metrics(self) -> bool:
+        """Whether a plan depends on the metrics of steps."""
+        return any(wanted.best is not None for wanted in self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +100,11 @@ def prune_plan(
     fewest = _fewest_sound(retention)
     oldest = sound[fewest - 1].step if len(sound) >= fewest else 0
     kept = {known.step for known in newest_first if known.step >= oldest}
-    if retention.every is not None:
-        kept |= {known.step for known in newest_first if known.step % retention.every == 0}
     kept |= {known.step for known in newest_first if known.step in retention.forever}
-    if retention.best is not None:
+    for wanted in retention.wanted:
+        kept |= _wanted_of(newest_first, wanted)
         # A damaged step may be mended, and then is the best again.
-        kept |= _best_of(newest_first, retention.best) | _best_of(sound, retention.best)
+        kept |= _wanted_of(sound, wanted)
     return PrunePlan(
         kept=tuple(known.step for known in newest_first if known.step in kept),
         removed=tuple(known.step for known in reversed(newest_first) if known.step not in kept),
@@ -93,6 +113,15 @@ def prune_plan(
 
 def _fewest_sound(retention: Retention) -> int:
     return max(retention.newest, FEWEST_KEPT)
+
+
+def _wanted_of(steps: Iterable[KnownStep], wanted: Wanted) -> set[int]:
+    """Return the steps that a training wants to keep, of its own."""
+    own = [known for known in steps if wanted.has(known.step)]
+    kept = set() if wanted.best is None else _best_of(own, wanted.best)
+    if wanted.every is not None:
+        kept |= {known.step for known in own if known.step % wanted.every == 0}
+    return kept
 
 
 def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
@@ -133,7 +162,7 @@ class Pruner:
 
     def _known_steps(self) -> list[KnownStep]:
         steps = self._store.steps()
-        if self._retention.best is None:
+        if not self._retention.needs_metrics:
             return [KnownStep(step) for step in steps]
         return [KnownStep(step, self._metrics_of(step)) for step in steps]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.upkeep.retention import Best
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError, RecoveryImpossible
@@ -121,3 +124,21 @@ def _shown(results: dict[str, float]) -> str:
     """Return the loss, or what a step without one tells instead."""
     told = {"loss": results["loss"]} if "loss" in results else results
     return ", ".join(f"{name} {value}" for name, value in told.items())
+
+
+def check_metric(best: Best | None, replica: Replica, *, has_validation: bool) -> None:
+    """Refuse a metric that no epoch will have.
+
+    Raises:
+        ProgramError: no epoch has the metric; the message lists the metrics of an epoch.
+    """
+    if best is None:
+        return
+    # Names do not depend on the sums; ones avoid a division by zero.
+    names = replica.results(np.ones(replica.shape.metrics, np.float64), 1)
+    known = EpochMetrics.join(1, 1, names, names if has_validation else {}).values
+    if best.metric not in known:
+        raise ProgramError(
+            f"keep_best asks for {best.metric!r}, but an epoch has "
+            f"{', '.join(sorted(known))}; change the script"
+        )

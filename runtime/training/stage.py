@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from holdfast.checkpoint.upkeep.retention import Wanted
 from holdfast.recovery.splitmix import chain
 
 _FIELD, _BEGIN = "stage", "stage begin"
@@ -22,11 +23,17 @@ class Stage:
 
     All stages of a run share one count of steps: ``begin`` is the step at which the stage
     before has ended.  So a later checkpoint always has the larger step.  ``number`` counts
-    from 1.
+    from 1.  ``wanted`` are the checkpoints that a stage which is over keeps for ever.
     """
 
     number: int = 1
     begin: int = 0
+    wanted: Wanted = field(default_factory=Wanted)
+
+    @property
+    def before(self) -> int:
+        """The last step that may have a checkpoint of an earlier stage, -1 for none."""
+        return -1 if self.number == 1 else self.begin
 
     def seed(self, of_run: int) -> int:
         """Return the seed of the stage: each one shuffles in a way of its own."""
@@ -52,7 +59,11 @@ class Stage:
 
     def may_have(self, step: int) -> bool:
         """Return whether a checkpoint of ``step`` may be of this stage, not of an earlier one."""
-        return self.number == 1 or step > self.begin
+        return step > self.before
+
+    def over(self, wanted: Wanted, step: int) -> Stage:
+        """Return this stage when it is over, at ``step``."""
+        return replace(self, wanted=replace(wanted, until=step))
 
     def after(self, step: int) -> Stage:
         """Return the stage that follows when this one ends at ``step``."""

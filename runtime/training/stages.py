@@ -27,13 +27,9 @@ from holdfast.runtime.system.heartbeat import Phase
 from holdfast.runtime.training.companion import Alone, Companion
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
+from holdfast.runtime.training.progress import check_metric
 from holdfast.runtime.training.stage import Stage
-from holdfast.runtime.training.training_job import (
-    TrainingJob,
-    TrainingRequest,
-    check_metric,
-    describe_job,
-)
+from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.standalone import standalone
@@ -136,13 +132,14 @@ class Stages:
         replica = build(job, self._context)
         for notice in getattr(replica, "notices", ()):
             self._context.notify(notice)
-        check_metric(job.retention, replica, has_validation=job.validation is not None)
+        check_metric(job.best, replica, has_validation=job.validation is not None)
         state = JobState(replica, companion(replica))
         loop = TrainingLoop(self._context, self._membership, state, job)
         cursor = loop.run()
         self._context.page.phase = Phase.CONCLUDING
         end = self._conclude(job, loop, state, cursor)
         loop.close()
+        self._stages[-1] = self.stage.over(job.retention.wanted[-1], cursor.step)
         return end
 
     def _conclude(

@@ -64,8 +64,8 @@ class Trainer:
             overrides it; a run that resumes ignores both.
         keep_every: updates between checkpoints that are made and kept for ever.
         keep_best: a metric and "min" or "max", such as ("val_loss", "min"): the checkpoint
-            of the epoch with the best value is kept too.  Each epoch's end then has a
-            checkpoint.
+            of the training's epoch with the best value is kept too, for ever.  Each epoch's
+            end then has a checkpoint.
         accept_batch_mixing: train also a loss that mixes the samples of a batch, such as a
             contrastive one.  Each microbatch then has its own loss.
     """

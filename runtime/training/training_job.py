@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from holdfast.checkpoint.format.epoch_metrics import EpochMetrics, plain_name
-from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Best, Retention
+from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM, Ledger
 from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
@@ -24,7 +21,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import LIVE
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving.save_terms import SaveTerms
+from holdfast.runtime.saving.save_terms import SaveTerms, retention_of, wanted_of
 from holdfast.runtime.training.batch_contributors import (
     BatchContributor,
     BatchTerms,
@@ -146,6 +143,11 @@ class TrainingJob:
         }
 
     @property
+    def best(self) -> Best | None:
+        """The metric by which a checkpoint is the best of the stage, None for none."""
+        return self.retention.wanted[-1].best
+
+    @property
     def save_terms(self) -> SaveTerms:
         """The part of the job that the saver needs."""
         fields = self.stage.into(self.identity)
@@ -216,7 +218,7 @@ def describe_job(
     stage = stages[-1]
     order = order_of(request, config, stage)
     schedule = _schedule_of(request, config)
-    retention = retention_of(request.keep, request.keep_every, request.keep_best)
+    wanted = wanted_of(request.keep_every, request.keep_best, after=stage.before)
     work_plan = WorkPlan(
         steps_per_epoch=order.steps_per_epoch,
         epochs=request.epochs,
@@ -225,7 +227,7 @@ def describe_job(
         verify_every=_verify_every(request, config),
         # Metrics exist only at the end of an epoch, so each end needs a checkpoint.
         saves_epochs=isinstance(schedule, EachEpoch) or request.keep_best is not None,
-        keep_every=retention.every,
+        keep_every=wanted.every,
         begin=stage.begin,
         first_epoch=request.first_epoch,
         validated=request.validated,
@@ -238,7 +240,7 @@ def describe_job(
         work_plan,
         numerics,
         schedule,
-        replace(retention, forever=_ends(work_plan, stages)),
+        _retention(request, work_plan, wanted, stages),
         _initial_of(request, config, stage),
         stage,
         request.verbose,
@@ -250,6 +252,14 @@ def _verify_every(request: TrainingRequest, config: WorkerConfig) -> int:
     """Return the steps between comparisons that the command line asks for, else the script's."""
     asked = config.options.verify_every
     return request.verify_every if asked is None else asked
+
+
+def _retention(
+    request: TrainingRequest, work_plan: WorkPlan, wanted: Wanted, stages: Sequence[Stage]
+) -> Retention:
+    """Return what stays of a run: what this stage wants, and what those before have wanted."""
+    all_wanted = (*(earlier.wanted for earlier in stages[:-1]), wanted)
+    return retention_of(request.keep, all_wanted, forever=_ends(work_plan, stages))
 
 
 def _ends(work_plan: WorkPlan, stages: Sequence[Stage]) -> frozenset[int]:
@@ -343,51 +353,3 @@ def _check_ledger(request: TrainingRequest, microbatches: int) -> None:
 def _samples(data: Data | Feed) -> int:
     """Return the number of samples; nobody knows how many a pipeline has, but it has some."""
     return 1 if isinstance(data, Feed) else len(data)
-
-
-_MODES = ("min", "max")
-
-
-def retention_of(keep: object, keep_every: object, keep_best: object) -> Retention:
-    """Return the retention of the trainer's three options.
-
-    Raises:
-        ProgramError: an option is not valid; the message names it and the valid values.
-    """
-    newest = _at_least(FEWEST_KEPT, keep, "keep")
-    every = None if keep_every is None else _at_least(1, keep_every, "keep_every")
-    return Retention(newest, every, None if keep_best is None else _best_of(keep_best))
-
-
-def check_metric(retention: Retention, replica: Replica, *, has_validation: bool) -> None:
-    """Refuse a metric that no epoch will have.
-
-    Raises:
-        ProgramError: no epoch has the metric; the message lists the metrics of an epoch.
-    """
-    if retention.best is None:
-        return
-    # Names do not depend on the sums; ones avoid a division by zero.
-    names = replica.results(np.ones(replica.shape.metrics, np.float64), 1)
-    known = EpochMetrics.join(1, 1, names, names if has_validation else {}).values
-    if retention.best.metric not in known:
-        raise ProgramError(
-            f"keep_best asks for {retention.best.metric!r}, but an epoch has "
-            f"{', '.join(sorted(known))}; change the script"
-        )
-
-
-def _at_least(least: int, value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ProgramError(f"{name} must be at least {least}, got {value!r}; change the script")
-    return value
-
-
-def _best_of(keep_best: object) -> Best:
-    match keep_best:
-        case (str(metric), str(mode)) if mode in _MODES:
-            return Best(plain_name(metric), is_smaller_better=mode == "min")
-    raise ProgramError(
-        f'keep_best must be a metric and "min" or "max", such as ("val_loss", "min"), '
-        f"got {keep_best!r}; change the script"
-    )

@@ -23,6 +23,7 @@ from holdfast.checkpoint.upkeep.retention import (
     KnownStep,
     Pruner,
     Retention,
+    Wanted,
     prune,
     prune_plan,
 )
@@ -68,9 +69,20 @@ def test_plan_keeps_the_best_and_what_may_be(
         for step, value in metrics.items()
     ]
 
-    plan = prune_plan([*steps, KnownStep(40), KnownStep(50)], Retention(2, best=best))
+    plan = prune_plan([*steps, KnownStep(40), KnownStep(50)], Retention(2, (Wanted(best=best),)))
 
     assert set(plan.kept) == kept | {40, 50}
+
+
+def test_each_training_of_a_run_keeps_its_own_best() -> None:
+    losses = {10: 0.2, 20: 0.1, 30: 0.3, 40: 9.0, 50: 7.0, 60: 8.0, 70: 0.0, 80: 0.0}
+    steps = [KnownStep(step, {"loss": loss}) for step, loss in losses.items()]
+    best = Best("loss")
+
+    first, second = Wanted(15, best, until=30), Wanted(None, best, after=30, until=60)
+    plan = prune_plan(steps, Retention(2, (first, second, Wanted(after=60))))
+
+    assert set(plan.kept) == {20, 30, 50, 70, 80}  # 30 is a multiple of 15, 60 is no more
 
 
 KNOWN = st.builds(
@@ -79,12 +91,14 @@ KNOWN = st.builds(
     st.none() | st.dictionaries(st.sampled_from(["loss", "val_loss"]), st.floats(-5, 5)),
 )
 STEPS = st.lists(KNOWN, max_size=12, unique_by=lambda known: known.step)
-RETENTIONS = st.builds(
-    Retention,
-    st.integers(-1, 6),
+WANTED = st.builds(
+    Wanted,
     st.none() | st.integers(1, 20),
     st.none() | st.builds(Best, st.sampled_from(["loss", "val_loss"]), st.booleans()),
+    st.integers(-1, 30),
+    st.none() | st.integers(30, 60),
 )
+RETENTIONS = st.builds(Retention, st.integers(-1, 6), st.lists(WANTED, max_size=3).map(tuple))
 
 
 @given(STEPS, RETENTIONS)
@@ -97,8 +111,10 @@ def test_plan_splits_the_steps_and_keeps_what_it_promises(
     assert sorted(plan.kept + plan.removed, reverse=True) == newest_first
     assert plan.kept[:2] == tuple(newest_first[:2])
     assert set(newest_first[: max(2, retention.newest)]) <= set(plan.kept)
-    if retention.every is not None:
-        assert {step for step in newest_first if step % retention.every == 0} <= set(plan.kept)
+    for wanted in retention.wanted:
+        own = filter(wanted.has, newest_first)
+        if wanted.every is not None:
+            assert {step for step in own if step % wanted.every == 0} <= set(plan.kept)
 
 
 @given(STEPS, RETENTIONS, st.randoms(use_true_random=False))
@@ -146,14 +162,14 @@ def test_multiples_and_the_best_stay(store: CheckpointStore) -> None:
     losses = {10: 5.0, 20: 1.0, 25: 0.0, 30: 2.0, 35: 0.0, 40: 3.0, 50: 4.0}
     fill_measured(store, losses, epoch=10)
 
-    reasons = prune(store, Retention(2, every=15, best=Best("loss")))
+    reasons = prune(store, Retention(2, (Wanted(15, Best("loss")),)))
 
     assert reasons == ()
     assert store.steps() == (50, 40, 30, 20)
 
 
 def test_best_is_learned_once_and_moves(store: CheckpointStore) -> None:
-    pruner, _ = pruner_of(store, Retention(2, best=Best("loss")))
+    pruner, _ = pruner_of(store, Retention(2, (Wanted(best=Best("loss")),)))
     for step, loss in {10: 2.0, 20: 3.0, 30: 4.0, 40: 1.0, 50: 5.0, 60: 5.0}.items():
         fill_measured(store, {step: loss}, epoch=10)
         assert pruner.prune(float(step)) == ()
@@ -165,7 +181,7 @@ def test_step_of_an_unreadable_manifest_stays(store: CheckpointStore) -> None:
     fill_measured(store, {10: 5.0, 20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
     (store.directory / "step-000000000010" / "MANIFEST.json").write_text("{}")
 
-    prune(store, Retention(2, best=Best("loss")))
+    prune(store, Retention(2, (Wanted(best=Best("loss")),)))
 
     assert store.steps() == (40, 30, 20, 10)
 
@@ -175,7 +191,7 @@ def test_crafted_metric_does_not_keep_a_prune_from_its_work(store: CheckpointSto
     save(store, {"a": np.zeros(3)}, header=Header("run", 1, 10), cursor={"epoch": epoch})
     fill_measured(store, {20: 1.0, 30: 2.0, 40: 2.0}, epoch=10)
 
-    assert prune(store, Retention(2, best=Best("loss"))) == ()
+    assert prune(store, Retention(2, (Wanted(best=Best("loss")),))) == ()
     assert store.steps() == (40, 30, 20)
 
 
@@ -257,7 +273,7 @@ def test_step_that_is_known_to_be_damaged_is_not_read_again(store: CheckpointSto
 def test_best_of_the_sound_steps_stays_beside_a_better_damaged_one() -> None:
     steps = [KnownStep(step, {"loss": float(step)}) for step in (10, 20, 30, 40, 50)]
 
-    plan = prune_plan(steps, Retention(2, best=Best("loss")), {10})
+    plan = prune_plan(steps, Retention(2, (Wanted(best=Best("loss")),)), {10})
 
     assert plan.kept == (50, 40, 20, 10)
 

@@ -6,17 +6,18 @@ import pytest
 from configs import worker_config
 from simulation import TinyReplica, data
 
-from holdfast.checkpoint.upkeep.retention import Best, Retention
+from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.saving.save_terms import retention_of, wanted_of
+from holdfast.runtime.training.progress import check_metric
+from holdfast.runtime.training.stage import Stage
 from holdfast.runtime.training.training_job import (
     TrainingJob,
     TrainingRequest,
-    check_metric,
     describe_job,
-    retention_of,
 )
 
 CONFIG = worker_config(microbatches=2)
@@ -24,9 +25,9 @@ REQUEST = TrainingRequest(data(), None, global_batch=9, epochs=2)
 
 
 def test_options_become_a_retention() -> None:
-    assert retention_of(3, None, None) == Retention(3)
-    assert retention_of(2, 100, ("val_loss", "min")) == Retention(2, 100, Best("val_loss"))
-    assert retention_of(2, None, ["accuracy", "max"]).best == Best("accuracy", False)
+    assert retention_of(3, (wanted_of(None, None),)) == Retention(3, (Wanted(),))
+    assert wanted_of(100, ("val_loss", "min")) == Wanted(100, Best("val_loss"))
+    assert wanted_of(None, ["accuracy", "max"]).best == Best("accuracy", False)
 
 
 @pytest.mark.parametrize(
@@ -47,16 +48,14 @@ def test_nonsense_is_refused_with_its_value(
     options: tuple[object, object, object], complaint: str
 ) -> None:
     with pytest.raises(ProgramError, match=complaint):
-        retention_of(*options)
+        retention_of(options[0], (wanted_of(*options[1:]),))
 
 
 @pytest.mark.parametrize(
     ("metric", "validation"), [("loss", None), ("loss", data()), ("val_loss", data())]
 )
 def test_metric_of_an_epoch_is_accepted(metric: str, validation: Data | None) -> None:
-    retention = Retention(best=Best(metric))
-
-    check_metric(retention, TinyReplica(), has_validation=validation is not None)
+    check_metric(Best(metric), TinyReplica(), has_validation=validation is not None)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +65,8 @@ def test_metric_of_an_epoch_is_accepted(metric: str, validation: Data | None) ->
 def test_metric_that_no_epoch_has_is_refused(
     metric: str, validation: Data | None, known: str
 ) -> None:
-    retention = Retention(best=Best(metric))
-
     with pytest.raises(ProgramError, match=f"asks for '{metric}', but an epoch has {known}"):
-        check_metric(retention, TinyReplica(), has_validation=validation is not None)
+        check_metric(Best(metric), TinyReplica(), has_validation=validation is not None)
 
 
 def describe(save_every: int | str, override: str | None = None) -> TrainingJob:
@@ -110,13 +107,25 @@ def test_what_is_to_be_kept_has_to_be_saved() -> None:
     assert job.schedule == Auto()
     assert job.work_plan.saves_epochs
     assert job.work_plan.keep_every == 50
-    assert job.retention == Retention(3, 50, Best("loss"))
+    assert job.retention == Retention(3, (Wanted(50, Best("loss")),))
+
+
+def test_each_training_of_a_script_keeps_its_own_and_that_of_those_before() -> None:
+    first = Stage().over(wanted_of(None, ("loss", "min")), 10)
+    request = dataclasses.replace(REQUEST, keep_best=("val_loss", "max"), validation=data())
+
+    job = describe_job(request, CONFIG, Numerics.here(threads=1), [first, first.after(10)])
+
+    assert job.best == Best("val_loss", False)
+    of_first = Wanted(best=Best("loss"), until=10)
+    assert job.retention.wanted == (of_first, Wanted(best=job.best, after=10))
+    assert 10 in job.retention.forever
 
 
 def test_without_a_wish_the_job_finds_its_own_schedule() -> None:
     job = describe_job(REQUEST, CONFIG, Numerics.here(threads=1))
 
-    assert (job.schedule, job.retention) == (Auto(), Retention(3))
+    assert (job.schedule, job.retention) == (Auto(), Retention(3, (Wanted(),)))
 
 
 def test_nonsense_is_refused_where_it_stands() -> None:
