@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.runtime.errors import ProgramError
-
 _BATCH = 32
 """Keras's own default."""
 
@@ -60,14 +58,5 @@ class FitCall:
 
     @property
     def epochs_to_train(self) -> int:
-        """Epochs from ``initial_epoch`` to ``epochs``.
-
-        Raises:
-            ProgramError: there are none.
-        """
-        if self.epochs <= self.initial_epoch:
-            raise ProgramError(
-                f"fit(epochs={self.epochs}, initial_epoch={self.initial_epoch}) trains nothing: "
-                "epochs is the number of the last epoch, so make it larger"
-            )
-        return self.epochs - self.initial_epoch
+        """Epochs from ``initial_epoch`` to ``epochs``; 0 if there are none."""
+        return max(self.epochs - self.initial_epoch, 0)

@@ -62,6 +62,8 @@ def fit(model: Any, call: FitCall) -> Any:
         JobError: the job cannot go on; one sentence gives the reason.
         StopRequested: the job was asked to stop.  It is no ``Exception``.
     """
+    if not call.epochs_to_train:
+        return _empty_history(model, call)
     if is_refused(model, lambda: _first_inputs(call)):
         return keras.callbacks.History()
     return _Training(model, call).run()
@@ -70,6 +72,20 @@ def fit(model: Any, call: FitCall) -> Any:
 def take_over() -> None:
     """Let every model's ``fit`` be ours from now on."""
     keras.Model.fit = _fit
+
+
+def _empty_history(model: Any, call: FitCall) -> Any:
+    """Return what Keras returns for a call without an epoch; it is no stage of the run."""
+    stages_of_script().context.notify(
+        f"fit(epochs={call.epochs}, initial_epoch={call.initial_epoch}) trains nothing: epochs is "
+        "the number of the last epoch"
+    )
+    history = keras.callbacks.History()
+    history.on_train_begin()
+    history.set_model(model)
+    history.set_params({"epochs": call.epochs, "steps": None})
+    model.history = history
+    return history
 
 
 def _first_inputs(call: FitCall) -> Any:
