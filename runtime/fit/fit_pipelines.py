@@ -104,4 +104,6 @@ def validation_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
         tell=tell,
     )
     steps = steps_of(source, call.validation_steps, "validation_steps")
-    return Feed(source, FeedTerms(steps, is_validation=True))
+    feed = Feed(source, FeedTerms(steps, is_validation=True))
+    feed.first()  # now, on every worker: some pipelines cannot go back to it later
+    return feed

@@ -74,10 +74,14 @@ class Feed:
         """Leave the pipeline as if this worker had read so many batches, in all.
 
         A script may give the same generator or PyDataset to another ``fit``.  Every worker
-        calls this, whether it has read for all or not.
+        calls this, whether it has read for all or not.  Without any batch it is left as it is:
+        at most the first one was read, on every worker alike.
         """
         each = self._source.batches
-        self._source.leave(*(divmod(batches, each) if each else (0, batches)))
+        if each and self._terms.is_validation:
+            each = self.steps  # each validation is a pass of its own
+        if batches:
+            self._source.leave(*(divmod(batches, each) if each else (0, batches)))
 
     def train_batch(self, step: int, communicator: Communicator, turns: Turns = NO_TURNS) -> Batch:
         """Return the batch of update ``step`` of the stage, from 0; all workers call this.

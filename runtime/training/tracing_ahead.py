@@ -33,9 +33,6 @@ class Preparation:
     def __init__(self, replica: Replica, job: TrainingJob) -> None:
         self._replica = replica if isinstance(replica, Preparable) else None
         self._samples = _one_of_each_size(job)
-        for data in (job.data, job.validation):
-            if self._replica is not None and isinstance(data, Feed):
-                data.first()  # now: some pipelines cannot go back to it later
 
     def prepare_next(self) -> None:
         """Prepare the replica for one more shape, if one is left."""

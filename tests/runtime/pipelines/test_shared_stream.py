@@ -178,6 +178,31 @@ def test_feed_is_left_after_whole_passes() -> None:
     assert source.left == (2, 1)
 
 
+def test_validation_that_never_came_leaves_its_first_batch_read() -> None:
+    generator = iter([(np.full((3, 1), value), np.arange(3)) for value in range(3)])
+    source = ForwardSource("the generator", lambda: generator, np.asarray, is_endless=True)
+    feed = Feed(source, FeedTerms(2, is_validation=True))
+    feed.first()  # on every worker: a model is prepared for its shapes
+
+    feed.leave(0)
+
+    assert int(next(generator)[0][0, 0]) == 1
+
+
+@pytest.mark.parametrize("has_read", [True, False])
+def test_parts_of_passes_that_validate_are_left_alike(has_read: bool) -> None:
+    numbers = Numbers()
+    feed = Feed(forward(numbers), FeedTerms(2, is_validation=True))
+    feed.first()
+    for number in range(3 if has_read else 0):
+        for step in range(2):
+            feed.validation_batch((number, step), LocalCommunicator())
+
+    feed.leave(3 * 2)
+
+    assert numbers.opened == [(number, 0) for number in range(4)]
+
+
 def test_pipeline_that_ends_too_early_is_named() -> None:
     source = ForwardSource("the generator", lambda: iter([(np.zeros((2, 1)),)]), np.asarray)
     feed = Feed(source, FeedTerms(2))
