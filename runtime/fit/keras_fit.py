@@ -21,6 +21,7 @@ from holdfast.runtime.fit.downloads import take_turns
 from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
+from holdfast.runtime.fit.part_advice import advice_on_parts
 from holdfast.runtime.fit.scaled_rate import ScaledRate
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.data import read_microbatch
@@ -153,7 +154,9 @@ class _Training:
             self._rate = ScaledRate(self._model.optimizer, job.rate)
             context.inform(f"the learning rate grows with the batch: {job.rate}")
         mixing = BatchMixing.of(job.microbatches, is_accepted=self._options.accept_batch_mixing)
-        return replica_of_keras(self._model, job.first_microbatch, mixing)
+        first = job.first_microbatch
+        with advice_on_parts(first.samples, job.microbatches, self._model.name, context.notify):
+            return replica_of_keras(self._model, first, mixing)
 
     def _accompany(self, replica: Replica) -> Companion:
         self._callbacks = callback_run(
