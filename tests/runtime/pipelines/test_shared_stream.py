@@ -189,12 +189,12 @@ def test_validation_that_never_came_leaves_its_first_batch_read() -> None:
     assert int(next(generator)[0][0, 0]) == 1
 
 
-@pytest.mark.parametrize("has_read", [True, False])
-def test_parts_of_passes_that_validate_are_left_alike(has_read: bool) -> None:
+@pytest.mark.parametrize("read", [3, 0])
+def test_parts_of_passes_that_validate_are_left_alike(read: int) -> None:
     numbers = Numbers()
     feed = Feed(forward(numbers), FeedTerms(2, is_validation=True))
     feed.first()
-    for number in range(3 if has_read else 0):
+    for number in range(read):
         for step in range(2):
             feed.validation_batch((number, step), LocalCommunicator())
 
