@@ -64,6 +64,10 @@ class Ledger:
             return False
         return self.fingerprint == _fingerprint_of_range(samples_in_epoch)
 
+    def holds(self, ids: npt.NDArray[np.int64]) -> bool:
+        """Return whether these ids were each recorded once, and no others."""
+        return self == Ledger(len(ids), fingerprint(ids))
+
 
 def fingerprint(ids: npt.ArrayLike) -> int:
     """Return the sum of the hashes of ``ids`` modulo 2**64; 0 for no ids."""

@@ -97,6 +97,10 @@ class SampleOrder:
         start, stop = _batch_bounds(self, index)
         return self._between(index, start, stop)
 
+    def batches(self, updates: range) -> npt.NDArray[np.int64]:
+        """Return the sample ids of some updates, which are at least one."""
+        return np.concatenate([self.batch(index) for index in updates])
+
     def batch_size(self, index: int) -> int:
         """Return the number of samples of batch ``index``."""
         start, stop = _batch_bounds(self, index)

@@ -22,8 +22,8 @@ class WorkPlan:
     """The whole job as a sequence of transactions.
 
     Args:
-        steps_per_epoch: updates of the model in one pass over the data.
-        epochs: passes over the data.
+        steps_per_epoch: updates of the model in one epoch.
+        epochs: epochs to train.
         has_validation: whether each epoch ends with a pass over validation data.
         save_every: steps between checkpoints, None if a clock decides instead; the end of
             the job always has a checkpoint.
@@ -34,6 +34,8 @@ class WorkPlan:
         begin: the step at which the job's first update begins.
         first_epoch: epochs that count as done before that step.
         validated: every so many epochs end with a pass over validation data, or these do.
+        pass_steps: updates in one pass over the data, None if an epoch is a pass.  A pass that
+            is longer is cut into epochs: the last one of a pass has the steps that are left.
     """
 
     steps_per_epoch: int
@@ -46,11 +48,12 @@ class WorkPlan:
     begin: int = 0
     first_epoch: int = 0
     validated: int | tuple[int, ...] = 1
+    pass_steps: int | None = None
 
     @property
     def steps(self) -> int:
         """The step at which the job is complete."""
-        return self.begin + self.steps_per_epoch * self.epochs
+        return self.begin + self._updates_of(self.epochs)
 
     @property
     def last_epoch(self) -> int:
@@ -59,7 +62,7 @@ class WorkPlan:
 
     def next_work(self, cursor: Cursor) -> Work | None:
         """Return the transaction that follows ``cursor``, or None when the job is complete."""
-        if self.has_validation and cursor.evaluations < self._due(self._passes(cursor)):
+        if self.has_validation and cursor.evaluations < self._due(self._ended(cursor)):
             return Work.EVALUATE
         return Work.TRAIN if cursor.step < self.steps else None
 
@@ -68,14 +71,14 @@ class WorkPlan:
 
         Validation may be switched on at a resume. Then epochs before it had none, and get none.
         """
-        missed = self._due(self._passes(cursor) - self.has_ended_epoch(cursor))
+        missed = self._due(self._ended(cursor) - self.has_ended_epoch(cursor))
         if not self.has_validation or cursor.evaluations >= missed:
             return cursor
         return replace(cursor, evaluations=missed)
 
     def is_epoch_start(self, cursor: Cursor) -> bool:
         """Return whether the next transaction of training is the first of an epoch."""
-        return not cursor.turn and self._updates(cursor) % self.steps_per_epoch == 0
+        return not cursor.turn and self._place(self._updates(cursor)) == 0
 
     def has_ended_epoch(self, cursor: Cursor) -> bool:
         """Return whether the last update was the last of an epoch."""
@@ -83,7 +86,7 @@ class WorkPlan:
 
     def epoch_of(self, cursor: Cursor) -> int:
         """Return the number, from 1, of the epoch that the last update belongs to."""
-        return self.first_epoch + (max(self._updates(cursor), 1) - 1) // self.steps_per_epoch + 1
+        return self.first_epoch + self._epochs_in(max(self._updates(cursor), 1) - 1) + 1
 
     def is_save_point(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint may be made at ``cursor``.
@@ -111,13 +114,23 @@ class WorkPlan:
         every = [number for number in (self.save_every, self.keep_every) if number is not None]
         due = [(cursor.step // number + 1) * number for number in every]
         if self.saves_epochs:
-            due.append(self.begin + (self._passes(cursor) + 1) * self.steps_per_epoch)
+            due.append(self.begin + self._updates_of(self._ended(cursor) + 1))
         return min([*due, self.steps])
 
     def step_of_epoch(self, cursor: Cursor) -> int:
         """Return the number, from 1, that the last update has in its epoch; 0 before the first."""
         updates = self._updates(cursor)
-        return updates and (updates - 1) % self.steps_per_epoch + 1
+        return updates and self._place(updates - 1) + 1
+
+    def updates_of_epoch(self, cursor: Cursor) -> range:
+        """Return the updates, from 0, of the epoch that the last update belongs to."""
+        epoch = self.epoch_of(cursor) - self.first_epoch
+        return range(self._updates_of(epoch - 1), self._updates_of(epoch))
+
+    @property
+    def cuts_passes(self) -> bool:
+        """Whether an epoch may be less than a pass over the data."""
+        return self._pass > self.steps_per_epoch
 
     def is_check_due(self, cursor: Cursor) -> bool:
         """Return whether the replicas' states are to be compared at ``cursor``."""
@@ -129,9 +142,31 @@ class WorkPlan:
         """Return the number of this job's updates so far."""
         return cursor.step - self.begin
 
-    def _passes(self, cursor: Cursor) -> int:
-        """Return the number of this job's passes over the training data so far."""
-        return self._updates(cursor) // self.steps_per_epoch
+    def _ended(self, cursor: Cursor) -> int:
+        """Return the number of this job's epochs that have ended so far."""
+        return self._epochs_in(self._updates(cursor))
+
+    @property
+    def _pass(self) -> int:
+        return max(self.pass_steps or 0, self.steps_per_epoch)
+
+    @property
+    def _epochs_of_a_pass(self) -> int:
+        return -(-self._pass // self.steps_per_epoch)
+
+    def _updates_of(self, epochs: int) -> int:
+        """Return the updates of so many epochs from the beginning."""
+        passes, more = divmod(epochs, self._epochs_of_a_pass)
+        return passes * self._pass + more * self.steps_per_epoch
+
+    def _epochs_in(self, updates: int) -> int:
+        """Return the whole epochs in so many updates from the beginning."""
+        passes, more = divmod(updates, self._pass)
+        return passes * self._epochs_of_a_pass + more // self.steps_per_epoch
+
+    def _place(self, update: int) -> int:
+        """Return the place, from 0, of an update in its epoch."""
+        return update % self._pass % self.steps_per_epoch
 
     def _due(self, passes: int) -> int:
         """Return the passes over validation data that belong to so many epochs of the job."""

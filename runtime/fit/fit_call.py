@@ -44,6 +44,20 @@ class FitCall:
         """Samples of one batch of validation data."""
         return self.validation_batch_size or self.global_batch
 
+    def steps_of_samples(self, factor: int) -> int | None:
+        """Return ``steps_per_epoch`` for batches that are larger by a factor, None for a pass.
+
+        Raises:
+            ProgramError: it is less than 1.
+        """
+        if self.steps_per_epoch is None:
+            return None
+        if self.steps_per_epoch < 1:
+            raise ProgramError(
+                f"fit(steps_per_epoch={self.steps_per_epoch}): give at least 1, or leave it out"
+            )
+        return -(-self.steps_per_epoch // factor)
+
     @property
     def shown(self) -> int:
         """What people see of the training: 0 for nothing, 1 for a live line, 2 for lines only."""

@@ -13,7 +13,7 @@ from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.data import MOST_PARTS, ArrayData, Data
 from holdfast.runtime.model.nest import Nest, leaves, map_leaves
 from holdfast.runtime.pipelines.class_weights import class_weights_of
-from holdfast.runtime.pipelines.feed import Feed
+from holdfast.runtime.pipelines.feed import Feed, check_steps
 from holdfast.runtime.samples.views import SampleRange, WeighedByClass
 
 
@@ -31,16 +31,15 @@ def data_of(call: FitCall) -> FitData:
     Raises:
         ProgramError: the arrays do not fit together.
     """
-    _refuse_steps(call)
     if isinstance(call.x, Data):
         return _of_samples(call.x, call)
     parts = (call.x, call.y, call.sample_weight)
     validation = None
     if call.validation_data is not None:
-        validation = validation_of(call.validation_data)
+        validation = validation_of(call)
     elif call.validation_split:
         parts, held_out = _split(parts, call.validation_split)
-        validation = ArrayData(*held_out)
+        validation = _first_steps(ArrayData(*held_out), call)
     x, y, weights = parts
     if call.class_weight is not None:
         weights = weights_of_classes(y, weights, call.class_weight)
@@ -57,10 +56,11 @@ def _of_samples(data: Data, call: FitCall) -> FitData:
             )
     training, validation = data, None
     if call.validation_data is not None:
-        validation = validation_of(call.validation_data)
+        validation = validation_of(call)
     elif call.validation_split:
         stop = _trained(len(data), call.validation_split)
-        training, validation = SampleRange(data, 0, stop), SampleRange(data, stop, len(data))
+        training = SampleRange(data, 0, stop)
+        validation = _first_steps(SampleRange(data, stop, len(data)), call)
     if call.class_weight is not None:
         training = WeighedByClass(training, call.class_weight)
     return FitData(training, validation)
@@ -81,31 +81,32 @@ def weights_of_classes(y: Nest, weights: Nest, by_class: Mapping[int, float]) ->
     return class_weights_of(y, by_class)
 
 
-def validation_of(given: Any) -> Data:
+def validation_of(call: FitCall) -> Data:
     """Return ``validation_data`` as data: arrays, or samples that are read by number already.
+
+    With ``validation_steps`` it is the first batches of them.
 
     Raises:
         ProgramError: it is no tuple of arrays.
     """
+    given = call.validation_data
     if isinstance(given, Data):
-        return given
+        return _first_steps(given, call)
     if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= MOST_PARTS:
         raise ProgramError(
             f"fit(validation_data=...) got {type(given).__name__}: give (x, y), or "
             "(x, y, sample_weight)"
         )
-    return ArrayData(*given)
+    return _first_steps(ArrayData(*given), call)
 
 
-def _refuse_steps(call: FitCall) -> None:
-    """Refuse a number of steps for arrays: an epoch visits each of their samples once."""
-    given = {"steps_per_epoch": call.steps_per_epoch, "validation_steps": call.validation_steps}
-    for name, value in given.items():
-        if value is not None:
-            raise ProgramError(
-                f"fit({name}={value}) is for pipelines, and the samples are arrays, of which each "
-                "epoch takes all: leave it out, or give a tf.data.Dataset"
-            )
+def _first_steps(data: Data, call: FitCall) -> Data:
+    """Return the samples of the first ``validation_steps`` batches, all if it is not given."""
+    steps = call.validation_steps
+    if steps is None:
+        return data
+    check_steps("validation_steps", steps)
+    return SampleRange(data, 0, min(len(data), steps * call.validation_batch))
 
 
 def _split(parts: tuple[Nest, ...], share: float) -> tuple[tuple[Nest, ...], tuple[Nest, ...]]:

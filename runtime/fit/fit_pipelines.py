@@ -37,7 +37,7 @@ def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
     if is_pipeline(call.x):
         training = training_feed(call, seed, tell)
         if validation is None and call.validation_data is not None:
-            validation = validation_of(call.validation_data)
+            validation = validation_of(call)
         return FitData(training, validation)
     if validation is None:
         return data_of(call)

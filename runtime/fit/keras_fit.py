@@ -144,12 +144,15 @@ class _Training:
             first_epoch=call.initial_epoch,
             verbose=call.shown,
             scaling=RateScaling.of(self._options.scale_rate, factor),
+            steps_per_epoch=call.steps_of_samples(factor),
         )
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
         self._steps_per_epoch = job.work_plan.steps_per_epoch
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
+        if job.work_plan.cuts_passes:
+            context.inform(_cut_in_words(job))
         if job.rate is not None:
             self._rate = ScaledRate(self._model.optimizer, job.rate)
             context.inform(f"the learning rate grows with the batch: {job.rate}")
@@ -163,6 +166,20 @@ class _Training:
             self._model, self._call, replica, self._stages, self._steps_per_epoch
         )
         return of_pipeline(self._callbacks, self._data.training)
+
+
+def _cut_in_words(job: TrainingJob) -> str:
+    """Say in one line what epochs a pass over the data is cut into, because Keras surprises."""
+    plan = job.work_plan
+    assert plan.pass_steps is not None
+    rest = plan.pass_steps % plan.steps_per_epoch
+    words = f"a pass over the data has {plan.pass_steps} steps, and an epoch {plan.steps_per_epoch}"
+    if not rest:
+        return f"{words}: the next epoch goes on in the pass, as in Keras"
+    return (
+        f"{words}: the last epoch of each pass has the {rest} that are left, as in Keras; "
+        "a dataset that repeats (.repeat()) has epochs of one length"
+    )
 
 
 def _announcement(model: Any, job: TrainingJob, workers: int) -> str:

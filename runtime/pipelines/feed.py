@@ -46,6 +46,11 @@ class Feed:
         return self._terms.steps
 
     @property
+    def pass_batches(self) -> int | None:
+        """Batches of one pass over the pipeline, None if it has no known end."""
+        return self._source.batches
+
+    @property
     def mark(self) -> Mark | None:
         """The proof of what was read so far, for a checkpoint."""
         return self._shared.mark
@@ -126,6 +131,12 @@ class Feed:
         return batch
 
 
+def check_steps(argument: str, steps: int) -> None:
+    """Raise ProgramError unless there is at least one step; ``argument`` is that of ``fit``."""
+    if steps < 1:
+        raise ProgramError(f"fit({argument}={steps}): give at least 1, or leave it out")
+
+
 def steps_of(source: Source, asked: int | None, argument: str) -> int:
     """Return the number of batches of an epoch, or of a validation.
 
@@ -137,8 +148,8 @@ def steps_of(source: Source, asked: int | None, argument: str) -> int:
     Raises:
         ProgramError: nobody knows.
     """
-    if asked is not None and asked < 1:
-        raise ProgramError(f"fit({argument}={asked}): give at least 1, or leave it out")
+    if asked is not None:
+        check_steps(argument, asked)
     if source.batches is not None:
         return source.batches if asked is None else min(asked, source.batches)
     if asked is None:

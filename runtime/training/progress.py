@@ -108,7 +108,7 @@ class Progress:
         self._records.ended_epoch(epoch, self.cursor, self.metrics, validation)
 
     def _check_ledger(self, epoch: int) -> None:
-        if not self._job.covers_epoch(self.cursor.ledger):
+        if not self._job.covers_epoch(self.cursor):
             raise RecoveryImpossible(
                 f"epoch {epoch} applied {self.cursor.ledger.samples} samples that are not each "
                 "sample of the epoch exactly once; this is a defect of holdfast or of the machine: "

@@ -58,7 +58,7 @@ class ProgressTeller:
             epoch=plan.epoch_of(cursor),
             epochs=plan.last_epoch,
             step_of_epoch=plan.step_of_epoch(cursor),
-            steps_per_epoch=plan.steps_per_epoch,
+            steps_per_epoch=len(plan.updates_of_epoch(cursor)),
             metrics=self._metrics(cursor),
             verbose=self._job.verbose,
             next_save_step=plan.next_save_step(cursor),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
+from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.errors import ScheduleSyntaxError
-from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM, Ledger
+from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM
 from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.recovery.work_plan import Work, WorkPlan
@@ -59,6 +60,8 @@ class TrainingRequest:
     first_epoch: int = 0
     verbose: int = LIVE
     scaling: RateScaling | None = None
+    steps_per_epoch: int | None = None
+    """Updates of an epoch of samples that are read by number, None for a whole pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class TrainingJob:
     def identity(self) -> dict[str, int | str]:
         """The values that must be the same when a checkpoint of the job is restored."""
         identity: dict[str, int | str] = dict(identity_of(self.order))
+        if isinstance(self.order, SampleOrder) and self.work_plan.cuts_passes:
+            identity["steps per epoch"] = self.work_plan.steps_per_epoch
         if self.rate is not None:
             identity["learning rate"] = str(self.rate)
         return identity
@@ -110,13 +115,17 @@ class TrainingJob:
         assert isinstance(self.order, SampleOrder)
         return read_microbatch(self.data, self.order.microbatch(0, 0), seed=0)
 
-    def covers_epoch(self, ledger: Ledger) -> bool:
-        """Return whether each sample of an epoch that has ended was recorded once.
+    def covers_epoch(self, cursor: Cursor) -> bool:
+        """Return whether each sample of an epoch that has just ended was recorded once.
 
         An epoch of a pipeline has as many samples as its batches had.
         """
-        samples = self.order.samples if isinstance(self.order, SampleOrder) else ledger.samples
-        return ledger.covers(samples)
+        ledger, order = cursor.ledger, self.order
+        if isinstance(order, BatchOrder):
+            return ledger.covers(ledger.samples)
+        if self.work_plan.cuts_passes:
+            return ledger.holds(order.batches(self.work_plan.updates_of_epoch(cursor)))
+        return ledger.covers(order.samples)
 
     @property
     def shown_terms(self) -> ShownTerms:
@@ -220,7 +229,7 @@ def describe_job(
     schedule = _schedule_of(request, config)
     wanted = wanted_of(request.keep_every, request.keep_best, after=stage.before)
     work_plan = WorkPlan(
-        steps_per_epoch=order.steps_per_epoch,
+        steps_per_epoch=_steps_per_epoch(request, order),
         epochs=request.epochs,
         has_validation=request.validation is not None,
         save_every=schedule.steps if isinstance(schedule, EverySteps) else None,
@@ -231,6 +240,7 @@ def describe_job(
         begin=stage.begin,
         first_epoch=request.first_epoch,
         validated=request.validated,
+        pass_steps=_pass_steps(request.data, order),
     )
     return TrainingJob(
         request.data,
@@ -246,6 +256,16 @@ def describe_job(
         request.verbose,
         scale_of(request.scaling, work_plan.steps_per_epoch, work_plan.epochs),
     )
+
+
+def _steps_per_epoch(request: TrainingRequest, order: SampleOrder | BatchOrder) -> int:
+    """Return the updates of an epoch: those asked for, and at most those of a pass."""
+    return min(request.steps_per_epoch or order.steps_per_epoch, order.steps_per_epoch)
+
+
+def _pass_steps(data: Data | Feed, order: SampleOrder | BatchOrder) -> int | None:
+    """Return the updates of one pass over the data, None if the pass has no known end."""
+    return data.pass_batches if isinstance(data, Feed) else order.steps_per_epoch
 
 
 def _verify_every(request: TrainingRequest, config: WorkerConfig) -> int:

@@ -198,3 +198,61 @@ def test_epochs_are_validated_as_keras_does(
         assert seen == [epoch for epoch in wanted if epoch % validated == 0]
     else:
         assert seen == [epoch for epoch in wanted if epoch in validated]
+
+
+_CUT = st.builds(
+    WorkPlan,
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(1, 9),
+    begin=st.integers(0, 9),
+    first_epoch=st.integers(0, 3),
+    pass_steps=st.integers(1, 9),
+)
+
+
+@given(_CUT)
+def test_epochs_of_a_pass_that_is_cut_are_those_of_keras(work_plan: WorkPlan) -> None:
+    """Keras counts steps within the pass; an epoch ends with the pass at the latest."""
+    epochs, seen = [0], 0
+    while len(epochs) <= work_plan.epochs:
+        seen, epochs[-1] = seen + 1, epochs[-1] + 1
+        is_pass_over = seen == max(work_plan.pass_steps or 0, work_plan.steps_per_epoch)
+        seen = 0 if is_pass_over else seen
+        if is_pass_over or epochs[-1] == work_plan.steps_per_epoch:
+            epochs.append(0)
+
+    assert epochs_of(work_plan) == epochs[:-1]
+    assert work_plan.steps == work_plan.begin + sum(epochs)
+
+
+def epochs_of(work_plan: WorkPlan) -> list[int]:
+    """Return the steps of each epoch, as every method of the plan tells them."""
+    found: list[int] = []
+    before = Cursor.start(1, work_plan.begin)
+    for work, cursor in whole_job(work_plan, before):
+        if work is Work.TRAIN:
+            if work_plan.is_epoch_start(before):
+                found.append(0)
+            found[-1] += 1
+            assert work_plan.step_of_epoch(cursor) == found[-1]
+            assert work_plan.epoch_of(cursor) == work_plan.first_epoch + len(found)
+            updates = work_plan.updates_of_epoch(cursor)
+            assert updates.start == sum(found[:-1])
+            assert work_plan.has_ended_epoch(cursor) == (len(updates) == found[-1])
+        else:
+            assert work_plan.has_ended_epoch(before)
+            assert cursor.evaluations == len(found)
+        before = cursor
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths"), [(2, [2, 2, 1, 2, 2, 1]), (4, [4, 1] * 3), (5, [5] * 6)]
+)
+def test_epochs_that_were_measured_with_keras(steps: int, lengths: list[int]) -> None:
+    plan = WorkPlan(steps, 6, has_validation=False, save_every=None, pass_steps=5)
+
+    assert epochs_of(plan) == lengths
+    assert plan.cuts_passes is (steps < 5)

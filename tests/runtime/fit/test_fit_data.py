@@ -94,10 +94,27 @@ def test_epochs_that_are_validated(freq: Any, validated: Any) -> None:
     assert FitCall(X, validation_freq=freq).validated == validated
 
 
-@pytest.mark.parametrize("steps", [{"steps_per_epoch": 3}, {"validation_steps": 2}])
-def test_steps_of_arrays_are_refused(steps: dict[str, int]) -> None:
-    with pytest.raises(ProgramError, match="are arrays, of which each epoch takes all"):
-        data_of(FitCall(X, Y, **steps))  # type: ignore[arg-type]
+@pytest.mark.parametrize(("steps", "samples"), [(1, 3), (2, 6), (9, 10)])
+def test_validation_takes_the_first_steps(steps: int, samples: int) -> None:
+    call = FitCall(X, Y, 3, validation_data=(X, Y), validation_steps=steps)
+
+    data = data_of(call)
+
+    assert data.validation is not None
+    assert len(data.validation) == samples
+    np.testing.assert_array_equal(data.validation.read(np.array([2]))[0], X[2:3])
+
+
+def test_no_steps_are_refused() -> None:
+    with pytest.raises(ProgramError, match=r"validation_steps=0.: give at least 1"):
+        data_of(FitCall(X, Y, validation_data=(X, Y), validation_steps=0))
+    with pytest.raises(ProgramError, match=r"steps_per_epoch=0.: give at least 1"):
+        FitCall(X, Y, steps_per_epoch=0).steps_of_samples(1)
+
+
+def test_steps_of_larger_batches_are_fewer() -> None:
+    assert FitCall(X).steps_of_samples(2) is None
+    assert FitCall(X, steps_per_epoch=5).steps_of_samples(2) == 3
 
 
 class _Numbered:
