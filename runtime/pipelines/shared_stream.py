@@ -120,7 +120,11 @@ class SharedStream:
             raise ProgramError(answer.payload.tobytes().decode())
         batch = None if answer.kind is _Kind.END else decode(answer.payload)
         if batch is not None and answer.kind is _Kind.CHECKED:
-            self._check_peers(position, batch, communicator)
+            digest = batch.digest
+            if communicator.rank:
+                with turns.needing_no_peer():
+                    digest = self._own_digest(position)
+            self._compare(position, digest, communicator)
         return batch
 
     def _answer(self, position: Position) -> _Answer:
@@ -142,13 +146,14 @@ class SharedStream:
             self._recent[position] = batch
         return batch
 
-    def _check_peers(self, position: Position, batch: Batch, communicator: Communicator) -> None:
-        """Compare the first batch of the launch with the one that each worker reads itself."""
-        digest = batch.digest
-        if communicator.rank:
-            own = self._find(position)
-            digest = 0 if own is None else own.digest
-            self._stream.release()
+    def _own_digest(self, position: Position) -> int:
+        """Return the digest of the batch that this worker reads itself, 0 without one."""
+        own = self._find(position)
+        self._stream.release()
+        return 0 if own is None else own.digest
+
+    def _compare(self, position: Position, digest: int, communicator: Communicator) -> None:
+        """Compare the first batch of the launch with the one that each worker has read itself."""
         digests = communicator.allgather_bytes(digest.to_bytes(8, "little"))
         self._is_checked = True
         if len(set(digests)) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,51 @@ def test_one_worker_reads_and_all_have_the_batches() -> None:
     assert run(sources, 6) == [[0, 1, 2, 3, 10, 11]] * 3
     assert len(sources[0].read) == 6
     assert sources[1].read == sources[2].read == [(0, 0)]  # compared with the reader's
+
+
+class Notes:
+    """Notes whether a worker is at work that needs no peer."""
+
+    def __init__(self) -> None:
+        self.is_alone = False
+
+    @contextmanager
+    def needing_no_peer(self) -> Iterator[None]:
+        self.is_alone = True
+        yield
+        self.is_alone = False
+
+
+class WatchedNumbers(Numbers):
+    """Notes what is done while other workers are taken to be waited for."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self.done: list[tuple[str, bool]] = []
+        self._notes = notes
+
+    def _pass(self, number: int) -> Iterator[Any]:
+        try:
+            for element in super()._pass(number):
+                self.done.append(("read", self._notes.is_alone))
+                yield element
+        finally:
+            self.done.append(("closed", self._notes.is_alone))
+
+
+def test_no_worker_seems_to_wait_while_it_reads_its_own_first_batch() -> None:
+    done: list[list[tuple[str, bool]]] = []
+
+    def member(communicator: FakeCommunicator) -> None:
+        notes = Notes()
+        source = WatchedNumbers(notes)
+        Feed(source, FeedTerms(BATCHES)).train_batch(0, communicator, notes)
+        communicator.agree(1)
+        if communicator.rank:
+            done.append(source.done)
+
+    run_world(3, member)
+    assert done == [[("read", True), ("closed", True)]] * 2
 
 
 def test_pipeline_that_differs_between_workers_is_named_and_not_trained() -> None:
