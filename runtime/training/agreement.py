@@ -12,6 +12,7 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects, decide
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.catch_up import share_notes, share_state
 from holdfast.runtime.training.companion import Notes
 from holdfast.runtime.training.job_state import JobState
@@ -22,15 +23,20 @@ _CARD = struct.Struct("<?BB")
 _FIRST = 0
 
 
-def agree_on_effects(membership: Membership, state: JobState, cursor: Cursor) -> None:
-    """Let all companions have the same effects of the round that has run.
+def agree_on_effects(
+    membership: Membership, state: JobState, cursor: Cursor, turns: HeartbeatPage
+) -> None:
+    """Let all companions have the same effects of the round that has run; run the next one.
+
+    A round is code of the script, and may take as long as it likes: no peer has to help.
 
     Raises:
         WorldBroken: a member died; nothing is changed on any worker.
     """
     companion = state.companion
-    companion.lead(is_first=membership.is_first)
-    card = _encode(companion.effects()) + companion.message()
+    with turns.needing_no_peer():
+        companion.lead(is_first=membership.is_first)
+        card = _encode(companion.effects()) + companion.message()
     cards = membership.together(lambda: membership.communicator.allgather_bytes(card))
     found = [_decode(card) for card in cards]
     decision = decide([effects for effects, _ in found])
@@ -39,7 +45,8 @@ def agree_on_effects(membership: Membership, state: JobState, cursor: Cursor) ->
         tensors, notes = membership.together(lambda: _share(membership, state, cursor, decision))
         if tensors is not None:
             state.load(tensors)
-    companion.decided(decision, found[_FIRST][1], notes)
+    with turns.needing_no_peer():
+        companion.decided(decision, found[_FIRST][1], notes)
 
 
 def _share(

@@ -220,7 +220,7 @@ class TrainingLoop:
         return self._go_on(StepEvent.APPLIED)
 
     def _agree(self) -> StepEvent:
-        agree_on_effects(self._membership, self._state, self._progress.cursor)
+        agree_on_effects(self._membership, self._state, self._progress.cursor, self._context.page)
         return self._go_on(StepEvent.DECIDED)
 
     def _go_on(self, event: StepEvent) -> StepEvent:

@@ -9,7 +9,16 @@ import pytest
 from rounds_companion import MESSAGE, RoundsCompanion
 from simulation import STEPS, Ending, Launch, SimulatedJob, TinyReplica, wait_for_nothing
 
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.vote import Decision
+from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.training.agreement import agree_on_effects
+from holdfast.runtime.training.companion import Notes
+from holdfast.runtime.training.job_state import JobState
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -85,6 +94,39 @@ def test_workers_whose_dice_differ_have_the_first_ones_effects(
     }
     assert alive[0].step <= STEPS
     assert alive[0].is_complete
+
+
+class Watched(RoundsCompanion):
+    """Notes whether its worker counts as waiting for its peers while the script's code runs."""
+
+    def __init__(self, page: HeartbeatPage) -> None:
+        super().__init__(TinyReplica())
+        self._page = page
+        self.waited: list[bool] = []
+
+    def lead(self, *, is_first: bool) -> None:
+        self.waited.append(self._page.turn[1])
+        super().lead(is_first=is_first)
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
+        self.waited.append(self._page.turn[1])
+        super().decided(decision, message, notes)
+
+
+def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
+    """A callback may take minutes; workers that all wait for each other are killed."""
+    page = HeartbeatPage.create()
+    page.begin_turn(waits_for_peers=True)
+    companion = Watched(page)
+    world = World(1, (WorkerId(0),), 1)
+    membership = Membership(WorkerId(0), world, LocalCommunicator(), clock=lambda: 0.0)
+    state = JobState(TinyReplica(), companion)
+
+    agree_on_effects(membership, state, Cursor.start(1), page)
+
+    assert companion.waited == [False, False]
+    assert page.turn[1]
+    page.close()
 
 
 def deaths_of(dice: random.Random, most: int) -> dict[int, int]:
