@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.runtime.pipelines.feed import check_steps
+
 _BATCH = 32
 """Keras's own default."""
 
@@ -34,15 +36,14 @@ class FitCall:
     validation_batch_size: int | None = None
     validation_freq: int | Sequence[int] = 1
 
-    @property
-    def global_batch(self) -> int:
-        """Samples of one update."""
-        return _BATCH if self.batch_size is None else self.batch_size
+    def global_batch(self, samples: int) -> int:
+        """Return the samples of one update; without a size the steps divide all samples."""
+        return self.batch_size or _batch_of(samples, self.steps_per_epoch)
 
-    @property
-    def validation_batch(self) -> int:
-        """Samples of one batch of validation data."""
-        return self.validation_batch_size or self.global_batch
+    def validation_batch(self, samples: int) -> int:
+        """Return the samples of one batch of so many validation samples."""
+        size = self.validation_batch_size or self.batch_size
+        return size or _batch_of(samples, self.validation_steps)
 
     def steps_of_samples(self, factor: int) -> int | None:
         """Return ``steps_per_epoch`` for batches that are larger by a factor, None for a pass.
@@ -52,10 +53,7 @@ class FitCall:
         """
         if self.steps_per_epoch is None:
             return None
-        if self.steps_per_epoch < 1:
-            raise ProgramError(
-                f"fit(steps_per_epoch={self.steps_per_epoch}): give at least 1, or leave it out"
-            )
+        check_steps("steps_per_epoch", self.steps_per_epoch)
         return -(-self.steps_per_epoch // factor)
 
     @property
@@ -74,3 +72,8 @@ class FitCall:
     def epochs_to_train(self) -> int:
         """Epochs from ``initial_epoch`` to ``epochs``; 0 if there are none."""
         return max(self.epochs - self.initial_epoch, 0)
+
+
+def _batch_of(samples: int, steps: int | None) -> int:
+    """Return the size that Keras gives a batch if the script gives none."""
+    return -(-samples // steps) if steps else _BATCH

@@ -106,7 +106,7 @@ def _first_steps(data: Data, call: FitCall) -> Data:
     if steps is None:
         return data
     check_steps("validation_steps", steps)
-    return SampleRange(data, 0, min(len(data), steps * call.validation_batch))
+    return SampleRange(data, 0, min(len(data), steps * call.validation_batch(len(data))))
 
 
 def _split(parts: tuple[Nest, ...], share: float) -> tuple[tuple[Nest, ...], tuple[Nest, ...]]:

@@ -24,7 +24,7 @@ from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
 from holdfast.runtime.fit.part_advice import advice_on_parts
 from holdfast.runtime.fit.scaled_rate import ScaledRate
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.data import read_microbatch
+from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
 from holdfast.runtime.model.training_refusal import is_refused
@@ -136,10 +136,10 @@ class _Training:
         return TrainingRequest(
             data.training,
             data.validation,
-            call.global_batch * factor,
+            call.global_batch(_samples(data.training)) * factor,
             call.epochs_to_train,
             is_shuffled=call.shuffle,
-            validation_batch=call.validation_batch,
+            validation_batch=call.validation_batch(_samples(data.validation)),
             validated=call.validated,
             first_epoch=call.initial_epoch,
             verbose=call.shown,
@@ -166,6 +166,11 @@ class _Training:
             self._model, self._call, replica, self._stages, self._steps_per_epoch
         )
         return of_pipeline(self._callbacks, self._data.training)
+
+
+def _samples(data: Data | Feed | None) -> int:
+    """Return the number of samples that are read by number; a pipeline has its own batches."""
+    return 0 if data is None or isinstance(data, Feed) else len(data)
 
 
 def _cut_in_words(job: TrainingJob) -> str:

@@ -47,8 +47,8 @@ class Feed:
 
     @property
     def pass_batches(self) -> int | None:
-        """Batches of one pass over the pipeline, None if it has no known end."""
-        return self._source.batches
+        """Batches after which an epoch ends at the latest, None if there is no such end."""
+        return None if self._source.repeats else self._source.batches
 
     @property
     def mark(self) -> Mark | None:
@@ -150,8 +150,8 @@ def steps_of(source: Source, asked: int | None, argument: str) -> int:
     """
     if asked is not None:
         check_steps(argument, asked)
-    if source.batches is not None:
-        return source.batches if asked is None else min(asked, source.batches)
+    if source.batches is not None and (asked is None or not source.repeats):
+        return min(asked or source.batches, source.batches)
     if asked is None:
         raise ProgramError(
             f"{source.name} does not end by itself: give fit({argument}=...), the number of its "

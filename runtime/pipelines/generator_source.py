@@ -23,6 +23,7 @@ class ListSource:
     name = _NAME
     advice = ForwardSource.advice
     is_endless = False
+    repeats = False
 
     def __init__(self, generator: Iterator[Any]) -> None:
         self._elements = list(generator)

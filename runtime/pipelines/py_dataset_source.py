@@ -36,6 +36,7 @@ class PyDatasetSource:
         ProgramError: it has no batches.
     """
 
+    repeats = False
     advice = (
         "draw from np.random or random, which holdfast seeds for each batch, or from a "
         "generator that is made from the batch's number within __getitem__"

@@ -23,6 +23,10 @@ class Source(Protocol):
         """Whether a pass is known to have no end."""
 
     @property
+    def repeats(self) -> bool:
+        """Whether the script says that a pass follows the other, within an epoch too."""
+
+    @property
     def advice(self) -> str:
         """What to do if its batches are not the same when they are read again."""
 
@@ -54,6 +58,7 @@ class ForwardSource:
         is_endless: whether a pass is known to have no end.
     """
 
+    repeats = False
     advice = (
         "make it the same each time: draw from a generator with a fixed seed that begins anew "
         "with each pass, and use no clock and no unordered set"
@@ -106,10 +111,12 @@ class ForwardSource:
 def forward(source: Source) -> ForwardSource:
     """Return a source that reads every pass of ``source`` from the first one on."""
     numbers = itertools.count()
-    return ForwardSource(
+    made = ForwardSource(
         source.name,
         lambda: source.open(next(numbers), 0)[1],
         source.array,
         batches=source.batches,
         is_endless=source.is_endless,
     )
+    made.repeats = source.repeats
+    return made

@@ -92,11 +92,14 @@ class PassGraph:
     generators: list[GeneratorState] = field(default_factory=list)
     has_python: bool = False
 
-    def feeds(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the values of the placeholders in pass ``number``."""
+    def feeds(self, number: int, begun: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the values of the placeholders in pass ``number``, before which ``begun`` began.
+
+        A pass that begins moves each shuffle on, even if nobody reads it.
+        """
         found: dict[str, npt.NDArray[Any]] = {}
         for shuffle in self.shuffles:
-            for name, value in zip(shuffle.inputs, shuffle.values(number), strict=True):
+            for name, value in zip(shuffle.inputs, shuffle.values(begun), strict=True):
                 found[name] = np.array(value, np.int64)
         return found | {state.input: state.value(number) for state in self.generators}
 

@@ -45,7 +45,7 @@ def source_of(
             f"fit(x=...) is a {type(x).__name__}: give arrays, a tf.data.Dataset, a "
             "keras.utils.PyDataset or a generator"
         )
-    source = dataset_source(x, seed)
+    source = dataset_source(x, seed, steps)
     if source.batches is None and not source.is_endless and steps is None:
         return _counted(x, source, seed, tell)
     return source
@@ -67,4 +67,5 @@ def _counted(dataset: Any, source: Source, seed: int, tell: Callable[[str], None
         f"{source.name} does not know its number of batches: one pass has counted {batches}; "
         f".apply(tf.data.experimental.assert_cardinality({batches})) saves this pass"
     )
-    return dataset_source(dataset.apply(tf.data.experimental.assert_cardinality(batches)), seed)
+    known = dataset.apply(tf.data.experimental.assert_cardinality(batches))
+    return dataset_source(known, seed, batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,11 @@ _NAME = "the tf.data.Dataset"
 class DatasetSource:
     """Passes over a dataset, each made anew from its graph.
 
+    Args:
+        dataset: the script's.
+        seed: the run's.
+        begins: passes that plain ``fit`` begins for each one that it reads.
+
     Raises:
         ValueError: the dataset has no graph that can be taken, or it is too large.
     """
@@ -36,15 +42,16 @@ class DatasetSource:
         "and let Python functions draw from a generator that begins anew with each pass"
     )
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, begins: int = 1) -> None:
+        self._begins = begins
         self._spec = dataset.element_spec
         graph = _graph_of(dataset)
         self.batches, self.is_endless = _length_of(dataset)
-        is_peeled = self.is_endless and without_repeat(graph)
+        self.repeats = is_peeled = self.is_endless and without_repeat(graph)
         constants = _take_constants(graph)
         self._made = pass_graph(graph, seed)
         self._constants = constants
-        self._begin = _function(self._made, constants, self._made.feeds(0))
+        self._begin = _function(self._made, constants, self._made.feeds(0, 0))
         if is_peeled:
             self.batches, self.is_endless = _length_of(self._dataset(0))
 
@@ -64,13 +71,15 @@ class DatasetSource:
     array = staticmethod(np.asarray)
 
     def _dataset(self, number: int) -> Any:
-        feeds = [tf.constant(value) for value in self._made.feeds(number).values()]
+        feeds = [
+            tf.constant(value) for value in self._made.feeds(number, number * self._begins).values()
+        ]
         variant = self._begin(*self._constants.values(), *feeds)
         return dataset_ops._VariantDataset(variant, self._spec)
 
 
-def dataset_source(dataset: Any, seed: int) -> Source:
-    """Return the source of a dataset.
+def dataset_source(dataset: Any, seed: int, steps: int | None = None) -> Source:
+    """Return the source of a dataset, of which ``steps`` batches are an epoch, None for a pass.
 
     It is only read on if functions of Python take part, which may keep a state, and if its
     graph cannot be taken: then shuffles go on from pass to pass by themselves.
@@ -80,18 +89,36 @@ def dataset_source(dataset: Any, seed: int) -> Source:
     """
     _check_elements(dataset.element_spec)
     try:
-        source = DatasetSource(dataset, seed)
+        source = DatasetSource(dataset, seed, _begins(dataset, steps))
     except (ValueError, IndexError, StopIteration, tf.errors.OpError):
-        return forward_source(dataset)
+        return forward_source(dataset, _begins(dataset, steps))
     return forward(source) if source.has_python else source
 
 
-def forward_source(dataset: Any) -> ForwardSource:
-    """Return a source that reads the dataset as ``fit`` does, one pass after the other."""
+def forward_source(dataset: Any, begins: int = 1) -> ForwardSource:
+    """Return a source that reads the dataset as ``fit`` does, one pass after the other.
+
+    ``fit`` begins ``begins`` passes for each one that it reads.
+    """
     batches, is_endless = _length_of(dataset)
-    return ForwardSource(
-        _NAME, lambda: iter(dataset), np.asarray, batches=batches, is_endless=is_endless
-    )
+    passes = itertools.count()
+
+    def begin() -> Iterator[Any]:
+        for _ in range(begins - 1 if next(passes) else 0):
+            iter(dataset)
+        return iter(dataset)
+
+    return ForwardSource(_NAME, begin, np.asarray, batches=batches, is_endless=is_endless)
+
+
+def _begins(dataset: Any, steps: int | None) -> int:
+    """Return how many passes plain ``fit`` begins for each one that it reads.
+
+    Keras 3 makes an iterator before an epoch, and another one after the last batch, if it knows
+    which one that is.  With ``steps_per_epoch`` the other one is read next.
+    """
+    is_known = _length_of(dataset)[0] is not None
+    return 2 if is_known and steps is None else 1
 
 
 def _length_of(dataset: Any) -> tuple[int | None, bool]:

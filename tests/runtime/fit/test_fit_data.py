@@ -77,10 +77,11 @@ def test_split_that_leaves_nothing_is_refused(share: float) -> None:
         (FitCall(X), 32, 32),
         (FitCall(X, batch_size=8), 8, 8),
         (FitCall(X, batch_size=8, validation_batch_size=3), 8, 3),
+        (FitCall(X, steps_per_epoch=3, validation_steps=4), 4, 2),
     ],
 )
 def test_batches_are_those_of_keras(call: FitCall, batch: int, validation_batch: int) -> None:
-    assert (call.global_batch, call.validation_batch) == (batch, validation_batch)
+    assert (call.global_batch(10), call.validation_batch(7)) == (batch, validation_batch)
 
 
 def test_epochs_begin_with_the_initial_one() -> None:

@@ -24,6 +24,7 @@ class Numbers:
     """Passes of four batches; each batch tells its place, and what ``shift`` says of it."""
 
     name, advice, is_endless = "the test's pipeline", "leave it alone", False
+    repeats = False
     batches: int | None = BATCHES
 
     def __init__(self, shift: dict[tuple[int, int], int] | None = None) -> None:

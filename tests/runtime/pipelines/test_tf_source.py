@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.pipelines.batch import make_batch
+from holdfast.runtime.pipelines.feed import Feed, FeedTerms, steps_of
 from holdfast.runtime.pipelines.source import ForwardSource
 
 pytestmark = pytest.mark.tensorflow
@@ -145,6 +147,72 @@ def test_later_passes_of_shuffles_are_those_of_plain_keras(name: str, tf: Any) -
 def test_passes_of_random_pipelines_differ(name: str, tf: Any) -> None:
     ours = source(MAKERS[name](tf).batch(4))
     assert len({tuple(digests(ours.open(number, 0)[1])) for number in range(PASSES)}) == PASSES
+
+
+FITS: dict[str, tuple[Callable[[Any], Any], int | None]] = {
+    "shuffle": (lambda numbers: numbers.shuffle(16).batch(5), None),
+    "cache": (lambda numbers: numbers.cache().shuffle(16, seed=2).batch(5).prefetch(2), None),
+    "one order": (
+        lambda numbers: numbers.shuffle(16, reshuffle_each_iteration=False).batch(5),
+        None,
+    ),
+    "steps": (lambda numbers: numbers.shuffle(16).batch(5), 2),
+    "repeat": (lambda numbers: numbers.shuffle(16).batch(5).repeat(), 7),
+    "unknown": (lambda numbers: numbers.shuffle(16).filter(lambda x: x > 3).batch(5), None),
+    "python": (
+        lambda numbers: numbers.shuffle(16, seed=2).batch(5).map(_through_python),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_all_batches_of_three_epochs_are_those_of_plain_fit(name: str, tf: Any) -> None:
+    make, steps = FITS[name]
+    seen: list[Any] = []
+
+    class Seeing(tf.keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            seen.append(data)
+            return {"loss": tf.constant(0.0)}
+
+    model = Seeing()
+    model.compile("sgd", "mse", run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of input that runs out
+        model.fit(_seeded(tf, make), epochs=3, steps_per_epoch=steps, verbose=0)
+    feed = _feed(_seeded(tf, make), steps)
+
+    alone: Any = _Alone()
+    ours = [feed.train_batch(step, alone).digest for step in range(len(seen))]
+    assert ours == digests(iter(seen))
+    each = feed.pass_batches
+    assert len(seen) == 3 * feed.steps if each is None or each == feed.steps else 2 + 2 + 1
+
+
+class _Alone:
+    """A world of one worker."""
+
+    size, rank = 1, 0
+
+
+def _seeded(tf: Any, make: Callable[[Any], Any]) -> Any:
+    """Return the dataset as a script makes it that sets its seed first."""
+    tf.keras.utils.set_random_seed(SEED)
+    return make(_in_order(tf))
+
+
+def _feed(dataset: Any, steps: int | None) -> Feed:
+    from holdfast.runtime.pipelines.tf_pipelines import source_of
+
+    source = source_of(dataset, SEED, is_shuffled=True, steps=steps, tell=lambda text: None)
+    return Feed(source, FeedTerms(steps_of(source, steps, "steps_per_epoch")))
+
+
+def _through_python(numbers: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.ensure_shape(tf.py_function(lambda x: x + 1, [numbers], numbers.dtype), [None])
 
 
 def test_shuffle_without_any_seed_follows_the_run(tf: Any) -> None:

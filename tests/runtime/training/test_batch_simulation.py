@@ -27,6 +27,7 @@ class Drawn:
     """Batches of several sizes, drawn from a seed of their pass, and from ``also``."""
 
     name, advice, is_endless = "the test's pipeline", "leave it alone", False
+    repeats = False
     batches: int | None = len(SIZES)
 
     def __init__(self, also: int = 0) -> None:
