@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import NoReturn
 
 import numpy as np
@@ -23,15 +24,19 @@ def prepare(config: WorkerConfig) -> None:
     """Give the script the same random numbers on every worker, and our ``fit``."""
     random.seed(config.seed)
     np.random.seed(config.seed % _NUMPY_SEEDS)
-    when_imported("tensorflow", lambda: _set_threads(config))
+    when_imported("tensorflow", lambda: _prepare_tensorflow(config))
     when_imported("keras", lambda: _take_over(config))
 
 
-def _set_threads(config: WorkerConfig) -> None:
-    """Fix the numerics of TensorFlow before the script uses it."""
+def _prepare_tensorflow(config: WorkerConfig) -> None:
+    """Fix the numerics of TensorFlow before the script uses it, and leave its scopes out."""
+    from holdfast.runtime.fit.strategy_scopes import leave_out
     from holdfast.runtime.model import tensorflow_settings
+    from holdfast.runtime.training.stages import stages_of_script
 
     tensorflow_settings.set_threads(config.threads)
+    if config.options.fit:
+        leave_out(sys.modules["tensorflow"].distribute.Strategy, stages_of_script().context.inform)
 
 
 def _take_over(config: WorkerConfig) -> None:
