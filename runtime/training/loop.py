@@ -220,8 +220,10 @@ class TrainingLoop:
         return self._go_on(StepEvent.APPLIED)
 
     def _agree(self) -> StepEvent:
-        agree_on_effects(self._membership, self._state, self._progress.cursor, self._context.page)
-        return self._go_on(StepEvent.DECIDED)
+        page = self._context.page
+        agree_on_effects(self._membership, self._state, self._progress.cursor, page)
+        with page.needing_no_peer():  # the graphs of another shape may take long to trace
+            return self._go_on(StepEvent.DECIDED)
 
     def _go_on(self, event: StepEvent) -> StepEvent:
         """Return ``event`` after the work that follows a commit, if nothing else comes first."""

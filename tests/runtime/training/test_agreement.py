@@ -14,11 +14,14 @@ from holdfast.recovery.vote import Decision
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.agreement import agree_on_effects
 from holdfast.runtime.training.companion import Notes
 from holdfast.runtime.training.job_state import JobState
+
+_create = HeartbeatPage.create
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -127,6 +130,32 @@ def test_nobody_counts_as_waiting_while_the_next_round_runs() -> None:
     assert companion.waited == [False, False]
     assert page.turn[1]
     page.close()
+
+
+def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
+    tmp_path: Path, numerics: Numerics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[HeartbeatPage] = []
+    waited: dict[str, set[bool]] = {"prepare": set(), "end": set()}
+
+    class SlowReplica(TinyReplica):
+        def prepare(self, batch: Microbatch) -> None:
+            waited["prepare"].add(pages[0].turn[1])
+
+    class SlowEnd(RoundsCompanion):
+        def end(self) -> None:
+            waited["end"].add(pages[0].turn[1])
+            super().end()
+
+    def create() -> HeartbeatPage:
+        pages.append(_create())
+        return pages[-1]
+
+    monkeypatch.setattr(HeartbeatPage, "create", create)
+    terms = Launch(1, 1, 6, companion=lambda own, rank: SlowEnd(own), replica=SlowReplica)
+    SimulatedJob(tmp_path / "run", numerics).launch(terms)
+
+    assert waited == {"prepare": {False}, "end": {False}}
 
 
 def deaths_of(dice: random.Random, most: int) -> dict[int, int]:
