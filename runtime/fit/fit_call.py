@@ -75,5 +75,5 @@ class FitCall:
 
 
 def _batch_of(samples: int, steps: int | None) -> int:
-    """Return the size that Keras gives a batch if the script gives none."""
-    return -(-samples // steps) if steps else _BATCH
+    """Return the size that Keras gives a batch; a pipeline has its own batches, and 0 samples."""
+    return -(-samples // steps) if samples and steps else _BATCH

@@ -84,6 +84,12 @@ def test_batches_are_those_of_keras(call: FitCall, batch: int, validation_batch:
     assert (call.global_batch(10), call.validation_batch(7)) == (batch, validation_batch)
 
 
+def test_steps_of_a_pipeline_divide_nothing() -> None:
+    call = FitCall(None, steps_per_epoch=3, validation_steps=4)
+
+    assert (call.global_batch(0), call.validation_batch(0)) == (32, 32)
+
+
 def test_epochs_begin_with_the_initial_one() -> None:
     assert FitCall(X, epochs=5, initial_epoch=2).epochs_to_train == 3
     assert FitCall(X, epochs=2, initial_epoch=2).epochs_to_train == 0
