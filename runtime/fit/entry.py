@@ -29,12 +29,14 @@ def prepare(config: WorkerConfig) -> None:
 
 
 def _prepare_tensorflow(config: WorkerConfig) -> None:
-    """Fix the numerics of TensorFlow before the script uses it, and leave its scopes out."""
+    """Fix the numerics of TensorFlow before the script uses it; leave out scopes and files."""
+    from holdfast.runtime.fit import generated_code
     from holdfast.runtime.fit.strategy_scopes import leave_out
     from holdfast.runtime.model import tensorflow_settings
     from holdfast.runtime.training.stages import stages_of_script
 
     tensorflow_settings.set_threads(config.threads)
+    generated_code.keep_in_memory()
     if config.options.fit:
         leave_out(sys.modules["tensorflow"].distribute.Strategy, stages_of_script().context.inform)
 

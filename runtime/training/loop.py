@@ -153,6 +153,7 @@ class TrainingLoop:
                     self._membership.communicator, source, self._progress.cursor
                 )
             )
+            self._context.page.phase = Phase.COMPILING  # nothing is read any more
             if source.version == NO_STATE or self._version != source.version:
                 self._progress.restore(self._state.load(shared))
                 self._companion.restore(self._progress.cursor, notes)
