@@ -75,6 +75,12 @@ def fingerprint(ids: npt.ArrayLike) -> int:
     return int(np.add.reduce(hashes, axis=None))
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def fingerprint_of_run(first: int, stop: int) -> int:
+    """Return the fingerprint of the ids ``first <= id < stop``; epochs have the same runs."""
+    return fingerprint(np.arange(first, stop, dtype=np.int64))
+
+
 # The method ``sum`` is Python code around this ufunc, and doubles its time on cold caches.
 _sum = np.add.reduce
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from holdfast.recovery.partial import FloatVector
+
+_Array = TypeVar("_Array", bound=npt.NDArray[Any])
 
 ALIGNMENT_BYTES = 64
 """TensorFlow aborts the process when a dlpack buffer begins elsewhere (``IsAligned``)."""
@@ -30,10 +34,15 @@ class Sum:
 
 def aligned_vector(size: int) -> FloatVector:
     """Return an uninitialised float32 vector that begins at a multiple of 64 bytes."""
-    spare = ALIGNMENT_BYTES // 4
-    raw = np.empty(size + spare, np.float32)
-    start = (-address_of(raw) % ALIGNMENT_BYTES) // 4
-    return raw[start : start + size]
+    return aligned_array((size,), np.dtype(np.float32))
+
+
+def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an uninitialised array that begins at a multiple of 64 bytes; no Python objects."""
+    length = math.prod(shape) * dtype.itemsize
+    raw = np.empty(length + ALIGNMENT_BYTES, np.uint8)
+    start = -address_of(raw) % ALIGNMENT_BYTES
+    return raw[start : start + length].view(dtype).reshape(shape)
 
 
 def aligned_copy(vector: FloatVector) -> FloatVector:
@@ -43,9 +52,9 @@ def aligned_copy(vector: FloatVector) -> FloatVector:
     return copy
 
 
-def address_of(vector: FloatVector) -> int:
-    """Return the address of the vector's first byte."""
-    address: int = vector.__array_interface__["data"][0]
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return the address of the array's first byte."""
+    address: int = array.__array_interface__["data"][0]
     return address
 
 
@@ -55,18 +64,20 @@ def is_finite(vector: FloatVector) -> bool:
     return math.isfinite(np.add.reduce(vector)) or bool(np.isfinite(vector).all())
 
 
-def writable_alias(vector: FloatVector) -> FloatVector:
-    """Return the same memory without write protection; the result does not keep it alive.
+def writable_alias(array: _Array) -> _Array:
+    """Return the same memory without write protection.
 
     For readers that refuse protected memory, such as NumPy's ``__dlpack__`` without a
     version.
     """
-    return np.asarray(_Unprotected(vector))
+    alias: _Array = np.asarray(_Unprotected(array))  # type: ignore[assignment]
+    return alias
 
 
 class _Unprotected:
-    """Memory of a vector as NumPy's array interface describes it, writable."""
+    """Memory of an array as NumPy's array interface describes it, writable."""
 
-    def __init__(self, vector: FloatVector) -> None:
-        interface = vector.__array_interface__
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array  # the alias keeps it alive
+        interface = array.__array_interface__
         self.__array_interface__ = interface | {"data": (interface["data"][0], False)}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.format.digest import Digest
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.vector import aligned_array
 from holdfast.runtime.model.nest import (
     Array,
     Nest,
@@ -100,7 +101,7 @@ class ArrayData:
         """Return these samples, with weights if there are any; views of consecutive ids."""
         rows = _rows(ids, len(self))
         x, y, weights = (
-            map_leaves(lambda array: array[rows], part)
+            map_leaves(lambda array: _taken(array, rows), part)
             for part in (self._x, self._y, self._weights)
         )
         return (x, y) if weights is None else (x, y, weights)
@@ -215,6 +216,18 @@ def _rows(ids: SampleIds, samples: int) -> slice | SampleIds:
     is_run = last - first == len(ids) - 1 and bool((np.diff(ids) == 1).all())
     # NumPy silently cuts a slice at the end of the data, but ids that are too high must raise.
     return slice(first, last + 1) if is_run and first >= 0 and last < samples else ids
+
+
+def _taken(array: Array, rows: slice | SampleIds) -> Array:
+    """Return some samples: a view, or a copy that TensorFlow can use where it lies."""
+    if isinstance(rows, slice) or array.dtype.hasobject or not _are_within(rows, len(array)):
+        return array[rows]
+    found: Array = aligned_array((len(rows), *array.shape[1:]), array.dtype)
+    return np.take(array, rows, axis=0, out=found, mode="clip")  # without a second copy
+
+
+def _are_within(ids: SampleIds, samples: int) -> bool:
+    return bool(np.minimum.reduce(ids) >= 0 and np.maximum.reduce(ids) < samples)
 
 
 def _plain_bytes(samples: Array) -> bytes:

@@ -12,6 +12,7 @@ from tensorflow.python.data.ops import dataset_ops, options
 from tensorflow.python.eager import wrap_function
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.pipelines.read_ahead import ReadAhead
 from holdfast.runtime.pipelines.source import ForwardSource, Source, forward
 from holdfast.runtime.pipelines.tf_graph import PassGraph, pass_graph, without_repeat
 
@@ -63,7 +64,7 @@ class DatasetSource:
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         """Begin pass ``number``, always at its first batch."""
         del start
-        return 0, iter(self._dataset(number).prefetch(_AHEAD))
+        return 0, ReadAhead(iter(self._dataset(number).prefetch(_AHEAD)))
 
     def leave(self, number: int, start: int) -> None:
         """Do nothing: passes are made anew, and the script's dataset is untouched."""

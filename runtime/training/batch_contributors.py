@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import fingerprint
+from holdfast.recovery.ledger import fingerprint_of_run
 from holdfast.recovery.order import BatchOrder
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.work_plan import WorkPlan
@@ -65,7 +65,7 @@ class BatchContributor:
         self._notes.begin_work(index + 1, m, places.tobytes(), is_validation=False)
         self._replica.contribute(part_of(self._feed, batch, (start, stop), seed), out)
         self._notes.end_work()
-        return stop - start, fingerprint(places)
+        return stop - start, fingerprint_of_run(self._first + start, self._first + stop)
 
 
 class BatchValidationContributor:
@@ -111,7 +111,7 @@ class BatchValidationContributor:
         self._notes.end_work()
         self._layout.add(leaf.sums, number, self._one, stop - start)
         leaf.samples += stop - start
-        leaf.proof += fingerprint(places)
+        leaf.proof += fingerprint_of_run(first + start, first + stop)
 
 
 @dataclass(slots=True)

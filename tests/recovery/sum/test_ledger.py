@@ -12,6 +12,7 @@ from holdfast.recovery.ledger import (
     MAX_MICROBATCHES,
     Ledger,
     fingerprint,
+    fingerprint_of_run,
     from_lanes,
     write_lanes,
 )
@@ -29,6 +30,12 @@ def _lanes(samples: int, fingerprint: int) -> npt.NDArray[np.float32]:
     lanes = np.empty(LANES, np.float32)
     write_lanes(lanes, samples, fingerprint)
     return lanes
+
+
+@given(st.integers(0, 10**9), st.integers(0, 300))
+def test_a_run_of_ids_has_the_fingerprint_of_its_ids(first: int, samples: int) -> None:
+    run = range(first, first + samples)
+    assert fingerprint_of_run(first, first + samples) == fingerprint(run)
 
 
 def test_fingerprints_never_change() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.vector import ALIGNMENT_BYTES
 from holdfast.runtime.model.data import ArrayData, Data, check_data, read_microbatch
 
 
@@ -47,6 +49,14 @@ def test_other_samples_are_copied_right(data: ArrayData, ids: tuple[int, ...]) -
     _, y = data.read(_ids(*ids))
 
     assert y.tolist() == [(i % 10) * 100 for i in ids]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int64, "S3"])
+def test_copied_samples_lie_where_tensorflow_can_use_them(dtype: npt.DTypeLike) -> None:
+    values = np.arange(40).reshape(10, 4).astype(dtype)
+    x, _ = ArrayData(values, np.zeros(10)).read(np.array([7, 0, 7, 3]))
+    assert x.ctypes.data % ALIGNMENT_BYTES == 0
+    np.testing.assert_array_equal(x, values[[7, 0, 7, 3]])
 
 
 def test_no_samples_are_an_empty_batch(data: ArrayData) -> None:

@@ -1,0 +1,68 @@
+"""Microbatches as tensors: large arrays are borrowed where TensorFlow can use them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.exchange.vector import aligned_array
+from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.model.tensors import flat_tensors
+
+pytestmark = pytest.mark.tensorflow
+
+SHAPE = (256, 128)
+
+
+def _aligned(dtype: str) -> np.ndarray:
+    array = aligned_array(SHAPE, np.dtype(dtype))
+    array[:] = np.arange(array.size).reshape(SHAPE) % 251
+    return array
+
+
+def _tensor(array: np.ndarray) -> Any:
+    (tensor,) = flat_tensors(Microbatch(array, None, 0, None))
+    return tensor
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i4", "i8", "u1", "u2"])
+def test_a_large_aligned_array_is_borrowed_even_if_it_is_protected(dtype: str) -> None:
+    array = _aligned(dtype)
+    protected = array.view()
+    protected.flags.writeable = False
+    tensor = _tensor(protected)
+    assert tensor.dtype.as_numpy_dtype == array.dtype
+    np.testing.assert_array_equal(tensor.numpy(), array)
+    array[0, 0] = 77  # seen by the tensor, because the memory is one
+    assert tensor.numpy()[0, 0] == 77
+
+
+@pytest.mark.parametrize("make", [np.asfortranarray, lambda a: a.astype(">f4"), lambda a: a[:1]])
+def test_other_arrays_are_copied(make: Any) -> None:
+    array = make(_aligned("f4"))
+    expected = array.astype("f4")
+    tensor = _tensor(array)
+    array[0, 0] = 77
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_wide_floats_become_float32() -> None:
+    assert _tensor(_aligned("f8")).dtype.as_numpy_dtype == np.float32
+
+
+def test_a_borrowed_array_lives_as_long_as_its_tensor() -> None:
+    array = _aligned("f4")
+    memory = weakref.ref(array)
+    tensor = _tensor(array)
+    expected = array.copy()
+    del array
+    gc.collect()
+    assert memory() is not None
+    np.testing.assert_array_equal(tensor.numpy(), expected)
+    del tensor
+    gc.collect()
+    assert memory() is None
