@@ -120,8 +120,8 @@ def test_tables_tell_each_failure_and_what_came_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
-    journal.record("job_started", workers=2)
-    failure = {"worker": 1, "cause": "silent for 1.0 s", "phase": "training", "fenced": True}
+    journal.record("job_started", workers=2, now=100.0)
+    failure = {"worker": 1, "now": 101.5, "cause": "silent for 1.0 s", "phase": "training", "fenced": True}
     journal.record("failure", step=2, **failure)
     journal.record("recovery", generation=2, step=3, lost=[1], survivors=[0], next_step_ms=12.4)
     journal.record("relaunch", reason="all workers died", spent=1, workers=[4])
@@ -132,7 +132,7 @@ def test_tables_tell_each_failure_and_what_came_of_it(
 
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
-    failure = ["worker 1: silent for 1.0 s at step 2 while training, fenced", "job 1, 0.0 s"]
+    failure = ["worker 1: silent for 1.0 s at step 2 while training, fenced", "job 1, 1.5 s"]
     assert failure in cells
     assert ["3", "1", "0", "1", "12 ms"] in cells
     assert ["all workers died", "4", "-", "-"] in cells
