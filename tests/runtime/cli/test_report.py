@@ -121,7 +121,13 @@ def test_tables_tell_each_failure_and_what_came_of_it(
 ) -> None:
     journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
     journal.record("job_started", workers=2, now=100.0)
-    failure = {"worker": 1, "now": 101.5, "cause": "silent for 1.0 s", "phase": "training", "fenced": True}
+    failure = {
+        "worker": 1,
+        "now": 101.5,
+        "cause": "silent for 1.0 s",
+        "phase": "training",
+        "fenced": True,
+    }
     journal.record("failure", step=2, **failure)
     journal.record("recovery", generation=2, step=3, lost=[1], survivors=[0], next_step_ms=12.4)
     journal.record("relaunch", reason="all workers died", spent=1, workers=[4])
