@@ -208,7 +208,20 @@ def _open_generator(made: PassGraph, nodes: Mapping[str, Any], assign: Any) -> N
         name = f"{assign.name}/state"
         _placeholder(made.graph, name, value.dtype, value.shape)
         assign.input[1] = name
-        made.generators.append(GeneratorState(value, name))
+        made.generators.append(GeneratorState(_undrawn(value), name))
+
+
+def _undrawn(state: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the state of a generator of Keras before its first draw, any other state as it is.
+
+    A script looks at a batch before it trains.  By chance each process has then drawn for more
+    batches or fewer, because pipelines read ahead.  A generator of TensorFlow adds its draws to
+    its seed, so that nobody can tell them apart.
+    """
+    undrawn: npt.NDArray[Any] = state.copy()
+    if len(state) == _VARIABLE_WORDS[0]:
+        undrawn[1] = 0
+    return undrawn
 
 
 def _placeholder(graph: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

@@ -143,6 +143,16 @@ def test_later_passes_of_shuffles_are_those_of_plain_keras(name: str, tf: Any) -
         assert digests(ours.open(number, 0)[1]) == digests(iter(dataset))
 
 
+@pytest.mark.parametrize("name", ["layers", "layers in parallel", "words"])
+def test_look_at_a_batch_before_training_changes_no_pass(name: str, tf: Any) -> None:
+    dataset = MAKERS[name](tf).batch(4)
+    unseen = digests(source(dataset).open(0, 0)[1])
+
+    next(iter(dataset.prefetch(2)))  # reads ahead, by chance one batch or several
+
+    assert digests(source(dataset).open(0, 0)[1]) == unseen
+
+
 @pytest.mark.parametrize("name", ["generator", "layers", "shuffle, repeat"])
 def test_passes_of_random_pipelines_differ(name: str, tf: Any) -> None:
     ours = source(MAKERS[name](tf).batch(4))
