@@ -146,6 +146,8 @@ def _position() -> int:
 
 def data_of(batch: Batch) -> Any:
     """Return the batch as ``fit`` hands it to a step."""
+    if batch.is_x_alone:
+        return (batch.x,)
     return keras.utils.pack_x_y_sample_weight(batch.x, batch.y, batch.weights)
 
 

@@ -163,6 +163,11 @@ def _arrays(name: str, nest: Nest) -> Nest:
 
 
 def _array(name: str, value: npt.ArrayLike) -> Array:
+    way = _way_to_plain(value)
+    if way is not None:
+        raise ProgramError(
+            f"{name} is a {type(value).__name__}, which is no plain array: give {way} of it"
+        )
     array: Array = np.asarray(value)
     if array.ndim == 0 or len(array) == 0:
         raise ProgramError(
@@ -175,6 +180,17 @@ def _array(name: str, value: npt.ArrayLike) -> Array:
             "give them all the same shape and a numeric type, or strings"
         )
     return array
+
+
+def _way_to_plain(value: object) -> str | None:
+    """Return how sparse and ragged values become arrays, None for what is one already."""
+    match type(value).__name__:
+        case "SparseTensor":
+            return "tf.sparse.to_dense"
+        case "RaggedTensor":
+            return ".to_tensor()"
+    is_scipy = type(value).__module__.startswith("scipy.sparse")
+    return ".toarray()" if is_scipy else None
 
 
 def _holds_strings(array: Array) -> bool:

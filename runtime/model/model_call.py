@@ -40,7 +40,7 @@ def forward(model: Any, batch: Batch, *, training: bool) -> tuple[Any, Any]:
     # By position, as Keras does: an override may call its arguments by other names.
     loss = model.compute_loss(
         batch.x,
-        batch.y,
+        batch.targets,
         prediction,
         batch.weights,
         **model_rules.accepted(model.compute_loss, training=training),
@@ -50,4 +50,6 @@ def forward(model: Any, batch: Batch, *, training: bool) -> tuple[Any, Any]:
 
 def update_metrics(model: Any, batch: Batch, prediction: Any) -> None:
     """Add a prediction to the model's metrics, as ``Model.fit`` does."""
-    model.compute_metrics(x=batch.x, y=batch.y, y_pred=prediction, sample_weight=batch.weights)
+    model.compute_metrics(
+        x=batch.x, y=batch.targets, y_pred=prediction, sample_weight=batch.weights
+    )

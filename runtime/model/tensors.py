@@ -33,6 +33,16 @@ class Batch:
         return Batch(*(pack(part, flat) for part in parts))
 
     @property
+    def targets(self) -> Nest:
+        """The targets, None if there are none."""
+        return None if self.is_x_alone else self.y
+
+    @property
+    def is_x_alone(self) -> bool:
+        """Whether a pipeline gave ``(x,)``, and not x: then ``y`` is ``()``."""
+        return isinstance(self.y, tuple) and not self.y
+
+    @property
     def samples(self) -> int:
         """Number of samples."""
         return int(leaves(self.x)[0].shape[0])

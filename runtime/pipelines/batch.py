@@ -18,6 +18,9 @@ from holdfast.runtime.model.nest import Nest, leaves, map_leaves, named_leaves
 Parts: TypeAlias = tuple[Nest, Nest, Nest]
 """Inputs, targets and sample weights."""
 
+NO_TARGETS: Nest = ()
+"""Targets of an element ``(x,)``: a step of the script's own gets it as it is, and not x."""
+
 _LENGTH = struct.Struct("<q")
 
 
@@ -80,6 +83,8 @@ def _split(number: int, element: Any) -> tuple[Any, Any, Any]:
             f"batch {number + 1} of the pipeline has {len(parts)} parts: give (x,), (x, y) or "
             "(x, y, sample_weight); several inputs belong into one tuple or dict, x"
         )
+    if len(parts) == 1 and isinstance(element, (list, tuple)):
+        return parts[0], NO_TARGETS, None
     x, y, weights = (*parts, None, None)[:MOST_PARTS]
     return x, y, weights
 

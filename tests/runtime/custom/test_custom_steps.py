@@ -152,3 +152,18 @@ def test_scaled_loss_of_an_own_step(tf: SimpleNamespace, scale: float, *, overfl
     expected = before if overflows else [v.value for v in plain.model.trainable_variables]
     for variable, value in zip(replica.model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.value, value, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(("y", "is_tuple"), [((), True), (None, False)])
+def test_step_gets_x_alone_as_the_pipeline_gives_it(
+    tf: SimpleNamespace, y: Any, is_tuple: Any
+) -> None:
+    from holdfast.runtime.custom.captured_step import data_of
+    from holdfast.runtime.model.tensors import Batch
+
+    batch = Batch.of(Microbatch(np.ones((2, 3), np.float32), y, 0))
+
+    data = data_of(batch)
+
+    assert isinstance(data, tuple) is is_tuple
+    assert batch.targets is None

@@ -139,6 +139,14 @@ def test_a_wrong_leaf_is_named() -> None:
         ArrayData(None)
 
 
+def test_what_is_no_plain_array_is_refused_with_advice() -> None:
+    class SparseTensor:
+        shape = (3, 2)
+
+    with pytest.raises(ProgramError, match=r"x\['a'\] is a SparseTensor.* tf\.sparse\.to_dense"):
+        ArrayData({"a": SparseTensor()})
+
+
 def _reading(parts: object) -> Data:
     class Own:
         def __len__(self) -> int:

@@ -99,3 +99,12 @@ def test_seeds_of_passes_are_those_of_a_reference() -> None:
     assert pass_seeds(0, 0, 1) == (0xBC57AC4C, 0x9B00DBD8)
     assert pass_seeds(0, 0, 2) != pass_seeds(0, 0, 0)
     assert pass_seeds(-1, 5, 3) == pass_seeds(2**64 - 1, 5, 3)
+
+
+def test_step_of_the_scripts_own_gets_x_alone_as_the_pipeline_gives_it() -> None:
+    alone, packed = make_batch(0, X), make_batch(0, (X,))
+
+    assert (alone.parts[1], packed.parts[1]) == (None, ())
+    assert decode(encode(packed)).parts[1] == ()
+    assert packed.rows(0, 1)[1] == ()
+    assert alone.digest == packed.digest
