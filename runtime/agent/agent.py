@@ -27,7 +27,7 @@ from holdfast.runtime.agent.hosted_worker import GuardHello
 from holdfast.runtime.agent.orders import Orders
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.standing_still import kill_standing_parent
-from holdfast.runtime.agent.supervisor_link import SupervisorLink
+from holdfast.runtime.agent.supervisor_link import SOCKET_NAME, SupervisorLink
 from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.errors import ExitCode
@@ -39,8 +39,6 @@ from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
 from holdfast.runtime.watch.host_limits import HostLimits
 from holdfast.runtime.watch.host_watch import HostWatch
-
-SOCKET_NAME = "agent.sock"
 
 _SAME_SIGNAL_WITHIN_S = 1.0
 """A scheduler that signals a process, and then its group, has asked once."""

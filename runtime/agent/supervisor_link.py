@@ -19,6 +19,9 @@ from holdfast.runtime.agent.peer_silence import PeerSilence
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.held_process import HeldProcess
 
+SOCKET_NAME = "agent.sock"
+"""Where a supervisor connects, in the agent's directory."""
+
 _KEPT_EVENTS = 10_000
 
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.agent.agent import SOCKET_NAME
 from holdfast.runtime.agent.peer_silence import SHORTEST_SILENCE_S, PeerSilence
 from holdfast.runtime.agent.standing_still import StandingStill
+from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.held_process import HeldProcess

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.agent.agent import SOCKET_NAME
+from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
 from holdfast.runtime.batch.finding import find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions

@@ -29,7 +29,7 @@ from holdfast.recovery.event import (
 )
 from holdfast.recovery.job import JobMachine, JobState, JobTerms
 from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
-from holdfast.runtime.agent.agent import SOCKET_NAME
+from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
 from holdfast.runtime.batch.deadline import Due
 from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
