@@ -38,6 +38,7 @@ from holdfast.runtime.training.companion import Companion
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.random_states import go_on_from
 
 
 def prepare(config: WorkerConfig) -> None:
@@ -123,6 +124,8 @@ class _Training:
             if self._callbacks is not None:
                 self._callbacks.close()
         leave_pipelines(self._data, end.cursor.step - begin, end.cursor.evaluations)
+        if end.random is not None:
+            go_on_from(end.random)  # the hooks that have drawn from them did not run here
         assert self._callbacks is not None
         return self._callbacks.history
 

@@ -101,6 +101,7 @@ class NewestState:
             restored = restore.run(communicator, cursor)
             if restored is not None:
                 self._saver.saved_step = restore.saved_step
+                self._state.restored(restored.manifest.step, restored.manifest.cursor)
                 return restored.state, notes_of(restored.manifest.cursor)
         self._saver.share_saved_step(source.rank)
         notes = None if source.version == NO_STATE else self._state.companion.notes()

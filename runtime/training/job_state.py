@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,14 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training.companion import Companion, Notes
+from holdfast.runtime.worker.random_states import random_states
 
 _CURSOR = "cursor/"
 _COMPANION = "companion/"
 _NOTES = "companion"
 """The field of a manifest's cursor."""
 _IS_OVER = "companion is over"
+_RANDOM = "random states"
 
 
 class JobState:
@@ -25,6 +28,8 @@ class JobState:
     def __init__(self, replica: Replica, companion: Companion) -> None:
         self.replica = replica
         self.companion = companion
+        self._ended: Mapping[str, Any] | None = None
+        self._ended_at = -1
 
     def tensors(self, cursor: Cursor) -> dict[str, npt.NDArray[np.generic]]:
         """Return all tensors, in order of names; the arrays may alias the live state."""
@@ -44,10 +49,29 @@ class JobState:
         self.companion.load(companion)
         return Cursor.from_tensors(tensors)
 
-    def fields(self) -> dict[str, object]:
-        """Return the fields of a manifest's cursor that hold the companion's notes."""
+    def fields(self, *, is_complete: bool) -> dict[str, object]:
+        """Return the fields of a manifest's cursor that hold the companion's notes.
+
+        At the end of a stage they hold what its hooks have left the generators in.
+        """
         notes = self.companion.notes()
-        return {_NOTES: dict(notes), _IS_OVER: self.companion.is_over} if notes else {}
+        if not notes:
+            return {}
+        fields: dict[str, object] = {_NOTES: dict(notes), _IS_OVER: self.companion.is_over}
+        return fields | {_RANDOM: random_states()} if is_complete else fields
+
+    def restored(self, step: int, cursor: Mapping[str, object]) -> None:
+        """Remember the fields of the manifest of ``step``, from which the state is read."""
+        found = cursor.get(_RANDOM)
+        self._ended = found if isinstance(found, Mapping) else None
+        self._ended_at = step
+
+    def random_at_end(self, step: int) -> Mapping[str, Any] | None:
+        """Return the generators' states at the end of a stage that nobody has trained here.
+
+        It was complete at ``step`` when it was restored; None for any other.
+        """
+        return self._ended if step == self._ended_at else None
 
 
 def notes_of(cursor: Mapping[str, object]) -> Notes | None:

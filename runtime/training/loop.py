@@ -321,7 +321,8 @@ class TrainingLoop:
     def _fields(self) -> dict[str, object]:
         """Return the fields of a manifest's cursor that describe the state of just now."""
         measured = self._progress.measured
-        return self._state.fields() if measured is None else measured.into(self._state.fields())
+        fields = self._state.fields(is_complete=self.is_complete)
+        return fields if measured is None else measured.into(fields)
 
     def _gather_again(self) -> None:
         """Own microbatches in runs again, as a world without a death does.

@@ -12,9 +12,9 @@ have larger steps than all before it, and the last checkpoint of each stage stay
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
@@ -40,7 +40,10 @@ MakeCompanion: TypeAlias = Callable[[Replica], Companion]
 
 @dataclass(frozen=True, slots=True)
 class StageEnd:
-    """A stage that is complete: its final cursor and digest, and the metrics of its last epoch."""
+    """A stage that is complete: its final cursor and digest, and the metrics of its last epoch.
+
+    ``random`` are the states of generators of a stage that was complete before this launch.
+    """
 
     replica: Replica
     cursor: Cursor
@@ -48,6 +51,7 @@ class StageEnd:
     is_first: bool
     metrics: dict[str, float]
     validation: dict[str, float]
+    random: Mapping[str, Any] | None = None
 
 
 def alone(_: Replica) -> Companion:
@@ -164,6 +168,7 @@ class Stages:
             loop.is_first,
             progress.metrics,
             progress.validation or {},
+            state.random_at_end(cursor.step),
         )
         self._tell(job, loop, end)
         return end

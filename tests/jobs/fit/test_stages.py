@@ -63,7 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobRun:
 
 
 def test_second_training_goes_on_where_the_first_has_ended(undisturbed: JobRun) -> None:
-    first, second, _ = printed(undisturbed)
+    first, second, *_ = printed(undisturbed)
 
     assert [len(first["loss"]), len(second["loss"]), len(second["val_loss"])] == [2, 3, 3]
     assert undisturbed.report.completed_step == LAST_STEP
