@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from typing import NoReturn
 
 import numpy as np
 
+from holdfast.runtime.fit.directories import share_directories
 from holdfast.runtime.fit.import_watch import when_imported
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.worker import worker
@@ -17,11 +19,14 @@ _NUMPY_SEEDS = 1 << 32
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
     """Run the worker that ``config`` describes, in a fresh process of the pool."""
-    worker.main(config, control_fd, heartbeat_fd, prepare)
+    # No worker runs its script before all have come here.  Later launches find what the first made.
+    began = time.time() if config.generation == 1 else 0.0
+    worker.main(config, control_fd, heartbeat_fd, lambda config: prepare(config, began))
 
 
-def prepare(config: WorkerConfig) -> None:
-    """Give the script the same random numbers on every worker, and our ``fit``."""
+def prepare(config: WorkerConfig, began: float = 0.0) -> None:
+    """Give the script the same random numbers and directories on every worker, and our ``fit``."""
+    share_directories(config.run_dir, began)
     random.seed(config.seed)
     np.random.seed(config.seed % _NUMPY_SEEDS)
     when_imported("tensorflow", lambda: _prepare_tensorflow(config))
