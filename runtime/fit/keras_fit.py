@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from holdfast.runtime.callbacks.callback_run import CallbackRun
-from holdfast.runtime.custom.replica_of_keras import replica_of_keras
+from holdfast.runtime.custom.kept_replica import kept_replica
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.downloads import take_turns
@@ -162,7 +162,7 @@ class _Training:
         mixing = BatchMixing.of(job.microbatches, is_accepted=self._options.accept_batch_mixing)
         first = job.first_microbatch
         with advice_on_parts(first.samples, job.microbatches, self._model.name, context.notify):
-            return replica_of_keras(self._model, first, mixing)
+            return kept_replica(self._model, first, mixing)
 
     def _accompany(self, replica: Replica) -> Companion:
         self._callbacks = callback_run(

@@ -1,0 +1,75 @@
+"""The replica of a model, kept for the next ``fit`` of the same model.
+
+Many scripts call ``fit`` in a loop, an epoch at a time.  The graphs of a replica may take
+half a minute to trace.  So they are kept as long as Keras keeps its own: until the model is
+compiled again, or has other variables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from holdfast.runtime.custom.replica_of_keras import replica_of_keras
+from holdfast.runtime.model.batch_mixing import BatchMixing
+from holdfast.runtime.model.keras_replica import KerasReplica
+from holdfast.runtime.model.replica import Microbatch, Replica
+from holdfast.runtime.model.tensors import first_sample, shape_key
+
+_PLACE = "_holdfast_kept_replica"
+"""The attribute of the model: so a model and its replica are forgotten together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A replica, and what its graphs were made of."""
+
+    replica: Replica
+    parts: tuple[Any, ...]
+    shapes: tuple[Any, ...]
+
+    def is_for(self, parts: tuple[Any, ...], shapes: tuple[Any, ...]) -> bool:
+        """Return whether graphs of these objects and shapes would be the same."""
+        return (
+            len(parts) == len(self.parts)
+            and all(one is other for one, other in zip(self.parts, parts, strict=True))
+            and shapes == self.shapes
+        )
+
+
+def kept_replica(model: Any, first: Microbatch, mixing: BatchMixing) -> Replica:
+    """Return the replica of ``model``: that of the ``fit`` before, if nothing has changed.
+
+    Raises:
+        ProgramError: the model cannot be trained on several workers, as one sentence tells.
+    """
+    kept = getattr(model, _PLACE, None)
+    if kept is not None and kept.is_for(_parts(model), _shapes(first, mixing)):
+        replica: Replica = kept.replica
+        return replica
+    made = replica_of_keras(model, first, mixing)
+    if isinstance(made, KerasReplica):  # another one has a state of its own
+        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), _shapes(first, mixing)))
+    return made
+
+
+def _parts(model: Any) -> tuple[Any, ...]:
+    """Return the objects that the graphs refer to; ``compile`` makes the first one anew."""
+    if not isinstance(model, keras.Model) or not model.compiled:
+        return (object(),)
+    optimizer = model.optimizer
+    return (
+        model._compile_config,
+        optimizer,
+        getattr(optimizer, "_learning_rate", None),
+        *optimizer.variables,
+        *model.variables,
+        *model.trainable_variables,
+    )
+
+
+def _shapes(first: Microbatch, mixing: BatchMixing) -> tuple[Any, ...]:
+    """Return structure, shapes and types of one sample; microbatches may have other sizes."""
+    return (mixing, shape_key(first_sample(first)))
