@@ -20,6 +20,8 @@ from holdfast.recovery.vote import Effects
 from holdfast.runtime.callbacks.callback_rules import (
     acts,
     arranged,
+    ends_at_nan,
+    flat,
     is_alike,
     is_left_out,
     needs_logs,
@@ -64,7 +66,7 @@ class CallbackRounds:
         self._events = events
         self._saves = saves
         self._params = dict(params)
-        given = _flat(callbacks)
+        given = flat(callbacks)
         run, self.words = arranged(given, files, events)
         self._run = run if _history_in(run) else [*run, keras.callbacks.History()]
         self._list: Any = None
@@ -113,6 +115,16 @@ class CallbackRounds:
         hooks = [getattr(callback, hook) for callback in self._run if acts(callback, hook)]
         if hooks:
             self._run_hooks(hook, lambda: [run(index, logs=dict(logs)) for run in hooks])
+
+    def ends_at_nan(self) -> bool:
+        """Return whether a callback ends the training when its loss is not finite."""
+        return any(map(ends_at_nan, self._run))
+
+    def call_at_nan(self, index: int, logs: Mapping[str, float]) -> None:
+        """Run the end of a batch for the callbacks that wait for a loss that is not finite."""
+        hooks = [c.on_train_batch_end for c in self._run if ends_at_nan(c) and not needs_logs(c)]
+        if hooks:
+            self._run_hooks("on_train_batch_end", lambda: [run(index, dict(logs)) for run in hooks])
 
     def needs_logs(self) -> bool:
         """Return whether a callback looks at the logs of each batch."""
@@ -196,16 +208,6 @@ def _history_in(callbacks: list[Any]) -> Any:
     """Return the ``History`` among the callbacks, None if there is none."""
     found = (callback for callback in callbacks if isinstance(callback, keras.callbacks.History))
     return next(found, None)
-
-
-def _flat(callbacks: Any) -> list[Any]:
-    """Return the callbacks that the user gave as a list, whatever they stand in."""
-    if callbacks is None:
-        return []
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    found: list[Any] = keras.tree.flatten(callbacks)
-    return found
 
 
 def _changed(before: Tensors, after: Tensors) -> dict[str, Any]:

@@ -111,6 +111,18 @@ def arranged(
     return run, words
 
 
+def flat(callbacks: Any) -> list[Any]:
+    """Return the callbacks that the user gave as a list, whatever they stand in."""
+    import keras
+
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    found: list[Any] = keras.tree.flatten(callbacks)
+    return found
+
+
 def is_left_out(callback: Any) -> bool:
     """Return whether the callback is not run at all."""
     return rule_of(callback).word is not None
@@ -159,10 +171,20 @@ def needs_logs(callback: Any) -> bool:
     return acts(callback, "on_train_batch_end") and not _rests_in_batches(callback)
 
 
+def ends_at_nan(callback: Any) -> bool:
+    """Return whether the callback ends the training when its loss is not finite."""
+    return any(
+        kind.__name__ == "TerminateOnNaN" and kind.__module__.startswith("keras.")
+        for kind in type(callback).__mro__
+    )
+
+
 def _rests_in_batches(callback: Any) -> bool:
-    """Return whether one of Keras's own waits for the end of the epoch."""
+    """Return whether one of Keras's own has nothing to do at the end of most batches."""
     if not type(callback).__module__.startswith("keras."):
         return False
+    if ends_at_nan(callback):
+        return True  # it is called when there is something to see
     frequency = {"ModelCheckpoint": "save_freq", "TensorBoard": "update_freq"}
     name = frequency.get(type(callback).__name__)
     return name is not None and getattr(callback, name) == "epoch"

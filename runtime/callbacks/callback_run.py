@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects
@@ -179,6 +181,8 @@ class CallbackRun:
         at = self._at
         if commit.work is Work.TRAIN:
             self._rounds.call_each("on_train_batch_end", at.batch, self._batch_logs(commit))
+            if self._rounds.ends_at_nan() and not np.isfinite(commit.cursor.sums).all():
+                self._rounds.call_at_nan(at.batch, self._metrics(commit))
             yield
             at.batch += 1
             if commit.next_work is Work.EVALUATE:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.kept_replica import kept_replica
 from holdfast.runtime.errors import UsageError
@@ -148,6 +149,7 @@ class _Training:
             verbose=call.shown,
             scaling=RateScaling.of(self._options.scale_rate, factor),
             steps_per_epoch=call.steps_of_samples(factor),
+            takes_nan=any(map(ends_at_nan, flat(call.callbacks))),
         )
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:

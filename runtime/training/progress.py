@@ -61,8 +61,10 @@ class Progress:
             self._replica.finish()
 
     def refusal(self, total: Total) -> ProgramError | None:
-        """Return the error of a total that is not finite, None if the replica takes it."""
+        """Return the error of a total that is not finite, None if replica or script take it."""
         replica = self._replica
+        if self._job.takes_nan:
+            return None
         if isinstance(replica, OverflowTaker) and replica.takes_overflow(total.contribution):
             return None
         samples = max(total.samples, 1)

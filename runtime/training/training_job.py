@@ -62,6 +62,8 @@ class TrainingRequest:
     scaling: RateScaling | None = None
     steps_per_epoch: int | None = None
     """Updates of an epoch of samples that are read by number, None for a whole pass."""
+    takes_nan: bool = False
+    """Whether steps that are not finite are applied: a companion ends the training then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class TrainingJob:
     verbose: int = LIVE
     """What people see of the training: that of Keras, 0 for nothing."""
     rate: RateScale | None = None
+    takes_nan: bool = False
 
     @property
     def microbatches(self) -> int:
@@ -222,8 +225,7 @@ def describe_job(
     Raises:
         ProgramError: a value is not valid; the message names it and says what to do.
     """
-    _check(request)
-    _check_ledger(request, config.microbatches)
+    _check(request, config.microbatches)
     stage = stages[-1]
     order = order_of(request, config, stage)
     schedule = _schedule_of(request, config)
@@ -255,6 +257,7 @@ def describe_job(
         stage,
         request.verbose,
         scale_of(request.scaling, work_plan.steps_per_epoch, work_plan.epochs),
+        request.takes_nan,
     )
 
 
@@ -342,7 +345,7 @@ def _schedule_of(request: TrainingRequest, config: WorkerConfig) -> Schedule:
         raise ProgramError(f"save_every: {error}; change the script") from error
 
 
-def _check(request: TrainingRequest) -> None:
+def _check(request: TrainingRequest, microbatches: int) -> None:
     lower_bounds = {
         "global_batch": (request.global_batch, 1),
         "epochs": (request.epochs, 1),
@@ -352,6 +355,7 @@ def _check(request: TrainingRequest) -> None:
     for name, (value, least) in lower_bounds.items():
         if value < least:
             raise ProgramError(f"{name} must be at least {least}, got {value}; change the script")
+    _check_ledger(request, microbatches)
 
 
 def _check_ledger(request: TrainingRequest, microbatches: int) -> None:

@@ -97,6 +97,7 @@ _ALL = (
     _script("callbacks/early_stopping", 2, 10),
     _script("callbacks/plateau", 3, 12),
     _script("callbacks/own_callback", 3, 18),
+    _script("callbacks/not_finite", 3, 13),
 )
 
 SUITE = {script.name: script for script in _ALL}
