@@ -68,6 +68,7 @@ class Trainer:
             end then has a checkpoint.
         accept_batch_mixing: train also a loss that mixes the samples of a batch, such as a
             contrastive one.  Each microbatch then has its own loss.
+        callbacks: not taken; ``holdfast.fit`` takes Keras's callbacks.
     """
 
     def __init__(  # noqa: PLR0913  (each is one plain wish of the user's)
@@ -85,7 +86,9 @@ class Trainer:
         keep_every: int | None = None,
         keep_best: tuple[str, str] | None = None,
         accept_batch_mixing: bool = False,
+        callbacks: None = None,
     ) -> None:
+        _refuse_callbacks(callbacks)
         self._model = model
         self._data = data
         self._accepts_mixing = accept_batch_mixing
@@ -133,6 +136,14 @@ class Trainer:
         is_accepted = self._accepts_mixing or options.accept_batch_mixing
         self._replica = _build_replica(self._model, job, context, accepts_mixing=is_accepted)
         return self._replica
+
+
+def _refuse_callbacks(callbacks: object) -> None:
+    if callbacks is not None:
+        raise ProgramError(
+            "Trainer takes no callbacks: train with model.fit(..., callbacks=...) under "
+            "holdfast run, or with holdfast.fit(model, ..., callbacks=...)"
+        )
 
 
 def _build_replica(
