@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,11 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "RMSprop": {"centered": True, "clipvalue": 0.005},
     "AdamW": {"global_clipnorm": 0.02, "weight_decay": 0.1},
     "Adam": {"gradient_accumulation_steps": 2},
-    "Adamax": {},
+    "Adadelta": {"global_clipnorm": 0.05},
+    "Adafactor": {"clipvalue": 0.5},
+    "Adagrad": {"clipnorm": 0.1, "weight_decay": 0.01},
+    "Adamax": {"clipvalue": 0.05},
+    "Nadam": {"weight_decay": 0.02},
     "Ftrl": {"l1_regularization_strength": 0.01},
     "Lion": {},
     "Lamb": {},
@@ -38,6 +43,57 @@ def test_a_step_in_three_parts_is_the_step_of_keras(tf: SimpleNamespace, name: s
         optimizer = getattr(tf.keras.optimizers, name)(learning_rate=0.01, **OPTIMIZERS[name])
         model.compile(optimizer=optimizer, loss="mse")
         return model
+
+    assert_step_of_keras(tf, make, Microbatch(X, LABELS, 0), count=3, rtol=1e-3)
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "CosineDecay": {"decay_steps": 3, "warmup_target": 0.05, "warmup_steps": 1},
+    "CosineDecayRestarts": {"first_decay_steps": 2},
+    "ExponentialDecay": {"decay_steps": 2, "decay_rate": 0.5, "staircase": True},
+    "InverseTimeDecay": {"decay_steps": 1, "decay_rate": 0.5},
+    "PiecewiseConstantDecay": {"boundaries": [0, 1], "values": [0.1, 0.01, 0.001]},
+    "PolynomialDecay": {"decay_steps": 3},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_counts_steps_and_not_parts(tf: SimpleNamespace, name: str) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        settings = SCHEDULES[name]
+        rate = {} if name == "PiecewiseConstantDecay" else {"initial_learning_rate": 0.1}
+        schedule = getattr(tf.keras.optimizers.schedules, name)(**rate, **settings)
+        return one_layer(tf, tf.keras.optimizers.SGD(schedule, momentum=0.5))
+
+    assert_step_of_keras(tf, make, Microbatch(X, LABELS, 0), count=3)
+
+
+def one_layer(tf: SimpleNamespace, optimizer: Any, **settings: Any) -> Any:
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Dense(3, activation="tanh"), layers.Dense(1)])
+    model.compile(optimizer=optimizer, **{"loss": "mse", **settings})
+    return model
+
+
+def without_bias(tf: SimpleNamespace) -> Any:
+    """Return an optimizer whose decay leaves out biases."""
+    optimizer = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def scaled_by_hand(tf: SimpleNamespace) -> Any:
+    """Return an optimizer that scales the loss of a model in float32."""
+    inner = tf.keras.optimizers.Adam(0.01, global_clipnorm=0.1)
+    return tf.keras.optimizers.LossScaleOptimizer(inner, initial_scale=8, dynamic_growth_steps=1)
+
+
+@pytest.mark.parametrize("optimizer", [without_bias, scaled_by_hand])
+def test_an_optimizer_that_is_set_up_by_hand(
+    tf: SimpleNamespace, optimizer: Callable[[SimpleNamespace], Any]
+) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        return one_layer(tf, optimizer(tf))
 
     assert_step_of_keras(tf, make, Microbatch(X, LABELS, 0), count=3, rtol=1e-3)
 
@@ -60,3 +116,53 @@ def test_metrics_that_count_are_those_of_keras(tf: SimpleNamespace) -> None:
         return model
 
     assert_step_of_keras(tf, make, Microbatch(X, LABELS, 0), count=3)
+
+
+def test_metrics_of_classes_are_those_of_keras(tf: SimpleNamespace) -> None:
+    """Among them one of the script's own, whose state is a sum over samples."""
+
+    class Farthest(tf.keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="farthest")
+            self.sum = self.add_variable((), "zeros", name="sum")
+            self.squares = self.add_variable((3,), "zeros", name="squares")
+
+        def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
+            self.sum.assign(self.sum + tf.keras.ops.sum(y * prediction))
+            self.squares.assign(self.squares + tf.keras.ops.sum(prediction**2, axis=0))
+
+        def result(self) -> Any:
+            return self.sum / tf.keras.ops.sum(tf.keras.ops.sqrt(self.squares))
+
+    def make(tf: SimpleNamespace) -> Any:
+        layers, metrics = tf.keras.layers, tf.keras.metrics
+        model = tf.keras.Sequential([layers.Dense(3, activation="softmax")])
+        shown = [
+            Farthest(),
+            metrics.CategoricalHinge(name="hinge"),
+            metrics.CosineSimilarity(name="cosine"),
+            metrics.KLDivergence(name="kl"),
+            metrics.OneHotIoU(num_classes=3, target_class_ids=[0, 2], name="iou"),
+            metrics.OneHotMeanIoU(num_classes=3, name="mean_iou"),
+            metrics.SensitivityAtSpecificity(0.5, name="sas"),
+            metrics.TopKCategoricalAccuracy(k=2, name="top"),
+        ]
+        model.compile(optimizer="sgd", loss="categorical_crossentropy", metrics=shown)
+        return model
+
+    classes = np.eye(3, dtype=np.float32)[np.arange(len(X)) % 3]
+    assert_step_of_keras(tf, make, Microbatch(X, classes, 0), count=3)
+
+
+def test_mean_iou_of_numbered_classes_is_that_of_keras(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        layers, metrics = tf.keras.layers, tf.keras.metrics
+        model = tf.keras.Sequential([layers.Dense(3, activation="softmax")])
+        shown = [
+            metrics.MeanIoU(num_classes=3, sparse_y_pred=False, name="mean_iou"),
+            metrics.SparseTopKCategoricalAccuracy(k=2, name="top"),
+        ]
+        model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=shown)
+        return model
+
+    assert_step_of_keras(tf, make, Microbatch(X, np.arange(len(X)) % 3, 0), count=3)

@@ -11,6 +11,7 @@ import numpy as np
 from keras_harness import contribution, copy_of
 
 from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.runtime.model.named_variables import model_variables
 from holdfast.runtime.model.nest import leaves, map_leaves
 from holdfast.runtime.model.replica import Microbatch
 
@@ -80,11 +81,10 @@ def assert_step_of_keras(
     """Compare the state and the logs after two steps with those of Keras."""
     state, results = stepped_in_parts(tf, make, batch, count=count)
     model, logs = stepped_by_keras(tf, make, batch)
-    variables = [*model.trainable_variables, *model.optimizer.variables]
     compared = 0
-    for variable in variables:
-        found = [name for name in state if name.endswith(f"/{variable.path}")]
-        for name in found:
+    wanted = {id(v) for v in (*model.trainable_variables, *model.optimizer.variables)}
+    for name, variable in model_variables(model).items():
+        if id(variable) in wanted and name in state:
             compared += 1
             np.testing.assert_allclose(
                 state[name], np.asarray(variable.value), rtol=rtol, atol=1e-5, err_msg=name
