@@ -19,6 +19,8 @@ from holdfast.runtime.training.training_job import TrainingJob
 TELL_EVERY_S = 0.25
 _LOOKS_PER_COST = 500
 """At most 0.2 % of the time is spent on it."""
+_LONGEST_S = 10.0
+"""A word is never older: the first look builds what computes the metrics, and costs far more."""
 
 
 class ProgressTeller:
@@ -46,7 +48,7 @@ class ProgressTeller:
             return
         self._page.tell_progress(self._report(now, cursor, next_save_at).encode())
         cost_s = self._clock() - now
-        self._due = now + max(TELL_EVERY_S, _LOOKS_PER_COST * cost_s)
+        self._due = now + min(max(TELL_EVERY_S, _LOOKS_PER_COST * cost_s), _LONGEST_S)
 
     def _report(self, now: float, cursor: Cursor, next_save_at: float | None) -> StepReport:
         plan = self._job.work_plan

@@ -63,7 +63,9 @@ def test_last_step_of_an_epoch_belongs_to_it(page: HeartbeatPage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost_s", "due_s"), [(0.0, 0.25), (1e-4, 0.25), (2e-3, 1.0)], ids=["free", "cheap", "dear"]
+    ("cost_s", "due_s"),
+    [(0.0, 0.25), (1e-4, 0.25), (2e-3, 1.0), (0.4, 10.0)],
+    ids=["free", "cheap", "dear", "first"],
 )
 def test_next_word_waits_until_the_last_was_a_small_part_of_the_time(
     page: HeartbeatPage, cost_s: float, due_s: float
