@@ -169,6 +169,12 @@ def _array(name: str, value: npt.ArrayLike) -> Array:
             f"{name} is a {type(value).__name__}, which is no plain array: give {way} of it"
         )
     array: Array = np.asarray(value)
+    if array.ndim == 0 and array.dtype == object:
+        raise ProgramError(
+            f"{name} is a {type(value).__name__}, whose samples cannot be read: give arrays, a "
+            "tf.data.Dataset, a keras.utils.PyDataset or a generator of batches; any loader "
+            "becomes one by ((x.numpy(), y.numpy()) for x, y in loader)"
+        )
     if array.ndim == 0 or len(array) == 0:
         raise ProgramError(
             f"{name} has the shape {array.shape} and holds no samples: "

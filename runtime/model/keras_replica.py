@@ -40,6 +40,7 @@ from holdfast.runtime.loss.loss_terms import Kind
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
 from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
+from holdfast.runtime.model.graph_cache import GraphCache
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
 from holdfast.runtime.model.model_sums import ModelSums
 from holdfast.runtime.model.named_variables import check_tensors, model_variables
@@ -78,7 +79,7 @@ class KerasReplica:
         model_rules.check_backend(keras.backend.backend())
         model_rules.check_compiled(model, keras.Model)
         self._model = model
-        self._graphs: dict[tuple[object, ...], Any] = {}
+        self._graphs = GraphCache()
         first = Microbatch(x, y, 0, weights)
         one = Batch.of(first_sample(first))
         _build(model, one)
@@ -218,18 +219,19 @@ class KerasReplica:
         bits do not depend on the shapes of a worker's earlier microbatches.
         """
         key = (training, shape_key(batch))
-        if key not in self._graphs:
-            sums = self._sums.training if training else self._sums.validation
-            call = tf.function(
-                lambda tensors, seeds: sums(Batch.of(batch, tensors), seeds), autograph=False
-            )
-            graph = call.get_concrete_function(
-                flat_specifications(batch),
-                tf.TensorSpec((len(self._sums.seeds), 2), tf.int64),
-            )
-            model_rules.check_operations(graph.graph.as_graph_def())
-            self._graphs[key] = graph
-        return self._graphs[key]
+        return self._graphs.get(key, lambda: self._trace(batch, training=training))
+
+    def _trace(self, batch: Microbatch, *, training: bool) -> Any:
+        sums = self._sums.training if training else self._sums.validation
+        call = tf.function(
+            lambda tensors, seeds: sums(Batch.of(batch, tensors), seeds), autograph=False
+        )
+        graph = call.get_concrete_function(
+            flat_specifications(batch),
+            tf.TensorSpec((len(self._sums.seeds), 2), tf.int64),
+        )
+        model_rules.check_operations(graph.graph.as_graph_def())
+        return graph
 
     def _trace_update(self) -> Any:
         """Build the graph that divides the sums and updates everything."""

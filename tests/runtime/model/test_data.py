@@ -145,6 +145,8 @@ def test_what_is_no_plain_array_is_refused_with_advice() -> None:
 
     with pytest.raises(ProgramError, match=r"x\['a'\] is a SparseTensor.* tf\.sparse\.to_dense"):
         ArrayData({"a": SparseTensor()})
+    with pytest.raises(ProgramError, match="x is a map, whose samples cannot be read: give arrays"):
+        ArrayData(map(int, "12"))
 
 
 def _reading(parts: object) -> Data:
