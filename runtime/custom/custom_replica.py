@@ -35,10 +35,11 @@ from holdfast.runtime.custom.custom_vector import CustomVector
 from holdfast.runtime.custom.evaluation import Evaluation
 from holdfast.runtime.custom.kept_state import KeptState, replica_variables, seed_states
 from holdfast.runtime.custom.step_plan import StepPlan, plan_of
-from holdfast.runtime.custom.step_probe import Probe, probe
+from holdfast.runtime.custom.step_probe import Probe, probe, untried
 from holdfast.runtime.custom.traced_graph import traced
 from holdfast.runtime.loss.loss_scale import LossScale
 from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.borrowed_total import BorrowedTotal
 from holdfast.runtime.model.named_variables import check_tensors
 from holdfast.runtime.model.nest import Nest
@@ -62,7 +63,7 @@ class CustomReplica:
         y: Nest,
         weights: Nest = None,
         *,
-        refuses_mixing: bool = False,
+        mixing: BatchMixing = BatchMixing.ACCEPTED,
     ) -> None:
         model_rules.check_backend(keras.backend.backend())
         model_rules.check_compiled(model, keras.Model)
@@ -78,8 +79,9 @@ class CustomReplica:
         self._calls: list[Any] = []
         self._graphs: dict[Hashable, Any] = {}
         self._graph(first, 0)
-        tried = probe(self._step, batch)
-        if refuses_mixing:
+        self._is_whole = mixing is BatchMixing.HARMLESS
+        tried = self._try(self._step, batch)
+        if mixing is BatchMixing.REFUSED:
             step_rules.check_mixing(tried, f"{type(model).__name__}.train_step")
         self._vector = self._lay_out(first, tried)
         self._borrowed = BorrowedTotal(self._vector.gradient)
@@ -183,10 +185,19 @@ class CustomReplica:
         weighted = [False] * len(metrics)
         if self._evaluates:
             self._evaluation.learn(first)
-            weighted = list(probe(self._evaluation.step, batch).weighted)
+            weighted = list(self._try(self._evaluation.step, batch).weighted)
         return CustomVector(
             self._found, metrics, self._evaluation.numbers, (tried.weighted, weighted)
         )
+
+    def _try(self, step: Step, batch: Batch) -> Probe:
+        """Try a step on parts of a batch; a step that needs its batch whole may have it whole."""
+        try:
+            return probe(step, batch)
+        except Exception:  # of the script
+            if not self._is_whole:
+                raise
+            return untried(step)
 
     def _contribute(self, batch: Microbatch, turn: int, out: FloatVector) -> None:
         seeds = tf.constant(generator_seeds(batch.seed, self._step.seeds), tf.int64)

@@ -19,8 +19,7 @@ def replica_of_keras(model: Any, first: Microbatch, mixing: BatchMixing) -> Repl
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
     """
     if overrides_steps(model):
-        refuses = mixing is BatchMixing.REFUSED
-        return CustomReplica(model, first.x, first.y, first.weights, refuses_mixing=refuses)
+        return CustomReplica(model, first.x, first.y, first.weights, mixing=mixing)
     return KerasReplica(model, first.x, first.y, first.weights, mixing=mixing)
 
 

@@ -66,6 +66,13 @@ def probe(step: Step, batch: Batch) -> Probe:
     return Probe(tuple(weighted), whole, mean, difference, _tolerance(step.model))
 
 
+def untried(step: Step) -> Probe:
+    """Return what holds for a step whose batches are never cut: nothing is weighted."""
+    return Probe(
+        (False,) * len(step.model.metrics_variables), 0.0, 0.0, 0.0, _tolerance(step.model)
+    )
+
+
 def _tolerance(model: Any) -> float:
     layers = model._flatten_layers()
     is_exact = all(getattr(layer, "compute_dtype", "float32") == "float32" for layer in layers)

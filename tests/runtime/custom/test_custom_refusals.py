@@ -12,6 +12,7 @@ from keras_oracle import fresh_model
 
 from holdfast.runtime.custom.custom_replica import CustomReplica
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.batch_mixing import BatchMixing
 
 pytestmark = pytest.mark.tensorflow
 
@@ -50,8 +51,9 @@ def refused(
         model.compile(optimizer="sgd", run_eagerly=run_eagerly)
         return model
 
+    mixing = BatchMixing.REFUSED if refuses_mixing else BatchMixing.ACCEPTED
     with pytest.raises(ProgramError) as caught:
-        CustomReplica(fresh_model(tf, make), X[:7], Y[:7], refuses_mixing=refuses_mixing)
+        CustomReplica(fresh_model(tf, make), X[:7], Y[:7], mixing=mixing)
     return str(caught.value)
 
 
@@ -160,3 +162,29 @@ def test_weights_that_are_assigned_before_their_update(tf: SimpleNamespace) -> N
     message = refused(tf, body)
 
     assert "Own.train_step assigns 'dense/kernel' before an optimizer updates it" in message
+
+
+def test_step_that_needs_its_batch_whole_may_have_it(tf: SimpleNamespace) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        class Pairs(tf.keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.dense = tf.keras.layers.Dense(2)
+
+            def train_step(self, data: Any) -> Any:
+                first, second = data[0], data[1]  # the first axis counts no samples
+                with tf.tensorflow.GradientTape() as tape:
+                    loss = tf.tensorflow.reduce_mean((self.dense(first) - self.dense(second)) ** 2)
+                weights = self.trainable_weights
+                self.optimizer.apply(tape.gradient(loss, weights), weights)
+                return {"loss": loss}
+
+        model = Pairs()
+        model.compile(optimizer="sgd")
+        return model
+
+    pairs = X[:6].reshape(2, 3, -1)
+
+    CustomReplica(fresh_model(tf, make), pairs, None, mixing=BatchMixing.HARMLESS)
+    with pytest.raises(Exception, match="out of bounds"):
+        CustomReplica(fresh_model(tf, make), pairs, None, mixing=BatchMixing.REFUSED)
