@@ -127,14 +127,15 @@ class _Planner:
             value = captured.value(variable)
             if self._reads.depends_on_data(value):
                 model_rules.check_state_change(variable)
-                moving.append((variable, self._turn_of(value, variable.path, name)))
+                advice = step_rules.OF_STATISTICS
+                moving.append((variable, self._turn_of(value, variable.path, name, advice)))
             else:
                 following.append(variable)
         return tuple(moving), tuple(following)
 
-    def _turn_of(self, value: Any, what: str, name: str) -> int:
+    def _turn_of(self, value: Any, what: str, name: str, advice: str = step_rules.OF_VALUES) -> int:
         turn = turn_of(self._reads_of(value), self._updates, self._turns)
-        step_rules.check_turn(turn, what, name)
+        step_rules.check_turn(turn, what, name, advice)
         assert turn is not None
         # What depends on all updates could be measured after the step only.
         return step_rules.checked_last(turn, self._turns[-1], what, name)

@@ -73,13 +73,20 @@ def _assigned_too_early(variable: Any, step: str) -> ProgramError:
     )
 
 
-def check_turn(turn: int | None, what: str, step: str) -> None:
+OF_VALUES = "use a metric of its own for each loss, or take all gradients before the first update"
+
+OF_STATISTICS = (
+    "call that network with training=False after its update, give it LayerNormalization or "
+    "GroupNormalization, or take all gradients before the first update"
+)
+
+
+def check_turn(turn: int | None, what: str, step: str, advice: str = OF_VALUES) -> None:
     """Raise ProgramError if a value mixes variables from before and after an update."""
     if turn is None:
         raise ProgramError(
             f"{what} of {step} is computed from variables both before and after an optimizer's "
-            "update, but the microbatches of all workers are added up at each update: use a "
-            "metric of its own for each loss, or take all gradients before the first update"
+            f"update, but the microbatches of all workers are added up at each update: {advice}"
         )
 
 
@@ -109,6 +116,7 @@ def check_mixing(found: Any, step: str) -> None:
         raise ProgramError(
             f"{step} mixes the samples of a batch, or sums over them: its gradient has the norm "
             f"{found.whole:.6g} for some samples together, but {found.parts:.6g}, or another "
-            "direction, as the mean of two microbatches; keep each batch whole with "
-            "--microbatches 1, or accept the step of each microbatch with --accept-batch-mixing"
+            "direction, as the mean of two microbatches; leave clipping to the optimizer "
+            "(global_clipnorm=...), keep each batch whole with --microbatches 1, or accept the "
+            "step of each microbatch with --accept-batch-mixing"
         )

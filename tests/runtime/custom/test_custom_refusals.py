@@ -188,3 +188,33 @@ def test_step_that_needs_its_batch_whole_may_have_it(tf: SimpleNamespace) -> Non
     CustomReplica(fresh_model(tf, make), pairs, None, mixing=BatchMixing.HARMLESS)
     with pytest.raises(Exception, match="out of bounds"):
         CustomReplica(fresh_model(tf, make), pairs, None, mixing=BatchMixing.REFUSED)
+
+
+def test_gradients_that_a_step_clips_by_itself(tf: SimpleNamespace) -> None:
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        with t.GradientTape() as tape:
+            loss = t.reduce_mean((model.dense(x) - y) ** 2)
+        weights = model.trainable_weights
+        clipped, _ = t.clip_by_global_norm(tape.gradient(loss, weights), 0.01)
+        model.optimizer.apply(clipped, weights)
+        return {"loss": loss}
+
+    message = refused(tf, body, refuses_mixing=True)
+
+    assert "leave clipping to the optimizer (global_clipnorm=...)" in message
+
+
+def test_statistics_that_are_moved_before_and_after_an_update(tf: SimpleNamespace) -> None:
+    """As those of a critic that is normalised by batches, and called again for the generator."""
+    normalised = tf.keras.layers.BatchNormalization()
+
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        model.normalised = normalised
+        normalised(model.dense(x), training=True)
+        loss = model.descend(x, y)
+        return {"loss": loss, "again": t.reduce_mean(normalised(model.dense(x), training=True))}
+
+    message = refused(tf, body)
+
+    assert "moving_mean" in message
+    assert "call that network with training=False after its update" in message
