@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
 from holdfast.runtime.model.replica import make_model
-from holdfast.runtime.model.training_refusal import RefusedTraining, TrainingRefused
+from holdfast.runtime.worker.training_refusal import RefusedTraining, TrainingRefused
 
 _MODULE_NAME = "holdfast_model"
 """Not ``__main__``: with a function to call, the code behind that guard must not run."""
@@ -138,6 +138,8 @@ def _users_fault(doing: str) -> Iterator[None]:
         yield
     except JobError:
         raise
+    except TrainingRefused as error:  # a function that trains, and not the script
+        raise ProgramError(f"{doing}: {error}") from error
     except SystemExit as error:
         raise ProgramError(f"{doing} ended the program with exit code {error.code}") from error
     except Exception as error:

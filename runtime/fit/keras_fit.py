@@ -28,7 +28,6 @@ from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.model.tensorflow_settings import set_numerics
-from holdfast.runtime.model.training_refusal import is_refused
 from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
@@ -40,6 +39,7 @@ from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.random_states import go_on_from
+from holdfast.runtime.worker.training_refusal import is_refused
 
 
 def prepare(config: WorkerConfig) -> None:

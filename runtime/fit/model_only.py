@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from holdfast.runtime.fit.import_watch import when_imported
-from holdfast.runtime.model.training_refusal import Refusal, training_refused
+from holdfast.runtime.worker.training_refusal import Refusal, training_refused
 
 
 @contextlib.contextmanager

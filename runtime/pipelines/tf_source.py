@@ -130,7 +130,8 @@ def _length_of(dataset: Any) -> tuple[int | None, bool]:
 
 def _check_elements(spec: Any) -> None:
     for leaf in tf.nest.flatten(spec):
-        if not isinstance(leaf, tf.TensorSpec):
+        is_left_out = leaf.value_type is type(None)  # as the weights in (x, y, None)
+        if not isinstance(leaf, tf.TensorSpec) and not is_left_out:
             raise ProgramError(
                 f"the tf.data.Dataset holds {type(leaf).__name__.removesuffix('Spec')}s: make "
                 "plain tensors of them in a map, with .to_tensor() or tf.sparse.to_dense"

@@ -284,3 +284,16 @@ def test_ragged_elements_are_refused_with_advice(tf: Any) -> None:
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).batch(2)
     with pytest.raises(ProgramError, match=r"RaggedTensors: .*\.to_tensor\(\)"):
         dataset_source(ragged, SEED)
+
+
+def test_weights_that_are_none_are_no_weights(tf: Any) -> None:
+    rows = np.arange(12.0, dtype="float32").reshape(6, 2)
+
+    def without_weights(x: Any, y: Any) -> tuple[Any, Any, None]:
+        return x, y, None
+
+    pairs = tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(4)
+    found = source(pairs.map(without_weights))
+    assert digests(found.open(0, 0)[1]) == digests(source(pairs).open(0, 0)[1])
+    first = make_batch(0, next(found.open(0, 0)[1]), found.array)
+    assert first.parts[2] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.model.training_refusal import TrainingRefused, is_refused, training_refused
+from holdfast.runtime.worker.training_refusal import TrainingRefused, is_refused, training_refused
 
 
 def first_inputs() -> str:
