@@ -70,15 +70,19 @@ def epochs_in(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("kind", sorted(TERMINALS))
 def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind: str) -> None:
+    """Gates before and after the death hold the job until its line was read."""
     run_dir, linger = tmp_path / "run", tmp_path / "linger"
     request = request_of(LONG, run_dir, workers=3, faults=["kill worker=1 step=60"])
-    command = [*request.command(), "--linger", str(linger)]
+    gates = ["--gates", str(tmp_path), "--gate-steps", "40", "120"]
+    command = [*request.command(), "--linger", str(linger), *gates]
     environment = traces.environment(os.environ)
     terminal = TERMINALS[kind](command, environment, traces.scratch, COLUMNS)
     try:
         wait_until(terminal, shows("  3 workers  save at step"))
+        (tmp_path / "40").touch()
         lines = wait_until(terminal, shows("  2 of 3 workers  "))
         assert any("worker 1 died at step 59 (signal SIGKILL)" in line for line in lines[:-1])
+        (tmp_path / "120").touch()
         wait_until(terminal, shows("  concluding  "))
 
         during = status_json(run_dir)

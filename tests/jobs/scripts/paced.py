@@ -1,6 +1,7 @@
 """The custom replica of the examples, each step of which takes a while at least.
 
-So a job lasts long enough that something can be done to it on the way, on any machine.
+So a job lasts long enough that something can be done to it on the way, on any machine. At a
+gate all workers wait for the test, after so many updates of their own.
 """
 
 from __future__ import annotations
@@ -24,19 +25,31 @@ class Paced(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
         super().__init__(features, 10)
         self._pause_s = pause_s
         self._trace = trace
+        self._applied = 0
 
     def apply(self, total: np.ndarray, samples: int) -> None:
         super().apply(total, samples)
+        self._applied += 1
+        if self._applied in options.gate_steps:
+            wait_for(options.gates / str(self._applied))
         if self._trace is not None:
             with self._trace.open("a") as trace:
                 trace.write("applied\n")
         time.sleep(self._pause_s)
 
 
+def wait_for(path: Path) -> None:
+    """Return as soon as the test has made ``path``."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
 parser = argparse.ArgumentParser()
 for name in ("samples", "global-batch", "epochs", "save-every", "features", "pause-ms"):
     parser.add_argument(f"--{name}", type=int, required=True)
 parser.add_argument("--linger", type=Path, help="do not end before this file exists")
+parser.add_argument("--gates", type=Path, help="where a file for each gate opens it")
+parser.add_argument("--gate-steps", type=int, nargs="*", default=(), help="the gates' updates")
 parser.add_argument("--trace", type=Path, help="gets a line for each update of each worker")
 options = parser.parse_args()
 
@@ -48,7 +61,7 @@ result = Trainer(
     validation=example.clusters(100, options.features, 10),
     save_every=options.save_every,
 ).run()
-while result.is_first and options.linger and not options.linger.exists():
-    time.sleep(0.01)
+if result.is_first and options.linger:
+    wait_for(options.linger)
 if result.is_first:
     print(f"written by the first worker: {result.sha256}")
