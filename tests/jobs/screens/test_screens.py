@@ -64,6 +64,11 @@ def shows(pattern: str) -> Any:
     return lambda lines: bool(lines and LIVE.search(lines[-1]) and re.search(pattern, lines[-1]))
 
 
+def assert_over(status: dict[str, Any]) -> None:
+    assert (status["is_over"], status["exit_code"], status["workers"]) == (True, 0, [])
+    assert status["last_save"]["step"] == LONG.steps
+
+
 def epochs_in(lines: list[str]) -> list[str]:
     return [match[1] for match in map(EPOCH.fullmatch, lines) if match]
 
@@ -73,9 +78,8 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
     """Gates before and after the death hold the job until its line was read."""
     run_dir, linger = tmp_path / "run", tmp_path / "linger"
     request = request_of(LONG, run_dir, workers=3, faults=["kill worker=1 step=60"])
-    gates = ["--gates", str(tmp_path), "--gate-steps", "40", "120"]
-    command = [*request.command(), "--linger", str(linger), *gates]
-    environment = traces.environment(os.environ)
+    held = ["--linger", str(linger), "--gates", str(tmp_path), "--gate-steps", "40", "120"]
+    command, environment = [*request.command(), *held], traces.environment(os.environ)
     terminal = TERMINALS[kind](command, environment, traces.scratch, COLUMNS)
     try:
         wait_until(terminal, shows("  3 workers  save at step"))
@@ -86,8 +90,8 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
         wait_until(terminal, shows("  concluding  "))
 
         during = status_json(run_dir)
-        assert (during["outcome"], during["is_over"]) == ("running", False)
-        assert [worker["worker"] for worker in during["workers"]] == [0, 2]
+        workers = [worker["worker"] for worker in during["workers"]]
+        assert (during["outcome"], during["is_over"], workers) == ("running", False, [0, 2])
         assert during["progress"]["step"] == during["step"] == LONG.steps
         assert "worker 1 died at step 59" in status(run_dir)
 
@@ -101,9 +105,7 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
     assert not any(LIVE.search(line) for line in lines)
     assert epochs_in(lines) == [str(epoch) for epoch in range(1, LONG.epochs + 1)]
     assert any(line.startswith("written by the first worker") for line in lines)
-    after = status_json(run_dir)
-    assert (after["is_over"], after["exit_code"], after["workers"]) == (True, 0, [])
-    assert after["last_save"]["step"] == LONG.steps
+    assert_over(status_json(run_dir))
 
 
 def test_terminal_that_is_held_delays_no_job(tmp_path: Path, traces: JobTraces) -> None:
