@@ -12,6 +12,7 @@ from holdfast.runtime.fit.fit_data import FitData, data_of, validation_of
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms, check_class_weight, steps_of
 from holdfast.runtime.pipelines.generator_source import ListSource
+from holdfast.runtime.pipelines.py_dataset_source import Passes
 from holdfast.runtime.pipelines.tf_pipelines import is_pipeline, source_of
 
 _FOR_VALIDATION = 21
@@ -76,9 +77,8 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
             "fit(validation_split=...) cannot cut a pipeline: give validation_data, such as "
             "dataset.take(n), and train on dataset.skip(n)"
         )
-    source = source_of(
-        call.x, seed, is_shuffled=call.shuffle, steps=call.steps_per_epoch, tell=tell
-    )
+    passes = Passes.SHUFFLED if call.shuffle else Passes.IN_ORDER
+    source = source_of(call.x, seed, passes=passes, steps=call.steps_per_epoch, tell=tell)
     steps = steps_of(source, call.steps_per_epoch, "steps_per_epoch")
     if isinstance(source, ListSource) and call.epochs_to_train > 1:
         raise ProgramError(
@@ -99,7 +99,7 @@ def validation_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
     source = source_of(
         call.validation_data,
         chain(seed, _FOR_VALIDATION),
-        is_shuffled=False,
+        passes=Passes.VALIDATION,
         steps=call.validation_steps,
         tell=tell,
     )

@@ -77,6 +77,8 @@ class ForwardSource:
         self.batches = batches
         self.is_endless = is_endless
         self.array = array
+        self.leave_below: Callable[[int, int], None] | None = None
+        """Leaves what the passes are made from, where that has calls of its own to make."""
         self._begin = begin
         self._pass = -1
         self._read = 0
@@ -101,6 +103,8 @@ class ForwardSource:
         read, elements = self.open(number, start)
         for _ in itertools.islice(elements, start - read):
             pass
+        if self.leave_below is not None:
+            self.leave_below(number, start)
 
     def _counted(self) -> Iterator[Any]:
         for element in self._iterator:
@@ -119,4 +123,5 @@ def forward(source: Source) -> ForwardSource:
         is_endless=source.is_endless,
     )
     made.repeats = source.repeats
+    made.leave_below = source.leave
     return made

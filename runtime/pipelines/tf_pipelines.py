@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.pipelines.generator_source import ListSource, generator_source
-from holdfast.runtime.pipelines.py_dataset_source import py_dataset_source
+from holdfast.runtime.pipelines.py_dataset_source import Passes, py_dataset_source
 from holdfast.runtime.pipelines.source import Source
 from holdfast.runtime.pipelines.tf_source import dataset_source
 
@@ -22,14 +22,14 @@ def is_pipeline(x: object) -> bool:
 
 
 def source_of(
-    x: Any, seed: int, *, is_shuffled: bool, steps: int | None, tell: Callable[[str], None]
+    x: Any, seed: int, *, passes: Passes, steps: int | None, tell: Callable[[str], None]
 ) -> Source:
     """Return the source of a pipeline that ``fit`` was given.
 
     Args:
         x: a ``tf.data.Dataset``, a ``PyDataset`` or a generator.
         seed: the run's.
-        is_shuffled: ``shuffle`` of ``fit``: the order of a PyDataset's batches.
+        passes: what is read from it, for the order and the hooks of a PyDataset.
         steps: batches to take each time, None for a whole pass.
         tell: shows one line to the user.
 
@@ -37,7 +37,7 @@ def source_of(
         ProgramError: it is no pipeline, or it has no batches.
     """
     if isinstance(x, keras.utils.PyDataset):
-        return py_dataset_source(x, seed, is_shuffled=is_shuffled)
+        return py_dataset_source(x, seed, passes, steps)
     if isinstance(x, types.GeneratorType):
         return _finite(x) if steps is None else generator_source(x)
     if not isinstance(x, tf.data.Dataset):

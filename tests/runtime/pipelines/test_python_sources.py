@@ -11,7 +11,11 @@ import pytest
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.pipelines.batch import make_batch
-from holdfast.runtime.pipelines.py_dataset_source import PyDatasetSource, py_dataset_source
+from holdfast.runtime.pipelines.py_dataset_source import (
+    Passes,
+    PyDatasetSource,
+    py_dataset_source,
+)
 from holdfast.runtime.pipelines.source import ForwardSource, Source
 
 SEED, BATCHES = 7, 5
@@ -57,10 +61,10 @@ def whole(source: Source, number: int) -> list[int]:
 
 def test_batches_depend_on_the_run_the_pass_and_their_number_alone() -> None:
     np.random.seed(1)
-    in_order = PyDatasetSource(Images(), SEED, is_shuffled=False)
+    in_order = PyDatasetSource(Images(), SEED, Passes.IN_ORDER)
     passes = [whole(in_order, number) for number in range(3)]
     np.random.seed(2)
-    other = PyDatasetSource(Images(), SEED, is_shuffled=False)
+    other = PyDatasetSource(Images(), SEED, Passes.IN_ORDER)
     start, elements = other.open(2, 3)
     assert (start, digests(elements)) == (3, passes[2][3:])
     assert len({digest for found in passes for digest in found}) == 3 * BATCHES
@@ -68,12 +72,12 @@ def test_batches_depend_on_the_run_the_pass_and_their_number_alone() -> None:
 
 def test_only_the_wanted_batches_are_read() -> None:
     images = Images()
-    list(PyDatasetSource(images, SEED, is_shuffled=False).open(2, 3)[1])
-    assert images.calls == ["end", "end", 3, 4]
+    list(PyDatasetSource(images, SEED, Passes.IN_ORDER).open(2, 3)[1])
+    assert images.calls == ["end", "end", "end", 3, 4]
 
 
 def test_shuffled_passes_hold_every_batch_once_in_other_orders() -> None:
-    source = PyDatasetSource(Images(), SEED, is_shuffled=True)
+    source = PyDatasetSource(Images(), SEED, Passes.SHUFFLED)
     orders = [[int(y[0]) for _, y in source.open(number, 0)[1]] for number in range(3)]
     assert [sorted(order) for order in orders] == [list(range(BATCHES))] * 3
     assert len({tuple(order) for order in orders}) > 1
@@ -85,12 +89,12 @@ def test_the_scripts_own_generators_are_not_disturbed() -> None:
     wanted = np.random.random(), random.random()
     np.random.seed(5)
     random.seed(5)
-    whole(PyDatasetSource(Images(), SEED, is_shuffled=True), 1)
+    whole(PyDatasetSource(Images(), SEED, Passes.SHUFFLED), 1)
     assert (np.random.random(), random.random()) == wanted
 
 
 def test_dataset_with_a_generator_of_its_own_is_only_read_on() -> None:
-    one, other = (py_dataset_source(Counting(), SEED, is_shuffled=False) for _ in range(2))
+    one, other = (py_dataset_source(Counting(), SEED, Passes.IN_ORDER) for _ in range(2))
     assert isinstance(one, ForwardSource)
     passes = [whole(one, number) for number in range(3)]
     assert whole(other, 2) == passes[2]
@@ -101,7 +105,7 @@ def test_dataset_without_end_is_read_by_number() -> None:
     images = Images()
     images.num_batches = None
     images.order = np.arange(100)
-    source = PyDatasetSource(images, SEED, is_shuffled=True)
+    source = PyDatasetSource(images, SEED, Passes.SHUFFLED)
     assert source.is_endless
     start, elements = source.open(0, 50)
     assert (start, next(elements)[1].tolist()) == (50, [50, 50])
@@ -109,11 +113,11 @@ def test_dataset_without_end_is_read_by_number() -> None:
 
 def test_dataset_is_left_as_if_this_worker_had_read() -> None:
     read, unread = Images(), Images()
-    reader = PyDatasetSource(read, SEED, is_shuffled=False)
+    reader = PyDatasetSource(read, SEED, Passes.IN_ORDER)
     for number in range(2):
         whole(reader, number)
     reader.leave(2, 0)
-    PyDatasetSource(unread, SEED, is_shuffled=False).leave(2, 0)
+    PyDatasetSource(unread, SEED, Passes.IN_ORDER).leave(2, 0)
     assert read.order.tolist() == unread.order.tolist() != list(range(BATCHES))
 
 
@@ -121,7 +125,7 @@ def test_dataset_without_batches_is_named() -> None:
     images = Images()
     images.num_batches = 0
     with pytest.raises(ProgramError, match=r"the PyDataset Images has no batches"):
-        py_dataset_source(images, SEED, is_shuffled=False)
+        py_dataset_source(images, SEED, Passes.IN_ORDER)
 
 
 def pairs(batches: int) -> Iterator[Any]:
@@ -147,7 +151,7 @@ def test_each_kind_of_pipeline_finds_its_source() -> None:
 
     def found(x: Any, steps: int | None = None) -> Source:
         assert is_pipeline(x)
-        return source_of(x, SEED, is_shuffled=False, steps=steps, tell=told.append)
+        return source_of(x, SEED, passes=Passes.IN_ORDER, steps=steps, tell=told.append)
 
     numbers = tf.data.Dataset.range(12)
     assert found(Real()).batches == BATCHES
@@ -168,4 +172,4 @@ def test_what_is_no_pipeline_is_named() -> None:
     assert not is_pipeline(np.zeros(3))
     for wrong, words in [(iter(()), "list_iterator|tuple_iterator"), (pairs(0), "no batch")]:
         with pytest.raises(ProgramError, match=words):
-            source_of(wrong, SEED, is_shuffled=False, steps=None, tell=print)
+            source_of(wrong, SEED, passes=Passes.IN_ORDER, steps=None, tell=print)

@@ -213,9 +213,10 @@ def _seeded(tf: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def _feed(dataset: Any, steps: int | None) -> Feed:
+    from holdfast.runtime.pipelines.py_dataset_source import Passes
     from holdfast.runtime.pipelines.tf_pipelines import source_of
 
-    source = source_of(dataset, SEED, is_shuffled=True, steps=steps, tell=lambda text: None)
+    source = source_of(dataset, SEED, passes=Passes.SHUFFLED, steps=steps, tell=lambda text: None)
     return Feed(source, FeedTerms(steps_of(source, steps, "steps_per_epoch")))
 
 
