@@ -6,7 +6,9 @@ The supervisor and a script that is started by itself take the run's record here
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
+from pathlib import Path
 
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.runtime.errors import UsageError
@@ -52,7 +54,16 @@ def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:
         threads=threads,
         numerics=Numerics.here(threads=threads).to_json(),
         key_id=key_file.key_id if key_file else None,
+        script_sha256=script_sha256(options.script),
     )
+
+
+def script_sha256(script: Path) -> str | None:
+    """Return the digest of a script's text, None if it cannot be read."""
+    try:
+        return hashlib.sha256(script.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:

@@ -63,6 +63,8 @@ class RunRecord:
     threads: int
     numerics: dict[str, object] = dataclasses.field(default_factory=dict)
     key_id: str | None = None
+    script_sha256: str | None = None
+    """Of the script that has begun the run, None in a record of an older holdfast."""
 
     @staticmethod
     def new_id() -> str:
@@ -102,6 +104,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "threads": int,
     "numerics": dict,
     "key_id": (str, type(None)),
+    "script_sha256": (str, type(None)),
 }
 
 

@@ -22,7 +22,7 @@ from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.format.layout import specs_of
 from holdfast.checkpoint.format.names import step_name
-from holdfast.checkpoint.store.reader import Restored, compare_specs
+from holdfast.checkpoint.store.reader import Restored
 from holdfast.checkpoint.store.state_reader import StateReader
 from holdfast.checkpoint.upkeep.retention import prune
 from holdfast.recovery.cursor import Cursor
@@ -34,6 +34,7 @@ from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.mending import Mender, second_holders
 from holdfast.runtime.training.job_state import JobState, was_over
+from holdfast.runtime.training.same_work import check_same_run
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_resumed
@@ -250,9 +251,8 @@ class JobRestore:
     def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
         """Refuse a state that is not this job's, on all workers alike."""
         restored = Restored({}, reader.manifest)
-        _check_model(self._context, self._state, fresh, restored)
-        _check_identity(self._context, self._job, restored)
-        _check_data(self._context, self._job, restored)
+        specs = specs_of(self._state.tensors(fresh))
+        check_same_run(self._context, self._job, specs, restored.manifest)
         before = _numerics_of(restored)
         if is_first or self._context.config.options.strict:
             check_resumed(self._context, before, self._job.numerics)
@@ -270,37 +270,6 @@ def _begin(context: WorkerContext, job: TrainingJob, replica: Replica) -> None:
     load_initial_weights(replica, job.initial)
     sha256 = state_sha256(replica.state())
     context.journal.record("initial_weights", source=str(job.initial.path), sha256=sha256)
-
-
-def _check_model(
-    context: WorkerContext, state: JobState, fresh: Cursor, restored: Restored
-) -> None:
-    expected = specs_of(state.tensors(fresh))
-    difference = compare_specs(expected, restored.manifest.specs)
-    if difference is not None:
-        raise UsageError(
-            f"{context.run_dir} holds another model's run: {difference}; "
-            "choose another --run-dir, or start over with --fresh"
-        )
-
-
-def _check_identity(context: WorkerContext, job: TrainingJob, restored: Restored) -> None:
-    found = restored.manifest.cursor
-    for name, wanted in job.identity.items():
-        if found.get(name) != wanted:
-            raise UsageError(
-                f"the run in {context.run_dir} was begun with {name} {found.get(name)}, "
-                f"this job has {wanted}; use the same value, or choose another --run-dir"
-            )
-
-
-def _check_data(context: WorkerContext, job: TrainingJob, restored: Restored) -> None:
-    before, now = restored.manifest.cursor.get("data"), job.data_fingerprint
-    if before is not None and now is not None and before != now:
-        raise UsageError(
-            f"the run in {context.run_dir} was begun with other samples (digest {before}, now "
-            f"{now}); seed every random generator of the script, or choose another --run-dir"
-        )
 
 
 def _numerics_of(restored: Restored) -> Numerics:

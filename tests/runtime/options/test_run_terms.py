@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,18 @@ def test_second_job_gets_the_record_of_the_first(options: JobOptions) -> None:
     other = dataclasses.replace(options, seed=first.seed + 1)
     with pytest.raises(UsageError, match="was begun with seed"):
         open_or_create_record(directory, other, None)
+
+
+def test_record_has_the_digest_of_the_script_that_begins_the_run(
+    options: JobOptions, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("one()")
+    options = dataclasses.replace(options, script=script)
+    directory = RunDirectory(options.run_dir)
+    open_or_create_record(directory, options, None)
+
+    script.write_text("two()")
+    record, _ = open_or_create_record(directory, options, None)
+
+    assert record.script_sha256 == hashlib.sha256(b"one()").hexdigest()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from resumed_run import Run
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 
 
@@ -72,5 +74,33 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused_by_all(run: Run) -> No
 def test_state_of_another_model_is_refused_before_it_is_read(run: Run) -> None:
     run.save(10, 1.0, writers=2)
 
-    with pytest.raises(UsageError, match="holds another model's run: 'weights'"):
+    with pytest.raises(UsageError, match=r"has weights \(\d+,\); .* weights \(7,\); begin"):
         run.restore(ranks=2, floats=7)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"samples": 80}, "with samples 64, and the script has samples 80"),
+        ({"is_shuffled": False}, "with shuffle=True, and the script has shuffle=False"),
+    ],
+)
+def test_other_samples_are_refused_with_both_ways_out(
+    run: Run, changed: dict[str, int], said: str
+) -> None:
+    run.job = dataclasses.replace(run.job, order=SampleOrder(0, 64, 8, 2))
+    run.save(10, 1.0, writers=2)
+    order = dataclasses.replace(SampleOrder(0, 64, 8, 2), **changed)
+    run.job = dataclasses.replace(run.job, order=order)
+
+    with pytest.raises(UsageError, match=f"{said}.*--fresh, or choose another --run-dir"):
+        run.restore(ranks=2)
+
+
+def test_order_that_only_the_checkpoint_has_is_refused(run: Run) -> None:
+    run.job = dataclasses.replace(run.job, order=SampleOrder(0, 64, 8, 2, is_shuffled=False))
+    run.save(10, 1.0, writers=2)
+    run.job = dataclasses.replace(run.job, order=SampleOrder(0, 64, 8, 2))
+
+    with pytest.raises(UsageError, match="with shuffle=False, and the script has shuffle=True"):
+        run.restore(ranks=2)
