@@ -166,7 +166,7 @@ def _workers(found: JobStatus) -> Table:
         table.add_row(
             str(worker.worker),
             "-" if worker.pid is None else str(worker.pid),
-            worker.phase,
+            words.phase(worker.phase),
             str(worker.step),
             "-" if size is None else words.memory(size),
             "-" if silent is None else f"{silent:.1f} s ago",

@@ -19,6 +19,7 @@ from holdfast.runtime.progress.host_report import WorkerReport
 from holdfast.runtime.progress.pace import Pace
 from holdfast.runtime.progress.picture import next_save_of
 from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.progress.words import AFTER_TRAINING, CONCLUDING, phase
 from holdfast.runtime.run.journal import Record
 
 MOST_EVENTS = 8
@@ -121,10 +122,11 @@ def job_status(
     job = newest_job(records)
     progress = None if answer is None else answer.progress
     steps = [record for record in job if record["event"] == "step"]
+    trains = not ending.is_over and (answer is None or answer.phase not in AFTER_TRAINING)
     epoch = _last(records, "epoch")
     return JobStatus(
         run_id=records[-1].get("run_id") if records else None,
-        outcome=ending.outcome,
+        outcome=_outcome(ending, answer),
         is_over=ending.is_over,
         exit_code=_last(job, "job_ended").get("exit_code"),
         script=_last(records, "job_started").get("script"),
@@ -133,13 +135,20 @@ def job_status(
         launched=_launched(job) if answer is None else answer.launched,
         workers=() if answer is None else answer.workers,
         progress=progress,
-        steps_per_s=0.0 if ending.is_over else pace_of(steps).per_s,
+        steps_per_s=pace_of(steps).per_s if trains else 0.0,
         epoch=EndedEpoch.of(epoch) if epoch else None,
         last_save=_last_save(records, wall),
         next_save=None if progress is None else next_save_of(progress, monotonic),
         goodput=goodput_of(job, None if ending.is_over else monotonic),
         events=told_events(records, MOST_EVENTS),
     )
+
+
+def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:
+    """Return how the job stands; a script may go on for long after its trainings are complete."""
+    if ending.is_over or answer is None or answer.phase != CONCLUDING:
+        return ending.outcome
+    return f"{ending.outcome}: {phase(CONCLUDING)}"
 
 
 def newest_job(records: Sequence[Record]) -> Sequence[Record]:

@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from holdfast.recovery.order import SampleOrder
+from holdfast.recovery.world import World
 from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.kept_replica import kept_replica
@@ -22,7 +24,7 @@ from holdfast.runtime.fit.downloads import take_turns
 from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
-from holdfast.runtime.fit.part_advice import advice_on_parts
+from holdfast.runtime.fit.part_advice import advice_on_few_samples, advice_on_parts
 from holdfast.runtime.fit.scaled_rate import ScaledRate
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.data import Data, read_microbatch
@@ -32,6 +34,7 @@ from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.progress.step_report import SILENT
+from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.companion import Companion
@@ -156,6 +159,9 @@ class _Training:
         self._steps_per_epoch = job.work_plan.steps_per_epoch
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
+        few = self._few_samples(job, context)
+        if few is not None:
+            context.inform(few)
         if job.work_plan.cuts_passes:
             context.inform(_cut_in_words(job))
         if job.rate is not None:
@@ -165,6 +171,13 @@ class _Training:
         first = job.first_microbatch
         with advice_on_parts(first.samples, job.microbatches, self._model.name, context.notify):
             return kept_replica(self._model, first, mixing)
+
+    def _few_samples(self, job: TrainingJob, context: WorkerContext) -> str | None:
+        if not isinstance(job.order, SampleOrder):
+            return None
+        config = context.config
+        world = World(config.generation, config.workers, config.capacity)
+        return advice_on_few_samples(job.order.global_batch, job.microbatches, world)
 
     def _accompany(self, replica: Replica) -> Companion:
         self._callbacks = callback_run(
@@ -196,7 +209,8 @@ def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
     """Say in one line that ``fit`` is not Keras's own, and how it trains."""
     steps = job.work_plan.steps_per_epoch
     several = f"{workers} workers train" if workers > 1 else "1 worker trains"
+    parts = count(job.microbatches, "microbatch", "microbatches")
     return (
-        f"{several} {model.name!r} by fit(): {job.step_in_words} in "
-        f"{job.microbatches} microbatches, {steps} steps an epoch (--no-fit leaves fit() alone)"
+        f"{several} {model.name!r} by fit(): {job.step_in_words} in {parts}, "
+        f"{steps} steps an epoch (--no-fit leaves fit() alone)"
     )

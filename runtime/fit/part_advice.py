@@ -1,10 +1,12 @@
-"""What to do about a model that fails on a part of a batch."""
+"""What to do about a model that fails on a part of a batch, and about batches of few samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from holdfast.recovery.assignment import assign
+from holdfast.recovery.world import World
 from holdfast.runtime.errors import JobError
 
 
@@ -30,3 +32,17 @@ def advice_on_parts(
                 "run with --microbatches 1"
             )
         raise
+
+
+def advice_on_few_samples(samples: int, microbatches: int, world: World) -> str | None:
+    """Return how many workers have nothing to do in a step of ``samples``, None if all have."""
+    if samples >= microbatches:
+        return None
+    busy = len(set(assign(microbatches, world).owners[:samples]))
+    idle = len(world.active) - busy
+    if not idle:
+        return None
+    return (
+        f"batch_size {samples} is less than {microbatches} microbatches, so {idle} of "
+        f"{len(world.active)} workers compute no sample: take batches of {microbatches} or more"
+    )

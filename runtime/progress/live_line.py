@@ -59,7 +59,7 @@ def _parts(picture: Picture, now: float) -> Iterator[Part]:
     yield Part(" " * _BAR_CELLS, 10, "bar", done=_share(report))
     yield Part(f"{report.step_of_epoch}/{report.steps_per_epoch}", 2)
     if picture.phase not in (None, TRAINING):
-        yield Part(str(picture.phase), 1, "phase")
+        yield Part(words.phase(str(picture.phase)), 1, "phase")
     if picture.pace.per_s:
         yield Part(words.rate(picture.pace.per_s), 4)
     if picture.left_s is not None:

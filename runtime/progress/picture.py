@@ -54,6 +54,11 @@ class Picture:
         return dataclasses.replace(self, saved_step=step, saved_at=now)
 
     @property
+    def is_after_training(self) -> bool:
+        """Whether all workers have completed the trainings that their script has begun."""
+        return self.phase in words.AFTER_TRAINING
+
+    @property
     def left_s(self) -> float | None:
         """The seconds to the end of training at today's pace, None while that is unknown."""
         if self.report is None or self.report.steps <= self.report.step:

@@ -6,6 +6,11 @@ import math
 import unicodedata
 from collections.abc import Mapping
 
+CONCLUDING = "concluding"
+AFTER_TRAINING = (CONCLUDING, "leaving")
+"""Phases of a worker whose trainings are complete, and whose script may still go on."""
+
+_PHASES = {CONCLUDING: "script after training"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -20,6 +25,11 @@ def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
     """Return each metric as ``name: value``, the loss first; a name stays in its line."""
     names = sorted(values, key=lambda name: name != "loss")
     return [f"{prefix}{_printable(name)}: {number(values[name])}" for name in names]
+
+
+def phase(label: str) -> str:
+    """Return the phase of a worker as people read it."""
+    return _PHASES.get(label, label)
 
 
 def columns(text: str) -> int:

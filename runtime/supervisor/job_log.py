@@ -12,9 +12,9 @@ from typing import Any
 
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.beginning import advice, beginning, lost, was_complete
 from holdfast.runtime.supervisor.death_log import (
     DeathLog,
     cause_of,
@@ -52,6 +52,7 @@ class Narration:
         self._named_modules: tuple[str, ...] = ()
         self._failed_modules: set[str] = set()
         self._completed_step = -1
+        self._begun_step: int | None = None
         self._lost_lines = 0
         self._deaths = DeathLog()
 
@@ -60,22 +61,25 @@ class Narration:
         """Whether a live line stands on the terminal, or may soon."""
         return self._progress is not None and self._progress.draws
 
+    @property
+    def is_after_training(self) -> bool:
+        """Whether all trainings so far are complete, and only the script goes on."""
+        return self._progress is not None and self._progress.is_after_training
+
     def began(self, setup: JobSetup) -> None:
         """Say that the job begins, with its script, workers and seed."""
         options, record = setup.options, setup.record
+        self._begun_step = setup.saved_step
         if setup.warning:
             self._say(f"warning: {setup.warning}")
-        self._inform(
-            f"{_beginning(setup)} on {_count(options.workers, 'worker')}"
-            + (f" and {_count(options.spares, 'spare')}" if options.spares else "")
-            + f" ({_count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
-            f"{_count(record.threads, 'thread')} each) in {options.run_dir}"
-        )
+        self._inform(beginning(setup))
+        for text in advice(setup):
+            self._inform(text)
         self._named_modules = options.named_modules
         for module in setup.missing_modules:
             self._not_preloaded(module, "there is no such module; correct --preload or install it")
         if setup.lost_step is not None:
-            self.warned(_lost(setup.lost_step, options))
+            self.warned(lost(setup.lost_step, options))
         self._journal.record(
             "job_started",
             workers=options.workers,
@@ -95,7 +99,7 @@ class Narration:
         self._named_modules = options.named_modules
         self._inform(
             f"taking over the job in {options.run_dir}, which lost its supervisor: "
-            f"{options.script.name} on {_count(len(takeover.launch.workers), 'worker')}"
+            f"{options.script.name} on {count(len(takeover.launch.workers), 'worker')}"
         )
         self._show_launch(takeover.launch)
         self._journal.record(
@@ -121,7 +125,7 @@ class Narration:
         self._say_unsaid()
         self._show_launch(command)
         if command.relaunch:
-            self._inform(f"relaunching {_count(len(command.workers), 'worker')} ({command.reason})")
+            self._inform(f"relaunching {count(len(command.workers), 'worker')} ({command.reason})")
             self._journal.record(
                 "relaunch",
                 reason=command.reason,
@@ -194,7 +198,7 @@ class Narration:
         """Say, once at the end, how many lines of the workers were lost."""
         if self._lost_lines:
             self._say(
-                f"{_count(self._lost_lines, 'line')} of the workers' output were lost, because "
+                f"{count(self._lost_lines, 'line')} of the workers' output were lost, because "
                 "stdout or stderr took nothing; send the output to a place that takes it"
             )
 
@@ -227,6 +231,8 @@ class Narration:
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         tell = self._say if is_bad else self._inform
         tell(("error: " if is_bad else "") + end.reason)
+        if end.exit_code == ExitCode.DONE and self._completed_step == self._begun_step:
+            self._inform(was_complete(self._completed_step))
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE:
             for sentence in self._deaths.in_common():
                 self.warned(sentence)
@@ -296,24 +302,3 @@ class Narration:
     def _say(self, text: str) -> None:
         one_line = " ".join(text.split())  # an error of the program may have several
         self._write(f"holdfast: {one_line}\n".encode(errors="replace"))
-
-
-def _beginning(setup: JobSetup) -> str:
-    """Return what begins, and where."""
-    is_mirrored = setup.options.repair_from is not None
-    is_resuming = setup.is_resumed and (is_mirrored or setup.saved_step is not None)
-    verb = "resuming" if is_resuming else "starting"
-    return f"{verb} {setup.options.script.name} {setup.starting_point}".rstrip()
-
-
-def _lost(step: int, options: JobOptions) -> str:
-    text = f"the journal knows of a checkpoint of step {step}, but none is left in "
-    text += str(RunDirectory(options.run_dir).checkpoints_path)
-    if options.repair_from is not None:
-        return f"{text}: training begins with what {options.repair_from} has, or at step 0"
-    return f"{text}: training begins at step 0; to keep it, stop the job and put it back"
-
-
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

@@ -46,6 +46,11 @@ class ProgressLog:
         """Whether a live line stands on the terminal, or may soon; others erase it first."""
         return self._is_drawn or self._is_wanted()
 
+    @property
+    def is_after_training(self) -> bool:
+        """Whether all trainings so far are complete, and only the script goes on."""
+        return self._picture.is_after_training
+
     def launching(self, workers: int) -> None:
         """Take note of another launch."""
         self._picture = self._picture.launched(workers)

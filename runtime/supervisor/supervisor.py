@@ -159,7 +159,8 @@ class Supervisor:
         if due is Due.NOTHING or self._end is not None:
             return
         is_late = due is Due.END
-        self._narration.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
+        if is_late or not self._narration.is_after_training:  # nothing is left to be saved
+            self._narration.noted(_TIME_IS_UP[is_late], "deadline", is_late=is_late)
         if not self._machine.is_stopping:
             self._handle(StopAsked(ExitCode.STOPPED_EARLY))
         if is_late and self._machine.state is not JobState.ENDING:

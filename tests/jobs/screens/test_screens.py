@@ -59,6 +59,9 @@ def wait_for_end(run_dir: Path) -> Record:
         time.sleep(0.05)
 
 
+AFTER_TRAINING = "running: script after training"
+
+
 def shows(pattern: str) -> Any:
     """Return whether the last line, which is the live one, has ``pattern``."""
     return lambda lines: bool(lines and LIVE.search(lines[-1]) and re.search(pattern, lines[-1]))
@@ -87,11 +90,11 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
         lines = wait_until(terminal, shows("  2 of 3 workers  "))
         assert any("worker 1 died at step 59 (signal SIGKILL)" in line for line in lines[:-1])
         (tmp_path / "120").touch()
-        wait_until(terminal, shows("  concluding  "))
+        wait_until(terminal, shows("  script after training  "))
 
         during = status_json(run_dir)
         workers = [worker["worker"] for worker in during["workers"]]
-        assert (during["outcome"], during["is_over"], workers) == ("running", False, [0, 2])
+        assert (during["outcome"], during["is_over"], workers) == (AFTER_TRAINING, False, [0, 2])
         assert during["progress"]["step"] == during["step"] == LONG.steps
         assert "worker 1 died at step 59" in status(run_dir)
 
@@ -169,13 +172,13 @@ def test_watch_ends_with_its_job_and_shows_how(tmp_path: Path, traces: JobTraces
             first = json.loads(watching.stdout.readline())
             running.signal(9)
             orphaned = json.loads(watching.stdout.readline())
-            while orphaned["outcome"] == "running":
+            while orphaned["outcome"] == AFTER_TRAINING:
                 orphaned = json.loads(watching.stdout.readline())
             linger.touch()
             last = [json.loads(line) for line in watching.stdout][-1]
         assert watching.returncode == 0
 
-    assert (first["outcome"], first["phase"]) == ("running", "concluding")
+    assert (first["outcome"], first["phase"]) == (AFTER_TRAINING, "concluding")
     assert "holdfast attach" in orphaned["outcome"]
     assert [worker["worker"] for worker in orphaned["workers"]] == [0]
     assert last["is_over"]

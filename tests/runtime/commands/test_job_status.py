@@ -93,6 +93,15 @@ def test_running_job_shows_what_its_agent_says() -> None:
     assert status.steps_per_s == pytest.approx(1.0)
 
 
+def test_script_that_goes_on_after_its_training_is_not_shown_as_training() -> None:
+    story = Story().begin(0, 1).steps(*range(1, 9))
+
+    status = status_of(story, answer=ANSWER | {"phase": "concluding"})
+
+    assert status.outcome == "running: script after training"
+    assert (status.steps_per_s, status.is_over) == (0.0, False)
+
+
 def test_job_without_an_answer_shows_what_its_journal_says() -> None:
     story = Story().begin(0, 1).steps(1, 2, 3)
     story.tell("epoch", epoch=1, epochs=6, step=3, metrics={"loss": 0.25})

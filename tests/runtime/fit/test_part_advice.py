@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit.part_advice import advice_on_parts
+from holdfast.runtime.fit.part_advice import advice_on_few_samples, advice_on_parts
 
 
 def test_error_of_the_model_is_told_with_the_way_that_works() -> None:
@@ -40,3 +41,28 @@ def test_model_that_is_built_is_not_told_of() -> None:
         pass
 
     assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "microbatches", "idle"),
+    [
+        (8, 4, None),
+        (4, 4, None),
+        (3, 4, "1 of 4"),
+        (1, 4, "3 of 4"),
+        (9, 16, "1 of 4"),
+        (13, 16, None),
+    ],
+)
+def test_workers_that_small_batches_leave_without_a_sample_are_counted(
+    samples: int, microbatches: int, idle: str | None
+) -> None:
+    world = World(1, tuple(map(WorkerId, range(5))), capacity=4)
+
+    advice = advice_on_few_samples(samples, microbatches, world)
+
+    assert advice == (
+        idle
+        and f"batch_size {samples} is less than {microbatches} microbatches, so {idle} workers "
+        f"compute no sample: take batches of {microbatches} or more"
+    )

@@ -25,6 +25,7 @@ from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_run import batch_of
 from holdfast.runtime.supervisor.order_signals import STOPS
+from holdfast.runtime.supervisor.progress_log import ProgressLog
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.held_process import HeldProcess
@@ -318,6 +319,36 @@ def test_supervisor_wishes_once_to_save_and_twice_to_end(
     supervisor._mind_time()
 
     assert machine.wishes == wishes
+
+
+@pytest.mark.parametrize(
+    ("phase", "left_s", "lines"),
+    [("training", 20.0, 1), ("concluding", 20.0, 0), ("concluding", 5.0, 1)],
+)
+def test_saving_in_time_is_not_told_of_when_the_training_is_over(
+    phase: str, left_s: float, lines: int
+) -> None:
+    now, told = time.time(), list[bytes]()
+    progress = ProgressLog(NoScreen())  # type: ignore[arg-type]
+    progress.heard({"kind": "pong", "workers": 1, "phase": phase})
+    supervisor = Supervisor.__new__(Supervisor)
+    supervisor._batch = BatchJob(ON_SLURM, Deadline(now - 3600.0, now + left_s, "squeue"))
+    supervisor._machine = Machine(JobState.RUNNING, is_stopping=False)  # type: ignore[assignment]
+    supervisor._narration = Narration(
+        NoJournal(),
+        is_verbose=False,
+        write=told.append,
+        progress=progress,  # type: ignore[arg-type]
+    )
+    supervisor._end = None
+
+    supervisor._mind_time()
+
+    assert len(told) == lines
+
+
+class NoScreen:
+    can_draw = False
 
 
 class NoJournal:

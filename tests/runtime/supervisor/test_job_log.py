@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +73,8 @@ def told(tmp_path: Path) -> Iterator[Told]:
 def setup_of(**fields: Any) -> JobSetup:
     """Return as much of a setup as is told when a job begins."""
     options = {"script": Path("/a/slow.py"), "run_dir": Path("/run"), "workers": 2}
-    record = SimpleNamespace(microbatches=2, seed=0, threads=1)
+    terms = {"microbatches": 2, "seed": 0, "threads": 1, "script_sha256": None}
+    record = SimpleNamespace(**(terms | fields.pop("record", {})))
     rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
     given = {"options": JobOptions(**(options | fields.pop("options", {}))), "record": record}
     return JobSetup(**(rest | given | fields))
@@ -98,6 +100,63 @@ def test_job_begins_with_the_step_that_it_goes_on_from(
     (line,) = told.lines()
     assert line.startswith(f"holdfast: {beginning} (2 microbatches, seed 0")
     assert line.endswith("in /run")
+
+
+def test_run_that_goes_on_with_another_script_says_so(told: Told, tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text("two()")
+    begun_with = hashlib.sha256(b"one()").hexdigest()
+    same = hashlib.sha256(b"two()").hexdigest()
+    fields: dict[str, Any] = {"is_resumed": True, "saved_step": 390, "options": {"script": script}}
+
+    told.voice.began(setup_of(**fields, record={"script_sha256": begun_with}))
+    (_, line) = told.lines()
+    assert line == (
+        "holdfast: the run was begun with another text than slow.py has now, and goes on with "
+        "the new one; --fresh begins a new run"
+    )
+
+    told.voice.began(setup_of(**fields, record={"script_sha256": same}))
+    assert len(told.lines()) == 1
+    fields["saved_step"] = None
+    told.voice.began(setup_of(**fields, record={"script_sha256": begun_with}))
+    assert len(told.lines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "line"),
+    [
+        (1, "1 microbatch for 4 workers: only one worker computes, and the others wait"),
+        (3, "3 microbatches for 4 workers: only 3 workers compute, and the others wait"),
+    ],
+)
+def test_workers_without_work_are_told_with_their_number(
+    told: Told, microbatches: int, line: str
+) -> None:
+    told.voice.began(setup_of(options={"workers": 4}, record={"microbatches": microbatches}))
+
+    assert told.lines()[1:] == [
+        f"holdfast: {line}; all compute in a run that begins with --microbatches 4"
+    ]
+    told.voice.began(setup_of(options={"workers": 4}, record={"microbatches": 4}))
+    assert len(told.lines()) == 1
+
+
+@pytest.mark.parametrize(("begun", "is_told"), [(12, True), (8, False), (None, False)])
+def test_run_that_was_complete_says_how_to_go_on(
+    told: Told, begun: int | None, *, is_told: bool
+) -> None:
+    told.voice.began(setup_of(is_resumed=True, saved_step=begun))
+    told.report(0, "complete", step=12, sha256="ab")
+    told.lines()
+
+    told.voice.ended(End(ExitCode.DONE, "completed step 12"))
+
+    line = (
+        "holdfast: this run was complete already (step 12), and nothing was trained: to train on, "
+        "ask for more epochs in the script; to begin a new run, give --fresh"
+    )
+    assert told.lines()[1:] == [line] * is_told
 
 
 def test_run_that_has_lost_all_checkpoints_says_so(told: Told) -> None:

@@ -127,3 +127,17 @@ def test_silent_training_removes_the_live_line_of_the_one_before() -> None:
     log.heard(pong(verbose=0))
 
     assert terminal.live[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("phase", "is_after"),
+    [("training", False), ("concluding", True), ("leaving", True), (None, False)],
+)
+def test_script_after_its_training_is_told_apart(phase: str | None, *, is_after: bool) -> None:
+    terminal = Terminal()
+    log = log_on(terminal)
+
+    log.heard(pong() | {"phase": phase})
+
+    assert log.is_after_training == is_after
+    assert ("script after training" in terminal.live[-1]) == (phase == "concluding")

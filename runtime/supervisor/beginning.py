@@ -1,0 +1,64 @@
+"""What a user is told when a job begins: in one line what it is, and in others what to think of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.run_terms import script_sha256
+from holdfast.runtime.progress.words import count
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.job_setup import JobSetup
+
+
+def beginning(setup: JobSetup) -> str:
+    """Return what begins, where, with which workers and seed."""
+    options, record = setup.options, setup.record
+    verb = "resuming" if _is_resuming(setup) else "starting"
+    return (
+        f"{verb} {options.script.name} {setup.starting_point}".rstrip()
+        + f" on {count(options.workers, 'worker')}"
+        + (f" and {count(options.spares, 'spare')}" if options.spares else "")
+        + f" ({count(record.microbatches, 'microbatch', 'microbatches')}, seed {record.seed}, "
+        f"{count(record.threads, 'thread')} each) in {options.run_dir}"
+    )
+
+
+def advice(setup: JobSetup) -> Iterator[str]:
+    """Yield a line on each thing that the user may not have meant so."""
+    options, parts = setup.options, setup.record.microbatches
+    begun_with = setup.record.script_sha256
+    if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
+        yield (
+            f"the run was begun with another text than {options.script.name} has now, and goes on "
+            "with the new one; --fresh begins a new run"
+        )
+    if parts < options.workers:
+        who = "one worker computes" if parts == 1 else f"{parts} workers compute"
+        yield (
+            f"{count(parts, 'microbatch', 'microbatches')} for {options.workers} workers: only "
+            f"{who}, and the others wait; all compute in a run that begins with "
+            f"--microbatches {options.workers}"
+        )
+
+
+def was_complete(step: int) -> str:
+    """Return what there is to do about a run that has nothing left to train."""
+    return (
+        f"this run was complete already (step {step}), and nothing was trained: to train on, ask "
+        "for more epochs in the script; to begin a new run, give --fresh"
+    )
+
+
+def lost(step: int, options: JobOptions) -> str:
+    """Return what becomes of a run whose checkpoints are gone."""
+    text = f"the journal knows of a checkpoint of step {step}, but none is left in "
+    text += str(RunDirectory(options.run_dir).checkpoints_path)
+    if options.repair_from is not None:
+        return f"{text}: training begins with what {options.repair_from} has, or at step 0"
+    return f"{text}: training begins at step 0; to keep it, stop the job and put it back"
+
+
+def _is_resuming(setup: JobSetup) -> bool:
+    is_mirrored = setup.options.repair_from is not None
+    return setup.is_resumed and (is_mirrored or setup.saved_step is not None)
