@@ -43,6 +43,6 @@ def advice_on_few_samples(samples: int, microbatches: int, world: World) -> str 
     if not idle:
         return None
     return (
-        f"batch_size {samples} is less than {microbatches} microbatches, so {idle} of "
-        f"{len(world.active)} workers compute no sample: take batches of {microbatches} or more"
+        f"batch_size {samples} in {microbatches} microbatches leaves {idle} of "
+        f"{len(world.active)} workers without a sample: take batches of {microbatches} or more"
     )

@@ -63,6 +63,6 @@ def test_workers_that_small_batches_leave_without_a_sample_are_counted(
 
     assert advice == (
         idle
-        and f"batch_size {samples} is less than {microbatches} microbatches, so {idle} workers "
-        f"compute no sample: take batches of {microbatches} or more"
+        and f"batch_size {samples} in {microbatches} microbatches leaves {idle} workers without a "
+        f"sample: take batches of {microbatches} or more"
     )
