@@ -15,6 +15,12 @@ from holdfast.runtime.errors import ExitCode, UsageError
 CHAIN = "HOLDFAST_CHAIN"
 """Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
 
+_MPI_WORLDS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+)
+"""Where Open MPI, MPICH and Intel MPI tell a process the size of its world, and its rank."""
+
 READERS = (slurm.read, pbs.read, lsf.read, sge.read)
 """Slurm first: other batch systems can be started inside one of its jobs, not around it."""
 
@@ -56,6 +62,26 @@ def refuse_copies(allocation: Allocation) -> None:
             f"srun has started this command {allocation.copies} times, and each would be a job of "
             "its own; put `holdfast run` into the batch script without srun: it starts its "
             "workers itself"
+        )
+
+
+def refuse_mpi_copies(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several commands that mpiexec has started.
+
+    The first of them says so; the others end without a word.
+
+    Raises:
+        UsageError: mpiexec has started several, and this is the first.
+    """
+    for size, rank in _MPI_WORLDS:
+        copies = environ.get(size, "")
+        if not copies.isdecimal() or int(copies) < 2:
+            continue
+        if environ.get(rank) != "0":
+            sys.exit(ExitCode.USAGE)
+        raise UsageError(
+            f"mpiexec has started this command {copies} times, and each would be a job of its "
+            f"own; leave mpiexec out: `holdfast run -n {copies} SCRIPT` starts the workers itself"
         )
 
 

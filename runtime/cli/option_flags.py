@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.option import Option
+from holdfast.runtime.options.option import RUN, Option
 
 PATH = click.Path(path_type=Path)
 
@@ -29,6 +30,8 @@ key_option = click.option(
     envvar="HOLDFAST_KEY_FILE",
     help="The key of the run: what is not signed with it is not valid.",
 )
+
+_QUOTED = r"""["']{}["']"""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -52,6 +55,42 @@ def given_flags(context: click.Context) -> dict[str, Any]:
         for name, value in context.params.items()
         if name in OPTIONS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
+
+
+def stray_flag(script: Path, argv: Sequence[str]) -> str | None:
+    """Return a hint on the first of the script's arguments that looks like a flag of ours.
+
+    A script that names the flag itself is taken to want it.
+    """
+    known = {flag: option for option in OPTIONS.values() for flag in _flags_of(option)}
+    try:
+        text = script.read_text(errors="replace")
+    except OSError:
+        return None
+    for index, argument in enumerate(argv):
+        flag, sign, _ = argument.partition("=")
+        if flag in known and not _names(text, flag):
+            has_value = not sign and not known[flag].is_switch
+            given = " ".join(argv[index : index + 1 + has_value])
+            return (
+                f"{given} stands after {script.name}, so the script gets it; if it is meant for "
+                f"holdfast, put it before: holdfast run {given} {script.name}"
+            )
+    return None
+
+
+def _flags_of(option: Option) -> tuple[str, ...]:
+    if RUN not in option.commands:
+        return ()
+    return (*option.flags, option.off_flag) if option.off_flag else option.flags
+
+
+def _names(text: str, flag: str) -> bool:
+    """Return whether a script's text has the name of a flag: in quotes if it has one dash."""
+    if not flag.startswith("--"):
+        return re.search(_QUOTED.format(flag), text) is not None
+    name = flag.removeprefix("--").replace("-", "[-_]")
+    return re.search(rf"\b{name}\b", text) is not None
 
 
 def _flag(name: str, option: Option, text: str) -> Callable[[_Command], _Command]:

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.runtime.batch.allocation import Allocation
-from holdfast.runtime.batch.finding import find_allocation, options_of, refuse_copies
-from holdfast.runtime.cli.option_flags import EPILOG, PATH, SETTINGS, flags_of, given_flags
+from holdfast.runtime.batch.finding import (
+    find_allocation,
+    options_of,
+    refuse_copies,
+    refuse_mpi_copies,
+)
+from holdfast.runtime.cli.option_flags import (
+    EPILOG,
+    PATH,
+    SETTINGS,
+    flags_of,
+    given_flags,
+    stray_flag,
+)
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
 from holdfast.runtime.supervisor.aside import say
@@ -34,8 +46,12 @@ def run(
     context: click.Context, /, script: Path, argv: tuple[str, ...], *, show_config: bool, **_: Any
 ) -> None:
     """Train SCRIPT with N workers through deaths of workers, and resume it when run again."""
+    refuse_mpi_copies(os.environ)
     allocation = find_allocation(os.environ)
     built = build_options(script, argv, sources_of(context, allocation))
+    hint = stray_flag(script, argv)
+    if hint is not None:
+        say(hint)
     if show_config:
         click.echo("\n".join(built.lines()))
         return

@@ -216,3 +216,57 @@ def test_batch_job_tells_the_workers_unless_somebody_else_does(
     monkeypatch.setenv("HOLDFAST_WORKERS", "2")
     assert _run("--show-config", "train.py") == 0
     assert "workers = 2  # HOLDFAST_WORKERS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "hint"),
+    [
+        ("", ["-n", "4"], "-n 4"),
+        ("", ["--data", "x", "--run-dir=/r", "-n", "4"], "--run-dir=/r"),
+        ("", ["--fresh", "4"], "--fresh"),
+        ("", ["--no-fit"], "--no-fit"),
+        ("add_argument('-n')", ["-n", "4"], None),
+        ("DEFINE_string('run_dir')", ["--run-dir", "x"], None),
+        ("", ["--data", "n"], None),
+    ],
+)
+def test_options_after_the_script_are_the_scripts_and_a_line_says_so(
+    asked: list[JobOptions],
+    capfd: pytest.CaptureFixture[str],
+    text: str,
+    argv: list[str],
+    hint: str | None,
+) -> None:
+    Path("train.py").write_text(text)
+
+    _run("train.py", *argv)
+
+    assert asked[0].argv == tuple(argv)
+    line = (
+        f"holdfast: {hint} stands after train.py, so the script gets it; if it is meant for "
+        f"holdfast, put it before: holdfast run {hint} train.py"
+    )
+    assert capfd.readouterr().err.splitlines() == [line] * (hint is not None)
+
+
+@pytest.mark.parametrize(
+    "names", [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")]
+)
+def test_several_commands_of_mpiexec_are_refused_once(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[JobOptions],
+    capfd: pytest.CaptureFixture[str],
+    names: tuple[str, str],
+) -> None:
+    size, rank = names
+    monkeypatch.setenv(size, "4")
+    for number in ("0", "3"):
+        monkeypatch.setenv(rank, number)
+        assert _run("train.py") == ExitCode.USAGE
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "mpiexec has started this command 4 times" in line
+    assert "`holdfast run -n 4 SCRIPT`" in line
+    monkeypatch.setenv(size, "1")
+    assert not asked
+    assert _run("train.py") == ExitCode.STOPPED_EARLY
