@@ -28,6 +28,7 @@ from holdfast.runtime.commands.report import (
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -48,15 +49,16 @@ def report(run_dir: Path, *, as_json: bool) -> None:
 
 
 def _read(run_dir: Path) -> list[dict[str, object]]:
+    refuse_no_run(run_dir)
     path = RunDirectory(run_dir).journal_path
     try:
         records = read_journal(path)
     except ForeignFile as error:
         raise UsageError(str(error)) from error
+    except FileNotFoundError as error:
+        raise UsageError(f"no job has started in {run_dir} yet") from error
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}; give the directory of a run"
-        ) from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if not records:
         raise UsageError(f"{path} holds no records; no job has started in {run_dir} yet")
     return records

@@ -18,6 +18,7 @@ from holdfast.runtime.commands.lease_holder import Life, find_life
 from holdfast.runtime.commands.sound_records import sound_records
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import JournalReader, Record, completed_step
+from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -56,11 +57,8 @@ class StatusSource:
         self._question.close()
 
     def _check(self) -> None:
-        path = self._directory.path
-        if not path.is_dir():
-            raise UsageError(f"{path} is no directory; give the directory of a run")
-        if self._directory.load_record() is None and not self._directory.journal_path.exists():
-            raise UsageError(f"{path} holds no run; give the directory of a run")
+        refuse_no_run(self._directory.path)
+        self._directory.load_record()  # one that makes no sense is refused
 
     def _read(self) -> None:
         path, journal = self._directory.path, self._directory.journal_path

@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import find_key, key_in
 
@@ -27,10 +28,9 @@ class StoredRun:
         """Return the run in a directory; with a key, only steps signed with it are valid.
 
         Raises:
-            UsageError: the directory does not exist, or its record or the key cannot be read.
+            UsageError: it is no run, or its record or the key cannot be read.
         """
-        if not path.is_dir():
-            raise UsageError(f"{path} is not a directory; give the directory of a run")
+        refuse_no_run(path)
         record = RunDirectory(path).load_record()
         store = CheckpointStore(path, key=key_in(find_key(key_file, path)))
         return StoredRun(path, store, record.run_id if record else None)
@@ -46,7 +46,7 @@ class StoredRun:
         except StorageFailed as error:
             raise UsageError(str(error)) from error
         if not steps:
-            raise UsageError(f"{self.path} holds no checkpoint; give the directory of a run")
+            raise UsageError(f"{self.path} holds no checkpoint: its run has saved none yet")
         return steps
 
     def step(self, wanted: int | None) -> int:

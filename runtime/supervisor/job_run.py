@@ -20,6 +20,7 @@ from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
+from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.batch_job import BatchJob
@@ -93,8 +94,7 @@ def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
     """
     try:
         with answering(run_dir, say):
-            if not run_dir.is_dir():
-                raise UsageError(f"{run_dir} is no directory; give the directory of a run")
+            refuse_no_run(run_dir)
             takeover = find_takeover(RunDirectory(run_dir))
     except StoppedAgentEnded as ended:
         raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended

@@ -224,7 +224,7 @@ def test_bad_weights_are_one_line_and_leave_no_run(
         "text": ["text.weights.h5 cannot be read"],
         "other": ["another model's weights: 'weights/", "were not set"],
         "missing": ["missing.weights.h5 does not exist"],
-        "empty": ["empty holds no checkpoint"],
+        "empty": ["empty is no run: it has no RUN.json"],
     }
     run_dir = tmp_path / "run"
     for name, path in bad.items():

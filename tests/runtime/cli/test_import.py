@@ -151,7 +151,7 @@ def test_run_that_has_checkpoints_is_left_alone_unless_fresh(
     ("line", "complaint"),
     [
         (["x.npz", "train.py"], "x.npz does not exist; begin with"),
-        ([".", "train.py"], "holds no checkpoint"),
+        ([".", "train.py"], "is no run: it has no RUN.json"),
         (["--step", "2", "w.npz", "train.py"], "has no step 2"),
         (["w.npz", "none.py"], "none.py does not exist"),
         (["w.npz", "--fresh", "train.py"], "--fresh stands behind w.npz; options come before"),

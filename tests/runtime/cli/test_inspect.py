@@ -136,7 +136,7 @@ def test_run_is_the_same_as_its_copy(holdfast: Holdfast, run_dir: Path, tmp_path
     ("argv", "code", "complaint"),
     [
         (["--diff", "4", "5"], 2, "has no step 5"),
-        (["--diff", "4", "nowhere"], 2, "nowhere is not a directory"),
+        (["--diff", "4", "nowhere"], 2, "nowhere is no run: it is no directory"),
         (["--diff", "4", "6", "--step", "4"], 2, "exclude each other"),
     ],
 )

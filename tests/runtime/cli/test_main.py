@@ -33,8 +33,8 @@ def _exit_code(*argv: str) -> int:
         (["run", "--nothing", "train.py"], "--nothing"),
         (["walk"], "No such command 'walk'"),
         (["import", "nowhere.npz"], "Missing argument 'SCRIPT'"),
-        (["attach", "nowhere"], "nowhere is no directory; give the directory of a run"),
-        (["report", "nowhere"], "nowhere/journal.jsonl cannot be read: No such file"),
+        (["attach", "nowhere"], "nowhere is no run: it is no directory"),
+        (["report", "nowhere"], "nowhere is no run: it is no directory"),
     ],
 )
 def test_bad_request_is_one_line_and_exit_2(

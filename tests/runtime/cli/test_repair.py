@@ -105,7 +105,7 @@ def test_bad_requests_are_one_sentence_and_exit_2(
     for argv, complaint in (
         ([run_dir], "Missing option '--from'"),
         ([run_dir, "--from", run_dir], "itself; give another copy"),
-        ([run_dir, "--from", tmp_path / "nowhere"], "nowhere is not a directory"),
+        ([run_dir, "--from", tmp_path / "nowhere"], "nowhere is no run: it is no directory"),
         ([run_dir, "--from", mirror, "--step", 5], "mirror has no step 5; it has 6, 4"),
     ):
         code, _, err = holdfast("repair", *argv)

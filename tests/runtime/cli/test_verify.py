@@ -83,8 +83,8 @@ def test_bad_requests_are_one_sentence_and_exit_2(
 ) -> None:
     (tmp_path / "empty").mkdir()
     for argv, complaint in (
-        ([tmp_path / "nowhere"], "nowhere is not a directory"),
-        ([tmp_path / "empty"], "empty holds no checkpoint"),
+        ([tmp_path / "nowhere"], "nowhere is no run: it is no directory"),
+        ([tmp_path / "empty"], "empty is no run: it has no RUN.json"),
         ([run_dir, "--step", 5], "has no step 5; it has 6, 4"),
         ([run_dir, "--step", "x"], "'x' is not a valid integer"),
     ):

@@ -293,6 +293,8 @@ def test_waiting_has_a_bound(directory: RunDirectory, supervisor: subprocess.Pop
 def test_command_says_that_no_job_runs(
     directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    directory.record_path.touch()
+
     with pytest.raises(SystemExit) as caught:
         main(["save", str(directory.path)])
 
@@ -301,5 +303,5 @@ def test_command_says_that_no_job_runs(
 
 
 def test_save_of_a_directory_that_is_missing_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotSaved, match=r"/nosuch is no directory; give the directory of a run"):
+    with pytest.raises(NotSaved, match=r"/nosuch is no run: it is no directory"):
         order_save(RunDirectory(tmp_path / "nosuch"), timeout_s=1.0, is_waiting=True)

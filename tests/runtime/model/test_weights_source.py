@@ -52,7 +52,7 @@ def test_kind_is_told_by_name_and_place(name: str, kind: WeightsKind, folder: Pa
         ("x.weights.h5", None, "x.weights.h5 does not exist"),
         ("model.h5", None, "model.h5.index does not exist"),
         ("tf/ckpt-2", None, "ckpt-2.index does not exist"),
-        ("empty", None, "empty holds no checkpoint; give the directory of a run"),
+        ("empty", None, "empty is no run: it has no RUN.json"),
         ("run", 4, "run has no step 4; it has 3"),
         ("w.npz", 3, "w.npz is an .npz file and has no step 3; only another run's directory"),
         ("tf", 1, "tf is a TensorFlow checkpoint and has no step 1"),

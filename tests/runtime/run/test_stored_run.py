@@ -54,7 +54,9 @@ def test_of_many_steps_the_newest_ten_are_named(tmp_path: Path) -> None:
 
 
 def test_directory_without_checkpoints_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no checkpoint; give the directory of a run"):
+    (tmp_path / "journal.jsonl").touch()
+
+    with pytest.raises(UsageError, match="holds no checkpoint: its run has saved none yet"):
         saved(tmp_path).step(None)
 
 
@@ -64,7 +66,7 @@ def test_what_is_no_directory_is_refused(tmp_path: Path, kind: str) -> None:
     if kind == "file":
         path.touch()
 
-    with pytest.raises(UsageError, match=f"{path} is not a directory"):
+    with pytest.raises(UsageError, match=f"{path} is no run: it is no directory"):
         StoredRun.open(path)
 
 
