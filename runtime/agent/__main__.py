@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.agent.agent import Agent, AgentSettings
-from holdfast.runtime.agent.warm_pool import PoolSettings
+from holdfast.runtime.agent.pool_process import PoolProcess, PoolSettings, PoolStart
 from holdfast.runtime.system.owned_directory import hold
 from holdfast.runtime.system.processes import adopt_orphans, allow_many_files, name_process
 from holdfast.runtime.system.signals import block
@@ -23,21 +22,42 @@ _REMOVED_WITHIN_S = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent with command line arguments; return its exit code."""
-    # 9 descriptors for each worker; workers get the limit that the user has set.
-    settings = _parse(argv, allow_many_files())
+    options = _parse(argv)
     name_process("holdfast-agent")
     adopt_orphans()
-    hold(settings.directory)
-    agent = Agent(settings)
+    # 9 descriptors for each worker; workers get the limit that the user has set.
+    pool = _first_pool(PoolSettings(_names(options.preload), options.entry, allow_many_files()))
+    from holdfast.runtime.agent.agent import Agent, AgentSettings  # while the pool imports
+
+    hold(options.directory)
+    agent = Agent(
+        AgentSettings(
+            directory=options.directory,
+            heartbeat_timeout_s=options.heartbeat_timeout,
+            pool=pool,
+            parent=options.parent,
+            lease=options.lease_fd,
+            verbose=options.verbose,
+            ready_fd=options.ready_fd,
+        )
+    )
     agent.take_signals()
     try:
         return agent.run()
     finally:
-        is_last = settings.is_directory_private and not agent.has_supervisor
+        is_last = options.private and not agent.has_supervisor
         agent.close()
         block()
         if is_last:
-            _remove(settings.directory)
+            _remove(options.directory)
+
+
+def _first_pool(settings: PoolSettings) -> PoolStart:
+    """Start a pool; if the system refuses one, the agent tries again and counts it as a death."""
+    try:
+        return PoolProcess.start(settings)
+    except OSError:
+        return settings
 
 
 def _remove(directory: Path) -> None:
@@ -47,7 +67,7 @@ def _remove(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _parse(argv: Sequence[str] | None, files: int) -> AgentSettings:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.agent")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--heartbeat-timeout", type=float, required=True, metavar="SECONDS")
@@ -60,18 +80,11 @@ def _parse(argv: Sequence[str] | None, files: int) -> AgentSettings:
     )
     parser.add_argument("--lease-fd", type=int, help="goes to a supervisor that takes over")
     parser.add_argument("--ready-fd", type=int, help="gets a line as soon as the socket listens")
-    options = parser.parse_args(argv)
-    preload = tuple(name for name in options.preload.split(",") if name)
-    return AgentSettings(
-        directory=options.directory,
-        heartbeat_timeout_s=options.heartbeat_timeout,
-        pool=PoolSettings(preload, options.entry, files),
-        parent=options.parent,
-        lease=options.lease_fd,
-        verbose=options.verbose,
-        ready_fd=options.ready_fd,
-        is_directory_private=options.private,
-    )
+    return parser.parse_args(argv)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from holdfast.runtime.agent.helper_watch import HelperWatch
 from holdfast.runtime.agent.hosted_worker import GuardHello
 from holdfast.runtime.agent.orders import Orders
 from holdfast.runtime.agent.output import OutputForwarder
+from holdfast.runtime.agent.pool_process import PoolStart
 from holdfast.runtime.agent.standing_still import kill_standing_parent
 from holdfast.runtime.agent.supervisor_link import SOCKET_NAME, SupervisorLink
-from holdfast.runtime.agent.warm_pool import PoolSettings
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.mpiexec.mpi_host import MpiHost
@@ -55,12 +55,11 @@ class AgentSettings:
 
     directory: Path
     heartbeat_timeout_s: float
-    pool: PoolSettings
+    pool: PoolStart
     parent: int
     lease: int | None = None
     verbose: bool = False
     ready_fd: int | None = None
-    is_directory_private: bool = False
 
 
 @dataclass(slots=True)

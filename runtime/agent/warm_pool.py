@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from holdfast.runtime.system.channel import Message, pair
-from holdfast.runtime.system.helper_process import module_command
+from holdfast.runtime.agent.pool_process import PoolProcess, PoolStart
+from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import describe_status
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.signals import blocked
 
 _DEATHS_IN_VAIN = 5
 """A pool that dies more often without a new worker is given up; the number is our choice."""
@@ -29,18 +28,6 @@ IMPORTS_WITHIN_S = 600.0
 """For one module; TensorFlow from a busy network file system takes minutes."""
 FORKS_WITHIN_S = 60.0
 """For the workers of a launch; 128 of them take about a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """What a pool imports, and the function that its workers run (``module:function``).
-
-    A worker may open ``files`` files, and a few more for each of its peers.
-    """
-
-    preload: tuple[str, ...]
-    entry: str
-    files: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +73,9 @@ class PoolOwner(Protocol):
 class WarmPool:
     """A pool process and the requests that it has not answered yet."""
 
-    def __init__(self, reactor: Reactor, settings: PoolSettings, owner: PoolOwner) -> None:
+    def __init__(self, reactor: Reactor, start: PoolStart, owner: PoolOwner) -> None:
         self._reactor = reactor
-        self._entry = settings.entry
-        self._files = settings.files
-        self._preload = settings.preload
+        self._settings = start.settings if isinstance(start, PoolProcess) else start
         self._owner = owner
         self._pending: dict[tuple[int, int], ForkRequest] = {}
         self._importing: str | None = None
@@ -101,7 +86,10 @@ class WarmPool:
         self._why_killed: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.is_warm = False
-        self._start()
+        if isinstance(start, PoolProcess):
+            self._serve(start)
+        else:
+            self._start()
 
     @property
     def pid(self) -> int | None:
@@ -148,38 +136,15 @@ class WarmPool:
         """Start a pool; a system that has no process to spare counts as a death of it."""
         self._owes_since = None
         try:
-            self._try_to_start()
+            self._serve(PoolProcess.start(self._settings))
         except OSError as error:
             self._count_death(f"{type(error).__name__}: {error}")
 
-    def _try_to_start(self) -> None:
-        ours, theirs = pair()
-        command = [*module_command("holdfast.runtime.agent.pool")]
-        command += ["--agent", str(os.getpid()), "--control-fd", str(theirs.fileno())]
-        command += ["--entry", self._entry, "--preload", ",".join(self._preload)]
-        command += ["--files", str(self._files)]
-        stdout, stderr = os.pipe(), os.pipe()
-        try:
-            with blocked():
-                process = subprocess.Popen(
-                    command,
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout[1],
-                    stderr=stderr[1],
-                )
-        except OSError:
-            ours.close()
-            os.close(stdout[0])
-            os.close(stderr[0])
-            raise
-        finally:
-            theirs.close()
-            os.close(stdout[1])
-            os.close(stderr[1])
-        self._channel, self._process = ours, process
-        self._owner.on_pool_output(stdout[0], stderr[0])
-        self._end = os.pidfd_open(process.pid)
+    def _serve(self, started: PoolProcess) -> None:
+        """Speak to a pool that was started, and ask it for the workers that wait."""
+        self._channel, self._process = started.channel, started.process
+        self._owner.on_pool_output(started.stdout, started.stderr)
+        self._end = os.pidfd_open(started.process.pid)
         # the pool's last messages are handled before its death; the channel's end adds nothing
         self._reactor.watch_channel(self._channel, self._on_message, lambda: None)
         self._reactor.watch(self._end, self._on_death, order=2)
@@ -234,8 +199,9 @@ class WarmPool:
 
     def _leave_out(self, module: str, message: str) -> None:
         self._importing = None
-        if module in self._preload:
-            self._preload = tuple(name for name in self._preload if name != module)
+        if module in self._settings.preload:
+            others = tuple(name for name in self._settings.preload if name != module)
+            self._settings = replace(self._settings, preload=others)
             failed = {"kind": "preload_failed", "module": module, "message": message}
             self._owner.on_pool_event(failed)
 

@@ -20,7 +20,8 @@ from holdfast.runtime.agent.fencing import Fencing
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
-from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings, WarmPool
+from holdfast.runtime.agent.pool_process import PoolStart
+from holdfast.runtime.agent.warm_pool import ForkRequest, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.mpiexec.mpi_host import HostState
 from holdfast.runtime.progress.host_report import describe, short_report
@@ -40,7 +41,7 @@ class WorkerHost:
         tell: Callable[[Message], None],
         *,
         heartbeat_timeout_s: float,
-        pool: PoolSettings,
+        pool: PoolStart,
     ) -> None:
         self._fencing = Fencing(tell, heartbeat_timeout_s)
         self._reactor = reactor

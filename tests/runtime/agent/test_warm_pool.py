@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
 
+from holdfast.runtime.agent.pool_process import PoolSettings
 from holdfast.runtime.agent.warm_pool import (
     FORKS_WITHIN_S,
     IMPORTS_WITHIN_S,
     ForkRequest,
-    PoolSettings,
     WarmPool,
 )
 from holdfast.runtime.system.channel import Message

@@ -16,7 +16,8 @@ from configs import worker_config
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
-from holdfast.runtime.agent.warm_pool import ForkRequest, PoolSettings
+from holdfast.runtime.agent.pool_process import PoolSettings
+from holdfast.runtime.agent.warm_pool import ForkRequest
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase

@@ -1,0 +1,86 @@
+"""A pool as a process: its command, its channel, and its output.
+
+The agent starts its first pool before it imports anything else, because the imports of the pool
+are most of a job's start.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from holdfast.runtime.system.channel import Channel, pair
+from holdfast.runtime.system.helper_process import module_command
+from holdfast.runtime.system.signals import blocked
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What a pool imports, and the function that its workers run (``module:function``).
+
+    A worker may open ``files`` files, and a few more for each of its peers.
+    """
+
+    preload: tuple[str, ...]
+    entry: str
+    files: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProcess:
+    """A pool that was started, a child of this process, and what it is spoken to by.
+
+    ``stdout`` and ``stderr`` are descriptors to read its output from.
+    """
+
+    settings: PoolSettings
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    stdout: int
+    stderr: int
+
+    @staticmethod
+    def start(settings: PoolSettings) -> PoolProcess:
+        """Start a pool.
+
+        Raises:
+            OSError: the system has no process or descriptor to spare; nothing is left open.
+        """
+        ours, theirs = pair()
+        stdout, stderr = os.pipe(), os.pipe()
+        try:
+            process = _spawn(settings, theirs, (stdout[1], stderr[1]))
+        except OSError:
+            ours.close()
+            os.close(stdout[0])
+            os.close(stderr[0])
+            raise
+        finally:
+            theirs.close()
+            os.close(stdout[1])
+            os.close(stderr[1])
+        return PoolProcess(settings, process, ours, stdout[0], stderr[0])
+
+
+PoolStart: TypeAlias = PoolSettings | PoolProcess
+"""A pool to start, or one that was started already."""
+
+
+def _spawn(
+    settings: PoolSettings, control: Channel, output: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    command = [*module_command("holdfast.runtime.agent.pool")]
+    command += ["--agent", str(os.getpid()), "--control-fd", str(control.fileno())]
+    command += ["--entry", settings.entry, "--preload", ",".join(settings.preload)]
+    command += ["--files", str(settings.files)]
+    with blocked():
+        return subprocess.Popen(
+            command,
+            pass_fds=[control.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output[0],
+            stderr=output[1],
+        )
