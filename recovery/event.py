@@ -102,6 +102,13 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchRenewing:
+    """The workers of ``worker``'s launch were asked to make room for a launch of all workers."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchEnded:
     """No process of the launch is left."""
 
@@ -130,6 +137,7 @@ Event: TypeAlias = (
     | WorkerCompleted
     | WorkerStopped
     | WorkerExited
+    | LaunchRenewing
     | LaunchEnded
     | LaunchOverdue
     | StopAsked
@@ -149,6 +157,7 @@ class Launch:
     relaunch: int
     reason: str
     spent: int = 0
+    is_renewal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +180,13 @@ class AskToStop:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """Ask all workers to save at the next step and stop; a launch of all workers follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The job is over."""
 
@@ -179,4 +195,4 @@ class End:
     traceback: str = ""
 
 
-Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToStop | End
+Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToStop | Renew | End

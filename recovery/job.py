@@ -8,6 +8,10 @@ is up, no worker could go on after a death.)
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER
 
+A launch that has lost more than half of its workers, and gets on, is *renewed*: its workers
+stop with a checkpoint, and a launch of all workers follows.  Nothing is lost by it, so the
+budget is not charged.  A launch that has not got on is as large as the last world.
+
 Each wait for such an event has a bound (`recovery.launch_clock`).  A launch that is overdue
 is killed; one that does not even end then is killed together with its agent.
 
@@ -43,6 +47,8 @@ from holdfast.recovery.event import (
     Launch,
     LaunchEnded,
     LaunchOverdue,
+    LaunchRenewing,
+    Renew,
     StopAsked,
     WorkerCompleted,
     WorkerExited,
@@ -52,56 +58,8 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.launch_view import LaunchView, Sight, conclude, way_back
+from holdfast.recovery.restart_budget import RestartBudget
 from holdfast.recovery.world import WorkerId
-
-CHECKPOINTS_OF_A_REFUND = 3
-"""So many checkpoints of one launch pay one earlier relaunch back."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartBudget:
-    """The relaunches that a job may make, and the charges so far."""
-
-    limit: int
-    spent: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse negative amounts."""
-        if self.limit < 0 or self.spent < 0:
-            raise ValueError(
-                f"limit ({self.limit}) and spent ({self.spent}) of a budget must be at least 0"
-            )
-
-    def charge(self, checkpoints: int) -> RestartBudget:
-        """Return the budget after one more relaunch; the lost launch has committed checkpoints.
-
-        A launch that committed none costs double: its cause will likely stop the next.  One
-        that committed several pays earlier charges back: a job of months that goes on in
-        spite of its losses does not end by their number.
-        """
-        return RestartBudget(self.limit, self._left(checkpoints) + _cost(checkpoints))
-
-    def refusal(self, checkpoints: int) -> str:
-        """Return in words why another relaunch would cost more than is left."""
-        cost = _cost(checkpoints)
-        why = ", as the last launch made no checkpoint" if cost > 1 else ""
-        return (
-            f"the restart budget of {self.limit} allows no other relaunch: "
-            f"{self._left(checkpoints)} is spent, and the next one costs {cost}{why}"
-        )
-
-    def _left(self, checkpoints: int) -> int:
-        return max(0, self.spent - checkpoints // CHECKPOINTS_OF_A_REFUND)
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether more was charged than allowed, so that the job must end."""
-        return self.spent > self.limit
-
-
-def _cost(checkpoints: int) -> int:
-    """Return the charge of a relaunch after a launch that has committed ``checkpoints``."""
-    return 1 if checkpoints else 2
 
 
 class JobState(Enum):
@@ -114,16 +72,28 @@ class JobState(Enum):
     OVER = "over"
 
 
+CHECKPOINTS_BEFORE_A_RENEWAL = 3
+"""A launch with so many checkpoints gets on, and so will the next one."""
+CHECKPOINTS_OF_A_SMALL_LAUNCH = 12
+"""A launch that was worn before it got on is renewed once it has got on for so long."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobTerms:
     """The user's terms: the number of workers, and the limits of recovery."""
 
     workers: int
+    """How many a launch begins with; the spares count."""
     max_restarts: int
     can_shrink: bool
     first_generation: int = 1
     has_checkpoint: bool = False
     """Whether the run has one when the job begins."""
+    spares: int = 0
+
+    def is_worn(self, world: tuple[WorkerId, ...]) -> bool:
+        """Return whether so few workers are left that a launch of all is worth its start."""
+        return 2 * len(world) < self.workers - self.spares
 
 
 Commands: TypeAlias = tuple[Command, ...]
@@ -202,6 +172,19 @@ class JobMachine:
         self._view = self._view.seeing(event)
         return ()
 
+    def _note_or_renew(self, event: Event) -> Commands:
+        """Keep it; ask a worn launch to make room for one of all workers."""
+        self._note(event)
+        is_new = isinstance(event, WorldFormed)
+        least = CHECKPOINTS_BEFORE_A_RENEWAL if is_new else CHECKPOINTS_OF_A_SMALL_LAUNCH
+        is_ending = self.is_stopping or self._view.is_renewing or self._view.first is not None
+        is_worn = self._terms.is_worn(self._view.world) and self._terms.can_shrink
+        if is_ending or not is_worn or self._view.checkpoints < least:
+            return ()
+        self._view = self._view.seeing(LaunchRenewing(self._view.workers[0]))
+        left, all_ = len(self._view.world), self._terms.workers
+        return (Renew(f"{left} of {all_} workers are left"),)
+
     def _join(self, event: Event) -> Commands:
         """Keep it; when all have joined, the job is running."""
         self._note(event)
@@ -261,42 +244,58 @@ class JobMachine:
         assert isinstance(event, LaunchEnded)
         self._has_checkpoint |= self._view.checkpoints > 0
         end = conclude(self._view, self._stop_code, has_checkpoint=self._has_checkpoint)
-        if end is None:
-            before, checkpoints = self._budget, self._view.checkpoints
-            self._budget = before.charge(checkpoints)
-            causes = event.reason or self._view.causes
-            if not self._budget.is_spent:
-                self._relaunches += 1
-                return self._launch(len(self._view.world), causes)
-            end = End(
+        if end is not None:
+            return self._finish(end)
+        if self._view.was_renewed:
+            return self._relaunch("a launch of all workers follows a worn one", is_renewal=True)
+        causes = event.reason or self._view.causes
+        before, checkpoints = self._budget, self._view.checkpoints
+        self._budget = before.charge(checkpoints)
+        if not self._budget.is_spent:
+            return self._relaunch(causes)
+        return self._finish(
+            End(
                 ExitCode.RECOVERY_IMPOSSIBLE,
                 f"{before.refusal(checkpoints)}; the last launch ended with {causes}; "
                 "remove the cause, then run again: "
                 f"{way_back(has_checkpoint=self._has_checkpoint)}",
             )
+        )
+
+    def _finish(self, end: End) -> Commands:
         self._state = JobState.OVER
         return (end,)
+
+    def _relaunch(self, reason: str, *, is_renewal: bool = False) -> Commands:
+        """Launch as many workers as the job began with, if the last launch got on."""
+        self._relaunches += 1
+        got_on = is_renewal or self._view.checkpoints > 0
+        count = self._terms.workers if got_on else len(self._view.world)
+        return self._launch(count, reason, is_renewal=is_renewal)
 
     def _kill(self, reason: str) -> Commands:
         self._state = JobState.ENDING
         return (KillLaunch(reason),)
 
-    def _launch(self, count: int, reason: str) -> Commands:
+    def _launch(self, count: int, reason: str, *, is_renewal: bool = False) -> Commands:
         workers = tuple(WorkerId(self._next_id + index) for index in range(count))
         generation = max(self._next_generation, self._view.generation + 1)
         self._next_generation = generation + count
         self._next_id += count
         self._view = LaunchView.of(workers, generation)
         self._state = JobState.LAUNCHING
-        return (Launch(generation, workers, self._relaunches, reason, self._budget.spent),)
+        account = (self._relaunches, reason, self._budget.spent)
+        return (Launch(generation, workers, *account, is_renewal=is_renewal),)
 
 
 _Action: TypeAlias = Callable[[JobMachine, Event], Commands]
-_NOTED = (WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted, WorkerStopped)
+_TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped, LaunchRenewing)
+_PROGRESS = (WorldFormed, CheckpointCommitted)
 _ALIVE = (JobState.LAUNCHING, JobState.RUNNING, JobState.ENDING)
 
 TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingProxyType(
-    {(state, seen): JobMachine._note for state in _ALIVE for seen in _NOTED}
+    {(state, seen): JobMachine._note for state in _ALIVE for seen in (*_TOLD, *_PROGRESS)}
+    | {(JobState.RUNNING, seen): JobMachine._note_or_renew for seen in _PROGRESS}
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,

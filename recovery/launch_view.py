@@ -11,6 +11,7 @@ from holdfast.recovery.event import (
     ExitCode,
     LaunchEnded,
     LaunchOverdue,
+    LaunchRenewing,
     StopAsked,
     WorkerCompleted,
     WorkerExited,
@@ -29,6 +30,7 @@ Sight = (
     | WorkerCompleted
     | WorkerStopped
     | WorkerExited
+    | LaunchRenewing
 )
 
 
@@ -54,6 +56,8 @@ class LaunchView:
     saved_step: int = -1
     was_formed: bool = False
     """Whether a world was ever agreed on: before that no worker has trained."""
+    is_renewing: bool = False
+    """Whether its workers were asked to make room for a launch of all workers."""
 
     @staticmethod
     def of(workers: tuple[WorkerId, ...], generation: int) -> LaunchView:
@@ -69,6 +73,11 @@ class LaunchView:
                 return set(workers) <= set(self.workers)
             case _:
                 return event.worker in self.workers
+
+    @property
+    def was_renewed(self) -> bool:
+        """Whether its workers have made room for a launch of all workers."""
+        return self.is_renewing and bool(self.stops)
 
     @property
     def is_up(self) -> bool:
@@ -143,6 +152,8 @@ class LaunchView:
                 return replace(self, checkpoints=self.checkpoints + is_newer, saved_step=saved_step)
             case WorkerExited(worker):
                 return replace(self, exits=self.exits | {worker: event})
+            case LaunchRenewing():
+                return replace(self, is_renewing=True)
             case _:
                 return self._told(event)
 
@@ -186,7 +197,7 @@ def conclude(
        program's, and would happen again;
     3. the first worker has completed, and then its script raised: only that worker did the
        rest of the script, and would fail again;
-    4. a worker has stopped on request;
+    4. a worker has stopped on request; if only to make room, a launch of all workers follows;
     5. the first worker has completed, and has reached the end of the script; if it died
        before that end, the rest of the script is still to be done;
     6. all workers have left by agreement without training, which is an error of the script;
@@ -201,6 +212,8 @@ def conclude(
     failure = view.common_failure or view.failure_of_first
     if failure is not None:
         return End(failure.exit_code, failure.message_with_kind, failure.traceback)
+    if view.was_renewed and stop_code is None:
+        return None
     end = _left(view)
     if end is None and stop_code is not None:
         return End(stop_code, f"told to stop; {way_back(has_checkpoint=has_checkpoint)}")

@@ -55,7 +55,7 @@ def _key_of(event: Message) -> tuple[object, ...] | None:
     kind = event["kind"]
     if kind in _OF_A_WORKER:
         return (kind, event["worker"])
-    if kind == "launch_ended":
+    if kind in ("launch_ended", "renewing"):
         return (kind,)
     if kind != "worker_report" or event["report"].get("kind") not in _REPORTS:
         return None

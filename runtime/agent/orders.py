@@ -93,10 +93,19 @@ class Orders:
         self._supervisor.tell(ended)
 
     def _ask(self, what: str) -> None:
-        if what in ("save", "stop"):
+        if what == "renew":
+            self._renew()
+        elif what in ("save", "stop"):
             self._host.ask_all(RequestFlag[what.upper()])
         else:
             self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
+
+    def _renew(self) -> None:
+        """Ask all to stop, and remember why: a supervisor that takes over launches again."""
+        launch = self._supervisor.log.launch
+        if launch is not None:
+            self._supervisor.tell({"kind": "renewing", "worker": launch["config"]["workers"][0]})
+            self._host.ask_all(RequestFlag.STOP)
 
     def _refuse(self, why: str) -> None:
         self._supervisor.tell({"kind": "refused", "message": why})

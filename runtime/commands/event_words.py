@@ -70,6 +70,7 @@ _WORDS: Mapping[str, Callable[[Record], str]] = {
     "pressure": _text,
     "recovery": _recovered,
     "rejected": lambda r: f"rejected the checkpoint of step {r['step']}: {r['reason']}",
+    "renewing": lambda r: f"renewing the launch: {r['reason']}",
     "relaunch": lambda r: f"relaunched {words.count(len(r['workers']), 'worker')}: {r['reason']}",
     "restored": lambda r: f"restored step {r['step']}",
     "stalled": lambda r: f"{_named(r['workers'])} stood still for {words.duration(r['seconds'])}",

@@ -9,6 +9,7 @@ every nanosecond of a run is in exactly one bucket, and the buckets add up to th
 * *repeated work*: steps that a relaunch took back, and so were done in vain;
 * *repair*: a gap after which the generation is another one, the spoilt attempt included;
 * *relaunch*: a gap with a launch in it, whoever asked for it, and waiting for a new job;
+* *renewal*: a gap in which a launch made room for one of all workers;
 * *saving stall*: a gap in which a save began;
 * *ending*: after the last step.
 
@@ -38,6 +39,7 @@ class Bucket(Enum):
     REPEATED = "repeated work"
     REPAIR = "repair"
     RELAUNCH = "relaunch"
+    RENEWAL = "renewal"
     SAVING = "saving stall"
     ENDING = "ending"
 
@@ -96,10 +98,11 @@ def seconds(nanoseconds: int) -> float:
 
 
 class _Marks:
-    """The moments of launches and of the beginnings of saves."""
+    """The moments of launches, of renewals, and of the beginnings of saves."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._launches = [_ns(r["now"]) for r in records if r["event"] in _LAUNCHES]
+        self._renewals = [_ns(r["now"]) for r in records if r.get("is_renewal") is True]
         self._saves = [
             _ns(r["now"] - r.get("seconds", 0.0)) for r in records if r["event"] in _SAVES
         ]
@@ -109,7 +112,8 @@ class _Marks:
         if before is None:
             return Bucket.STARTING
         if any(begin < moment <= end for moment in self._launches):
-            return Bucket.RELAUNCH
+            is_renewal = any(begin < moment <= end for moment in self._renewals)
+            return Bucket.RENEWAL if is_renewal else Bucket.RELAUNCH
         if before.generation != after.generation:
             return Bucket.REPAIR
         if any(begin < moment <= end for moment in self._saves):

@@ -175,16 +175,17 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Relaunch:
-    """A job that died whole and was started again.
+    """A job that died whole, or was renewed, and was started again.
 
-    ``restored_step`` is ``None`` when it began from nothing; ``since_failure_ms``
-    is ``None`` when no step was applied any more, or no death is on record.
+    ``restored_step`` is ``None`` when it began from nothing; ``since_failure_ms``, for a renewal
+    since its stop, is ``None`` when no step was applied any more, or neither is on record.
     """
 
     reason: str
     workers: tuple[int, ...]
     restored_step: int | None = None
     since_failure_ms: float | None = None
+    is_renewal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ _FIELDS: Mapping[str, dict[str, _Kind]] = {
     },
     "rejected": _STEP_AND_REASON,
     "relaunch": {"reason": _is_text, "workers": _are_counts},
+    "renewing": {"reason": _is_text},
     "restored": {"step": _is_count},
     "scrub_failed": _STEP_AND_REASON,
     "stalled": {"limit": _is_text, "seconds": _is_number, "workers": _are_counts},

@@ -249,15 +249,21 @@ def _relaunches(job: Sequence[Record]) -> Iterable[Relaunch]:
             continue
         before, after = job[:index], _until_relaunch(job[index + 1 :])
         restored = _first(after, "restored")
-        failed = _last(before, "failure")
+        left = _left_off(before, is_renewal=record.get("is_renewal") is True)
         step = _first(after, "step")
-        since = None
-        if failed and step:
-            death = _death_of(failed["worker"], before, failed["now"])
-            since = (step["now"] - (failed["now"] if death is None else death)) * 1000
+        since = (step["now"] - left) * 1000 if step and left is not None else None
         yield dataclasses.replace(
             _take(Relaunch, record), restored_step=restored.get("step"), since_failure_ms=since
         )
+
+
+def _left_off(before: Sequence[Record], *, is_renewal: bool) -> float | None:
+    """Return the time of the stop, or of the death, after which a launch was followed."""
+    last = _last(before, "stopped" if is_renewal else "failure")
+    if not last or is_renewal:
+        return last.get("now")
+    death = _death_of(last["worker"], before, last["now"])
+    return float(last["now"]) if death is None else death
 
 
 def _until_relaunch(records: Sequence[Record]) -> Sequence[Record]:

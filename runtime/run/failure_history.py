@@ -1,8 +1,8 @@
 """The number of times that a run has lost all of its workers, told from its journal.
 
 A death that leaves survivors does not send the run back to a checkpoint, so it does not
-count here.  Each launch that was followed by another one counts.  So does each job without a
-record of its end: its host or its supervisor died.
+count here.  Each launch that was lost and followed by another one counts.  So does each job
+without a record of its end: its host or its supervisor died.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HistoryReader:
         event, now = record["event"], float(record["now"])
         if event == "checkpoint":
             self._saved_step = record.get("step")
-        self._failures += event == "relaunch"
+        self._failures += event == "relaunch" and record.get("is_renewal") is not True
         if event == "job_started":
             self._failures += self._began is not None
             self._seconds += self._open_seconds()

@@ -9,6 +9,7 @@ from holdfast.recovery.event import (
     Event,
     ExitCode,
     LaunchEnded,
+    LaunchRenewing,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -29,6 +30,8 @@ def event_of(message: Message) -> Event | None:
     if kind == "worker_exited":
         worker = WorkerId(message["worker"])
         return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
+    if kind == "renewing":
+        return LaunchRenewing(WorkerId(message["worker"]))
     if kind == "launch_ended":
         words = str(message["words"])
         return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")

@@ -131,6 +131,7 @@ class Narration:
                 reason=command.reason,
                 spent=command.relaunch,
                 workers=list(command.workers),
+                is_renewal=command.is_renewal,
             )
         self._journal.record(
             "launch",
@@ -178,6 +179,11 @@ class Narration:
     def killing(self, reason: str) -> None:
         """Say that a launch is being killed."""
         self._say(f"ending the launch: {reason}")
+
+    def renewing(self, reason: str) -> None:
+        """Say that a launch makes room for one of all workers."""
+        self._say(f"{reason}: stopping with a checkpoint, to go on with all workers")
+        self._journal.record("renewing", reason=reason)
 
     def warned(self, text: str) -> None:
         """Say a warning about the run, which goes on."""

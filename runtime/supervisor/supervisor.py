@@ -24,6 +24,7 @@ from holdfast.recovery.event import (
     KillLaunch,
     Launch,
     LaunchEnded,
+    Renew,
     StopAsked,
     WorkerExited,
 )
@@ -182,6 +183,9 @@ class Supervisor:
                     self._kill_agent(reason)
                 case AskToStop():
                     self._tell({"kind": "request", "what": "stop"})
+                case Renew(reason):
+                    self._narration.renewing(reason)
+                    self._tell({"kind": "request", "what": "renew"})
                 case End():
                     self._end = command
 
@@ -310,6 +314,7 @@ def _terms_of(setup: JobSetup) -> JobTerms:
         can_shrink=options.shrink or workers == 1,
         first_generation=setup.first_generation,
         has_checkpoint=setup.saved_step is not None or options.repair_from is not None,
+        spares=options.spares,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workload import (
     EVEN,
+    LONG,
     SLICED,
     UNEVEN,
     Undisturbed,
@@ -168,6 +170,24 @@ def test_all_workers_die_before_any_checkpoint_and_the_job_begins_again(
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert_struck(job, faults)
     assert job.report.relaunches[0].restored_step is None
+
+
+def test_launch_that_has_lost_most_of_its_workers_is_renewed(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The last survivor stops with a checkpoint, and four workers go on from that step."""
+    faults = [f"kill worker={worker} step={100 + worker}" for worker in range(3)]
+    workload = replace(LONG, epochs=60)
+
+    job = _train(workload, tmp_path, faults, options=["--max-restarts", "0"])
+
+    assert_whole(job, workload, undisturbed(workload))
+    assert_struck(job, faults)
+    (renewal,) = job.report.relaunches
+    (stop,) = job.events("stopped")
+    assert (renewal.is_renewal, len(renewal.workers)) == (True, 4)
+    assert renewal.restored_step == stop["step"] > 100
+    assert "1 of 4 workers are left: stopping with a checkpoint" in job.stderr
 
 
 def test_without_shrinking_every_death_is_a_relaunch(

@@ -20,6 +20,8 @@ from holdfast.recovery.event import (
     Launch,
     LaunchEnded,
     LaunchOverdue,
+    LaunchRenewing,
+    Renew,
     StopAsked,
     WorkerCompleted,
     WorkerExited,
@@ -28,7 +30,8 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.job import TRANSITIONS, JobMachine, JobState, JobTerms, RestartBudget
+from holdfast.recovery.job import TRANSITIONS, JobMachine, JobState, JobTerms
+from holdfast.recovery.restart_budget import RestartBudget
 from holdfast.recovery.world import WorkerId
 
 Transcript: TypeAlias = list[tuple[Event, str]]
@@ -37,7 +40,7 @@ Transcript: TypeAlias = list[tuple[Event, str]]
 
 ALL_EVENTS = (
     *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
-    *(WorkerStopped, WorkerExited, LaunchEnded, LaunchOverdue, StopAsked),
+    *(WorkerStopped, WorkerExited, LaunchRenewing, LaunchEnded, LaunchOverdue, StopAsked),
 )
 
 
@@ -92,6 +95,8 @@ def _word(command: Command) -> str:
             return "kill agent"
         case AskToStop():
             return "ask"
+        case Renew():
+            return "renew"
         case End(exit_code, _, _):
             return f"end {exit_code}"
 
@@ -124,9 +129,14 @@ TRANSCRIPTS: dict[str, Transcript] = {
         *quiet(died(1), formed(2, 0, 2), completed(0), completed(2), left(2), left(0)),
         (ENDED, "end 0"),
     ],
-    "all die after a checkpoint, the last world is launched again": [
+    "all die after a checkpoint, and as many as before are launched": [
         *UP,
         *quiet(saved(), died(1), formed(2, 0, 2), died(0), died(2)),
+        (ENDED, "launch 3+4+5 at g4"),
+    ],
+    "all die without a checkpoint, the last world is launched again": [
+        *UP,
+        *quiet(died(1), formed(2, 0, 2), died(0), died(2)),
         (ENDED, "launch 3+4 at g4"),
     ],
     "a death before MPI is up ends the launch": [
@@ -161,7 +171,7 @@ TRANSCRIPTS: dict[str, Transcript] = {
     ],
     "an old world is reported after a new one": [
         *UP,
-        *quiet(died(2), formed(3, 0), formed(2, 0, 1), saved(), died(0), died(1)),
+        *quiet(died(2), formed(3, 0), formed(2, 0, 1), died(0), died(1)),
         (ENDED, "launch 3 at g4"),
     ],
     "stop while training": [
@@ -468,6 +478,7 @@ def in_state(state: JobState) -> JobMachine:
 
 def example_of(kind: type[Event]) -> Event:
     examples = [joined(0), formed(1, 0), saved(), raised(0), completed(0), stopped(0), died(0)]
+    examples.append(LaunchRenewing(WorkerId(0)))
     return next(event for event in (*examples, ENDED, STOP, LATE) if isinstance(event, kind))
 
 

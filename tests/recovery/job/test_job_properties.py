@@ -26,14 +26,9 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
-from holdfast.recovery.job import (
-    CHECKPOINTS_OF_A_REFUND,
-    JobMachine,
-    JobState,
-    JobTerms,
-    RestartBudget,
-)
+from holdfast.recovery.job import JobMachine, JobState, JobTerms
 from holdfast.recovery.launch_view import LaunchView, Sight, conclude
+from holdfast.recovery.restart_budget import CHECKPOINTS_OF_A_REFUND, RestartBudget
 from holdfast.recovery.schedule import (
     FIRST_SAVE_S,
     LARGEST_SHARE,
@@ -354,7 +349,7 @@ def test_job_that_only_dies_is_relaunched_until_its_budget_is_spent(
 
 
 @given(st.integers(2, 6), st.data())
-def test_relaunch_has_as_many_workers_as_the_newest_world(
+def test_relaunch_is_whole_after_a_checkpoint_and_else_as_large_as_the_newest_world(
     workers: int, data: st.DataObject
 ) -> None:
     machine = JobMachine(JobTerms(workers, 9, can_shrink=True))
@@ -362,11 +357,14 @@ def test_relaunch_has_as_many_workers_as_the_newest_world(
     assert isinstance(first, Launch)
     survivors = data.draw(st.sets(st.sampled_from(first.workers), min_size=1))
     machine.handle(WorldFormed(first.generation + 1, tuple(sorted(survivors)), 5))
+    got_on = data.draw(st.booleans())
+    if got_on:
+        machine.handle(CheckpointCommitted(min(survivors), 5))
 
     (second,) = machine.handle(LaunchEnded("lost"))
 
     assert isinstance(second, Launch)
-    assert len(second.workers) == len(survivors)
+    assert len(second.workers) == (workers if got_on else len(survivors))
     assert min(second.workers) > max(first.workers)
     assert second.generation >= first.generation + workers
 
