@@ -155,6 +155,7 @@ def _goodput(found: JobStatus) -> str:
     }
     parts = [f"{name} {seconds:.1f} s" for name, seconds in lost.items()]
     of_time = f"{goodput.share:.1%} of {words.duration(goodput.wall_s)}"
+    of_time += f" in {goodput.jobs} jobs" if goodput.jobs > 1 else ""
     return f"{of_time} ({', '.join(parts)})" if parts else of_time
 
 

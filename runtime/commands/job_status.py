@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.runtime.commands.event_words import ToldEvent, told_events
-from holdfast.runtime.commands.goodput import Bucket, buckets_of, seconds, spans_of
+from holdfast.runtime.commands.goodput import Goodput, goodput_of
 from holdfast.runtime.commands.report import finite
 from holdfast.runtime.progress.epoch_line import EndedEpoch
 from holdfast.runtime.progress.host_report import WorkerReport
@@ -23,23 +23,7 @@ from holdfast.runtime.progress.words import AFTER_TRAINING, CONCLUDING, phase
 from holdfast.runtime.run.journal import Record
 
 MOST_EVENTS = 8
-SINCE_LAST_STEP = "since the last step"
-"""Nobody knows yet what it will turn out to be: another step, a repair, the end."""
-
 _PACE_OVER_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Goodput:
-    """Where the time of a job went so far; all in seconds, and the parts add up to ``wall_s``."""
-
-    wall_s: float
-    parts_s: Mapping[str, float]
-
-    @property
-    def share(self) -> float:
-        """The part of the time that went into steps that count."""
-        return self.parts_s[Bucket.TRAINING.value] / self.wall_s if self.wall_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +123,7 @@ def job_status(
         epoch=EndedEpoch.of(epoch) if epoch else None,
         last_save=_last_save(records, wall),
         next_save=None if progress is None else next_save_of(progress, monotonic),
-        goodput=goodput_of(job, None if ending.is_over else monotonic),
+        goodput=goodput_of(records, None if ending.is_over else monotonic),
         events=told_events(records, MOST_EVENTS),
     )
 
@@ -169,19 +153,6 @@ def pace_of(steps: Sequence[Record]) -> Pace:
             if record["now"] >= since and record["generation"] == generation:
                 pace = pace.observe(record["step"], record["now"])
     return pace
-
-
-def goodput_of(job: Sequence[Record], now: float | None) -> Goodput | None:
-    """Return where the job's time went until ``now``, or to its last record without it."""
-    if not job:
-        return None
-    began, last = job[0]["now"], max(record["now"] for record in job)
-    spans = spans_of(job, began, last if now is None or now < last else now)
-    names = {} if now is None else {Bucket.ENDING: SINCE_LAST_STEP}
-    parts = {
-        names.get(bucket, bucket.value): seconds(part) for bucket, part in buckets_of(spans).items()
-    }
-    return Goodput(sum(parts.values()), parts)
 
 
 def to_json(status: JobStatus) -> dict[str, Any]:

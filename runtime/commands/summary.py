@@ -8,8 +8,7 @@ because a relaunch rolled them back.  The rules are
 * a job is the records from one ``job_started`` to the next; times are compared
   only within one job, because the monotonic clock is that of one boot;
 * wall time is the sum over jobs: while nothing runs, nothing is lost;
-* goodput is the seconds of the steps that count ÷ wall time
-  (as ml-goodput-measurement defines it).
+* goodput is that of `goodput_of`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from holdfast.runtime.commands.goodput import goodput_of
 from holdfast.runtime.commands.report import (
     CheckpointReport,
     EpochReport,
@@ -48,7 +48,7 @@ def summarize(records: Sequence[Record]) -> Report:
     completed = _last(records, "completed")
     ended = _last(jobs[-1], "job_ended") if jobs else {}
     wall_s = sum(_duration(job) for job in jobs)
-    step_s = sum(step["seconds"] for step in steps)
+    goodput = goodput_of(records) if jobs else None
     return Report(
         run_id=records[-1].get("run_id") if records else None,
         exit_code=ended.get("exit_code"),
@@ -74,8 +74,8 @@ def summarize(records: Sequence[Record]) -> Report:
         memory_differences=_all(WrongMemory, records, "memory_differs"),
         jobs=len(jobs),
         wall_s=wall_s,
-        step_s=step_s,
-        goodput=step_s / wall_s if wall_s > 0 else 0.0,
+        step_s=sum(step["seconds"] for step in steps),
+        goodput=0.0 if goodput is None else goodput.share,
         final_sha256=completed.get("sha256"),
         pressures=_all(Pressure, records, "pressure"),
         lost_lines=sum(_lost_lines(job, of) for job in jobs for of in ("workers", "supervisor")),

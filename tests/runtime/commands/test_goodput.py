@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.commands.goodput import Bucket, buckets_of, spans_of
+from holdfast.runtime.commands.goodput import Bucket, buckets_of, goodput_of, spans_of
 from holdfast.runtime.run.journal import Record
 
 S = 1_000_000_000
@@ -123,3 +123,20 @@ def test_takeover_beside_which_training_goes_on_is_no_relaunch() -> None:
     records = [step(1, 1), {"event": "taken_over", "now": 1.5}, step(2, 3)]
 
     assert _buckets(records, 0, 3) == {Bucket.TRAINING: 3}
+
+
+def test_steps_that_a_later_job_does_again_do_not_count() -> None:
+    """The second job begins at a boot of its own: its clock is another one."""
+    records = [
+        {"event": "job_started", "now": 100.0},
+        step(40, 140, 40.0) | {"steps": 40},
+        {"event": "job_started", "now": 5.0},
+        step(41, 16, 11.0, 2) | {"steps": 11},
+    ]
+
+    found = goodput_of(records)
+
+    assert found is not None
+    assert (found.jobs, found.wall_s) == (2, 51.0)
+    assert found.parts_s["repeated work"] == 10.0
+    assert found.share == 41 / 51

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.commands.event_words import told_events
+from holdfast.runtime.commands.goodput import SINCE_LAST_STEP, goodput_of
 from holdfast.runtime.commands.job_status import (
-    SINCE_LAST_STEP,
     AgentAnswer,
     Ending,
     JobStatus,
-    goodput_of,
     job_status,
     newest_job,
     pace_of,
@@ -27,6 +26,7 @@ from holdfast.runtime.commands.job_status import (
 from holdfast.runtime.commands.lease_holder import Life
 from holdfast.runtime.commands.sound_records import sound_records
 from holdfast.runtime.commands.status_source import ending_of
+from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.progress.step_report import StepReport
 from holdfast.runtime.run.journal import Record
 
@@ -122,17 +122,19 @@ def test_relaunch_takes_the_step_back() -> None:
     assert status_of(story).step == 2
 
 
-def test_only_the_newest_job_counts_for_goodput_and_exit_code() -> None:
+def test_all_jobs_count_for_goodput_and_the_newest_for_the_exit_code() -> None:
     story = Story().begin(0).steps(1)
-    story.tell("job_ended", exit_code=70, reason="budget", after=1000.0)
+    story.tell("job_ended", exit_code=70, reason="budget", after=1.0)
+    story.now += 1000.0
     story.begin(0).steps(2, 3)
 
     status = status_of(story)
 
     assert status.exit_code is None
     assert status.goodput is not None
-    assert status.goodput.wall_s == pytest.approx(2.0)
-    assert status.goodput.share == pytest.approx(1.0)
+    assert (status.goodput.wall_s, status.goodput.jobs) == (pytest.approx(4.0), 2)
+    assert status.goodput.share == pytest.approx(3 / 4)
+    assert summarize(story.records).goodput == pytest.approx(status.goodput.share)
 
 
 def test_time_since_the_last_step_of_a_running_job_is_nobodys_yet() -> None:

@@ -74,7 +74,7 @@ def test_undisturbed_job(story: Story) -> None:
     assert report.final_sha256 == "ab" * 32
     assert (report.exit_code, report.reason) == (0, "done")
     assert report.wall_s == pytest.approx(4.5)
-    assert report.goodput == pytest.approx(3.6 / 4.5)
+    assert report.goodput == pytest.approx(3.9 / 4.5)
     assert [epoch.exact for epoch in report.epochs] == [True]
     assert [checkpoint.bytes for checkpoint in report.checkpoints] == [1000]
     assert report.failures == report.recoveries == report.relaunches == ()
