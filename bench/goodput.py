@@ -1,6 +1,7 @@
 """Goodput of a Keras model on 4 workers while strikes come every minute on average.
 
     python bench/goodput.py [--minutes 30] [--mtbf 60] [--kinds kill] [--seed 1] [--workers 4]
+                            [--spares 0]
 
 `holdfast chaos` runs the job twice: undisturbed, and struck from outside.  The bound is the
 twin's wall time divided by that of the struck run.  A short run first tells how many epochs
@@ -40,9 +41,9 @@ def main() -> None:
         f"goodput, {options.workers} workers, a strike every {options.mtbf:g} s on average"
     )
     with harness.private_directory() as directory:
-        epochs = max(1, round(options.minutes * 60 / _epoch_s(options.workers, directory)))
+        epochs = max(1, round(options.minutes * 60 / _epoch_s(options, directory)))
         terms = ChaosTerms(
-            arguments=_arguments(options.workers, epochs),
+            arguments=_arguments(options, epochs),
             out=directory / "chaos",
             seed=options.seed,
             blows=parse_blows(options.kinds),
@@ -65,20 +66,22 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--spares", type=int, default=0)
     return parser.parse_args()
 
 
-def _arguments(workers: int, epochs: int) -> tuple[str, ...]:
+def _arguments(options: argparse.Namespace, epochs: int) -> tuple[str, ...]:
     return (
-        *("-n", str(workers), "--microbatches", str(workers), "--threads", "1"),
+        *("-n", str(options.workers), "--spares", str(options.spares)),
+        *("--microbatches", str(options.workers), "--threads", "1"),
         *("--max-restarts", "1000", "--save-every", "auto", str(SCRIPT)),
         *("--epochs", str(epochs), "--global-batch", str(GLOBAL_BATCH)),
     )
 
 
-def _epoch_s(workers: int, directory: Path) -> float:
+def _epoch_s(options: argparse.Namespace, directory: Path) -> float:
     """Return the seconds of an epoch, from a short run."""
-    arguments = _arguments(workers, CALIBRATION_EPOCHS)
+    arguments = _arguments(options, CALIBRATION_EPOCHS)
     run = follow_run(RunTerms(arguments, directory / "calibration", HANG_AFTER_S), Agenda(()))
     if run.failure is not None:
         raise RuntimeError(f"the calibration failed: {run.failure}\n{run.evidence}")
