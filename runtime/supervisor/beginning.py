@@ -8,7 +8,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.supervisor.job_setup import JobSetup, imported_by
 
 
 def beginning(setup: JobSetup) -> str:
@@ -32,6 +32,11 @@ def advice(setup: JobSetup) -> Iterator[str]:
         yield (
             f"the run was begun with another text than {options.script.name} has now, and goes on "
             "with the new one; --fresh begins a new run"
+        )
+    if "horovod" in imported_by(options.script):
+        yield (
+            f"{options.script.name} imports horovod, whose work the workers do by themselves: "
+            "docs/migration/horovod.md of holdfast shows which lines go"
         )
     if parts < options.workers:
         who = "one worker computes" if parts == 1 else f"{parts} workers compute"

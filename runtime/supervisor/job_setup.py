@@ -265,12 +265,17 @@ def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:
     Of ``wanted``, those that the script names in an import; a script that
     cannot be parsed will import none.
     """
-    try:
-        imported = set(_imports(ast.parse(script.read_bytes())))
-    except (SyntaxError, ValueError, OSError):
-        return _ALWAYS
+    imported = imported_by(script)
     needed = {name for module in imported for name in _BRINGS_ALONG.get(module, (module,))}
     return (*_ALWAYS, *(module for module in wanted if module in needed))
+
+
+def imported_by(script: Path) -> frozenset[str]:
+    """Return the top-level names of all modules that a script imports, none if it has no sense."""
+    try:
+        return frozenset(_imports(ast.parse(script.read_bytes())))
+    except (SyntaxError, ValueError, OSError):
+        return frozenset()
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

@@ -142,6 +142,20 @@ def test_workers_without_work_are_told_with_their_number(
     assert len(told.lines()) == 1
 
 
+@pytest.mark.parametrize("text", ["import horovod.keras as hvd", "from horovod import keras"])
+def test_script_for_horovod_is_told_where_its_way_is_described(
+    told: Told, tmp_path: Path, text: str
+) -> None:
+    script = tmp_path / "slow.py"
+    for content, lines in ((text, 1), ("import keras", 0)):
+        script.write_text(content)
+
+        told.voice.began(setup_of(options={"script": script}))
+
+        page = "docs/migration/horovod.md"
+        assert [page in line for line in told.lines()[1:]] == [True] * lines
+
+
 @pytest.mark.parametrize(("begun", "is_told"), [(12, True), (8, False), (None, False)])
 def test_run_that_was_complete_says_how_to_go_on(
     told: Told, begun: int | None, *, is_told: bool
