@@ -63,9 +63,9 @@ class ModelSource:
             UsageError: the script has no such model, or nothing tells the shape of its input.
             ProgramError: the user's code fails.
         """
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         from holdfast.runtime.fit.model_only import model_only  # it loads all that trains
 
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         module = types.ModuleType("__main__" if self.function is None else _MODULE_NAME)
         module.__file__ = str(self.script.resolve())
         with _in_place_of(module), model_only(stage) as refusal:

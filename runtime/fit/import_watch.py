@@ -8,26 +8,59 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
+from typing import TypeAlias
+
+Around: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
-def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call ``then`` once module ``name`` is imported: now if it is, else right after."""
+_LOG_LINE = re.compile(rb"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::InitializeLog")
+"""What TensorFlow writes while it is loaded, whatever TF_CPP_MIN_LOG_LEVEL says (2.21)."""
+
+
+def when_imported(name: str, then: Callable[[], None], around: Around = nullcontext) -> None:
+    """Call ``then`` once module ``name`` is imported: now if it is, else right after.
+
+    ``around`` is entered while the module is imported.
+    """
     if name in sys.modules:
         then()
     else:
-        sys.meta_path.insert(0, _Watch(name, then))
+        sys.meta_path.insert(0, _Watch(name, then, around))
+
+
+@contextmanager
+def without_log_lines() -> Iterator[None]:
+    """Keep informative lines of a library's log from stderr; all other lines come at the end."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with os.fdopen(os.memfd_create("log"), "rb") as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            kept.seek(0)
+            for line in kept:
+                if not _LOG_LINE.match(line):
+                    os.write(2, line)
 
 
 class _Watch(MetaPathFinder):
     """Finds one module as all others find it, and watches its loader."""
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
+    def __init__(self, name: str, then: Callable[[], None], around: Around) -> None:
         self._name = name
         self._then = then
+        self._around = around
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,16 +71,17 @@ class _Watch(MetaPathFinder):
         sys.meta_path.remove(self)  # once is enough, and the search below must not meet it
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _WatchedLoader(spec.loader, self._then)
+            spec.loader = _WatchedLoader(spec.loader, self._then, self._around)
         return spec
 
 
 class _WatchedLoader(Loader):
     """A loader that calls back when its module is complete."""
 
-    def __init__(self, loader: Loader, then: Callable[[], None]) -> None:
+    def __init__(self, loader: Loader, then: Callable[[], None], around: Around) -> None:
         self._loader = loader
         self._then = then
+        self._around = around
 
     def __getattr__(self, name: str) -> object:
         """Be the other loader for whoever asks for its resources or its source."""
@@ -59,7 +93,8 @@ class _WatchedLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code, then call back."""
-        self._loader.exec_module(module)
+        with self._around():
+            self._loader.exec_module(module)
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._then()

@@ -6,19 +6,24 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from holdfast.runtime.fit.import_watch import when_imported
+from holdfast.runtime.fit.import_watch import when_imported, without_log_lines
 from holdfast.runtime.worker.training_refusal import Refusal, training_refused
 
 
 @contextlib.contextmanager
 def model_only(wanted: int = 1) -> Iterator[Refusal]:
     """Refuse each training of the script that runs meanwhile; number ``wanted`` ends it."""
+    when_imported("tensorflow", _take_nothing, without_log_lines)
     when_imported("keras", _take_over)
     with training_refused(wanted) as refusal:
         try:
             yield refusal
         finally:
             _give_back()
+
+
+def _take_nothing() -> None:
+    """Leave TensorFlow as it is."""
 
 
 def _take_over() -> None:

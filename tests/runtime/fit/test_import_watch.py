@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.fit.import_watch import when_imported
+from holdfast.runtime.fit.import_watch import when_imported, without_log_lines
 
 
 @pytest.fixture
@@ -72,3 +73,24 @@ def test_module_that_does_not_exist_stays_unknown(module: str) -> None:
 
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("never_written_by_anybody")
+
+
+def test_informative_lines_of_a_log_are_dropped_and_all_others_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lines = (
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795437874.402156   10642 port.cc:153] oneDNN custom operations are on.",
+        "E0000 00:00:1795437874.402157   10642 cuda.cc:1] no device",
+        "Traceback (most recent call last):",
+    )
+
+    def load() -> None:
+        with without_log_lines():
+            os.write(2, "".join(f"{line}\n" for line in lines).encode())
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        load()
+
+    assert capfd.readouterr().err.splitlines() == list(lines[2:])
