@@ -65,5 +65,6 @@ def lost(step: int, options: JobOptions) -> str:
 
 
 def _is_resuming(setup: JobSetup) -> bool:
+    """Return whether something was trained before; a job that was refused has trained nothing."""
     is_mirrored = setup.options.repair_from is not None
-    return setup.is_resumed and (is_mirrored or setup.saved_step is not None)
+    return setup.is_resumed and (is_mirrored or bool(setup.saved_step))

@@ -86,6 +86,7 @@ def setup_of(**fields: Any) -> JobSetup:
         ({"is_resumed": False}, "starting slow.py on 2 workers"),
         ({"is_resumed": True, "saved_step": 390}, "resuming slow.py from step 390 on 2 workers"),
         ({"is_resumed": True}, "starting slow.py from the beginning on 2 workers"),
+        ({"is_resumed": True, "saved_step": 0}, "starting slow.py from step 0 on 2 workers"),
         (
             {"is_resumed": True, "options": {"repair_from": Path("/copy")}},
             "resuming slow.py on 2 workers",
