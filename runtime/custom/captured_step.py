@@ -7,7 +7,7 @@ and seed generators with the microbatch's seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from holdfast.runtime.custom import step_rules
 from holdfast.runtime.custom.optimizer_calls import OptimizerCall, caught_calls
-from holdfast.runtime.custom.random_draws import draws_from, no_noise
 from holdfast.runtime.custom.step_logs import noted_results
+from holdfast.runtime.draws.equal_draws import equal_draws
+from holdfast.runtime.draws.microbatch_draws import draws_from
 from holdfast.runtime.model.tensors import Batch
 
 
@@ -56,18 +57,27 @@ class Step:
         return len(self.generators) + 1
 
     def capture(
-        self, batch: Batch, seeds: Any, handle: Callable[[CapturedStep, OptimizerCall], None]
+        self,
+        batch: Batch,
+        seeds: Any,
+        handle: Callable[[CapturedStep, OptimizerCall], None],
+        values: Iterable[tuple[Any, Any]] = (),
     ) -> CapturedStep:
-        """Run the step on a batch without changing anything; ``handle`` gets its updates."""
+        """Run the step on a batch without changing anything; ``handle`` gets its updates.
+
+        Without ``seeds`` all samples draw the same.  ``values`` are those of some variables that
+        shall have others than their own.
+        """
         metrics = tuple(self.model.metrics_variables)
-        mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in metrics]
+        mapping = [*((v, tf.zeros(v.shape, v.dtype)) for v in metrics), *values]
         if seeds is not None:
             drawn = enumerate(self.generators)
             mapping += [(v, tf.cast(seeds[i], v.dtype)) for i, v in drawn]
         captured = CapturedStep(_Scope(mapping), metrics)
         with ExitStack() as stack:
-            noise = no_noise() if seeds is None else draws_from(seeds[len(self.generators)])
-            stack.enter_context(noise)
+            generators = len(self.generators)
+            draws = equal_draws() if seeds is None else draws_from(seeds[generators])
+            stack.enter_context(draws)
             stack.enter_context(caught_calls(lambda call: handle(captured, call)))
             captured.results = stack.enter_context(noted_results(self.model.metrics))
             stack.enter_context(captured.scope)

@@ -3,7 +3,7 @@
 A contribution holds what the step computes for one microbatch:
 
 * gradients that the script hands to its optimizers, times the samples;
-* float32 state that the step changes, times the samples;
+* state that the step makes of the samples, times the samples, or what is added to it;
 * metric variables.  Those that the script updates with a value of the whole batch are weighted by
   the microbatch's share of the samples.  Then the sum is what Keras would have added;
 * numbers of the logs, weighted in the same way.
@@ -38,6 +38,7 @@ from holdfast.runtime.custom.step_plan import StepPlan, plan_of
 from holdfast.runtime.custom.step_probe import Probe, probe, untried
 from holdfast.runtime.custom.traced_graph import traced
 from holdfast.runtime.loss.loss_scale import LossScale
+from holdfast.runtime.loss.state_kinds import StateKind, check_kind, notices_of, travelling
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.borrowed_total import BorrowedTotal
@@ -78,17 +79,18 @@ class CustomReplica:
         self._plan: StepPlan | None = None
         self._calls: list[Any] = []
         self._graphs: dict[Hashable, Any] = {}
-        self._graph(first, 0)
         self._is_whole = mixing is BatchMixing.HARMLESS
         tried = self._try(self._step, batch)
+        self._states = tried.states
+        self._graph(first, 0)
         if mixing is BatchMixing.REFUSED:
-            step_rules.check_mixing(tried, f"{type(model).__name__}.train_step")
+            self._refuse(tried, f"{type(model).__name__}.train_step")
         self._vector = self._lay_out(first, tried)
         self._borrowed = BorrowedTotal(self._vector.gradient)
         self._kept = KeptState(self._found)
         self._tensors = replica_variables(model, [c.optimizer for c in self._calls], self._kept)
         self._updates = [
-            TurnUpdate(self._step, self._found, self._calls, turn).trace(
+            TurnUpdate(self._step, self._found, self._calls, turn, self._kind_of).trace(
                 layout, self._borrowed, batch
             )
             for turn, layout in enumerate(self._vector.layouts)
@@ -103,6 +105,11 @@ class CustomReplica:
     def shape(self) -> ContributionShape:
         """Sizes of a contribution."""
         return ContributionShape(self._vector.gradient, self._vector.metrics)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of the training, one line each."""
+        return () if self._is_whole else notices_of(self._states)
 
     @property
     def turn(self) -> int:
@@ -179,6 +186,17 @@ class CustomReplica:
         assert self._plan is not None, "the first graph is traced at construction"
         return self._plan
 
+    def _kind_of(self, variable: Any) -> StateKind:
+        return self._states.get(variable.path, StateKind.MEAN)
+
+    def _refuse(self, tried: Probe, name: str) -> None:
+        """Raise ProgramError if the step cannot be put together from what it does with parts."""
+        for variable, _ in self._found.moving:
+            kind = self._kind_of(variable)
+            # It depends on samples, though not on the first ones.
+            check_kind(variable, StateKind.OTHER if kind is StateKind.SAME else kind, name)
+        step_rules.check_mixing(tried, name)
+
     def _lay_out(self, first: Microbatch, tried: Probe) -> CustomVector:
         """Return the layout, from what the steps do with one microbatch and with its parts."""
         batch, metrics = Batch.of(first), self._model.metrics_variables
@@ -220,7 +238,11 @@ class CustomReplica:
         samples = float(batch.samples)
         calls = [captured.calls[i][0] for i in plan.calls_of(turn)]
         gradients = [tf.convert_to_tensor(g) * samples for call in calls for g in call.gradients]
-        moving = [captured.value(v) * samples for v, of_state in plan.moving if of_state == turn]
+        moving = [
+            travelling(v, captured.value(v), samples, self._kind_of(v))
+            for v, of_state in plan.moving
+            if of_state == turn
+        ]
         metrics = [
             captured.value(v) if of_metric == turn else tf.zeros(v.shape, v.dtype)
             for v, of_metric in zip(captured.metrics, plan.metric_turns, strict=True)
@@ -234,7 +256,8 @@ class CustomReplica:
 
     def _note_plan(self, captured: CapturedStep) -> StepPlan:
         """Learn the plan from the first trace; all later traces must agree."""
-        plan = plan_of(self._step, captured, tf.compat.v1.get_default_graph())
+        graph = tf.compat.v1.get_default_graph()
+        plan = plan_of(self._step, captured, graph, self._states)
         first = self._plan or plan
         assert first.signature() == plan.signature(), "a step depends on the batch's shape"
         self._plan = first

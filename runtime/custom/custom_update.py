@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ import tensorflow as tf
 from holdfast.runtime.custom.captured_step import CapturedStep, Step, outside
 from holdfast.runtime.custom.optimizer_calls import OptimizerCall
 from holdfast.runtime.custom.step_plan import StepPlan
+from holdfast.runtime.loss.state_kinds import StateKind, arrived
 from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
 from holdfast.runtime.model.tensors import Batch
 from holdfast.runtime.model.vector_layout import VectorLayout
@@ -20,23 +21,29 @@ class TurnUpdate:
     """The updates of one turn: optimizers, moving state, and what is computed from weights."""
 
     def __init__(
-        self, step: Step, plan: StepPlan, calls: Sequence[OptimizerCall], turn: int
+        self,
+        step: Step,
+        plan: StepPlan,
+        calls: Sequence[OptimizerCall],
+        turn: int,
+        kind_of: Callable[[Any], StateKind],
     ) -> None:
         self._step = step
         self._plan = plan
         self._calls = calls
         self._turn = turn
+        self._kind_of = kind_of
 
     def trace(self, layout: VectorLayout, borrowed: BorrowedTotal, batch: Batch) -> Any:
         """Return the graph; ``batch`` tells the shape of a microbatch."""
         moving = [v for v, turn in self._plan.moving if turn == self._turn]
 
         def update(samples: Any, rows: Any) -> None:
-            means = [tensor_at(rows, place) / samples for place in layout.places]
-            graded = len(means) - len(moving)
-            self._make_calls(means[:graded], batch)
-            for variable, mean in zip(moving, means[graded:], strict=True):
-                variable.assign(mean)
+            totals = [tensor_at(rows, place) for place in layout.places]
+            graded = len(totals) - len(moving)
+            self._make_calls([total / samples for total in totals[:graded]], batch)
+            for variable, total in zip(moving, totals[graded:], strict=True):
+                variable.assign(arrived(variable, total, samples, self._kind_of(variable)))
 
         return tf.function(update, autograph=False).get_concrete_function(
             tf.TensorSpec((), tf.float32), borrowed.specification

@@ -55,12 +55,8 @@ class KeptState:
 
 
 def seed_states(model: Any) -> tuple[Any, ...]:
-    """Return the states of seed generators that a step may draw from, Keras's global one too."""
-    found = [v for v in model.non_trainable_variables if model_rules.is_generator_state(v)]
-    shared = keras.src.backend.common.global_state.get_global_attribute("global_seed_generator")
-    if shared is not None and all(v is not shared.state for v in found):
-        found.append(shared.state)
-    return tuple(found)
+    """Return the states of seed generators that a step may draw from."""
+    return tuple(v for v in model.non_trainable_variables if model_rules.is_generator_state(v))
 
 
 def replica_variables(model: Any, optimizers: Iterable[Any], kept: KeptState) -> dict[str, Any]:

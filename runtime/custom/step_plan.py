@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from holdfast.runtime.custom.captured_step import CapturedStep, Step
 from holdfast.runtime.custom.graph_reads import GraphReads
 from holdfast.runtime.custom.step_logs import StepLogs
 from holdfast.runtime.custom.turns import Read, Update, is_consistent, turn_of, turns_of
+from holdfast.runtime.loss.state_kinds import StateKind
 from holdfast.runtime.model import model_rules
 
 
@@ -25,7 +26,7 @@ class StepPlan:
     graded: tuple[tuple[Any, ...], ...]
     """For each update the variables that have gradients."""
     moving: tuple[tuple[Any, int], ...]
-    """State that the step changes, averaged over samples in its turn."""
+    """State that the step makes of the samples, and the turn in which it does."""
     following: tuple[Any, ...]
     """Variables that the step computes from other variables alone, such as averaged weights."""
     metric_turns: tuple[int, ...]
@@ -60,21 +61,28 @@ class StepPlan:
         )
 
 
-def plan_of(step: Step, captured: CapturedStep, graph: Any) -> StepPlan:
+def plan_of(
+    step: Step, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
+) -> StepPlan:
     """Return the plan of a step that was captured in ``graph``.
+
+    ``states`` tells what becomes of state over the parts of a batch, as far as that is known.
 
     Raises:
         ProgramError: the step does what microbatches on several workers cannot do.
     """
-    return _Planner(step, captured, graph).plan()
+    return _Planner(step, captured, graph, states).plan()
 
 
 class _Planner:
     """Numbers all variables, and looks at what was computed from which."""
 
-    def __init__(self, step: Step, captured: CapturedStep, graph: Any) -> None:
+    def __init__(
+        self, step: Step, captured: CapturedStep, graph: Any, states: Mapping[str, StateKind]
+    ) -> None:
         self._step = step
         self._captured = captured
+        self._states = states
         calls = [call for call, _ in captured.calls]
         given = [v for call in calls for v in call.everything]
         optimizers = [v for call in calls for v in call.optimizer.variables]
@@ -125,7 +133,9 @@ class _Planner:
                 continue
             step_rules.check_assigned(variable, name, is_known=id(variable) in known)
             value = captured.value(variable)
-            if self._reads.depends_on_data(value):
+            kind = self._states.get(variable.path, StateKind.SAME)
+            # The number of samples is a constant of the graph, and no data.
+            if self._reads.depends_on_data(value) or kind is not StateKind.SAME:
                 model_rules.check_state_change(variable)
                 advice = step_rules.OF_STATISTICS
                 moving.append((variable, self._turn_of(value, variable.path, name, advice)))

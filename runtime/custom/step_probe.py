@@ -2,22 +2,22 @@
 
 A script updates some metrics with values of single samples, and others with one value of the
 batch.  Both are right for a batch, but their sums over microbatches differ.  The trial tells
-which is which.  It also tells whether the gradients of the parts add up to those of the batch.
-Random draws are held still in it, and normalisation of batches is off.
+which is which.  It also tells whether the gradients of the parts add up to those of the batch,
+and what becomes of state beside the metrics.  All samples draw the same random numbers in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from holdfast.runtime.custom.captured_step import Step, record
+from holdfast.runtime.custom.captured_step import CapturedStep, Step, record
+from holdfast.runtime.loss.state_kinds import StateKind, StateTrial, of_shifted, shifted
 from holdfast.runtime.model.tensors import Batch
 
 MOST_SAMPLES = 16
@@ -27,6 +27,10 @@ _TINY = 1e-12
 
 _EXACT, _ROUGH = 1e-2, 2e-1
 """Tolerances in float32, and with layers that compute in 16 bits."""
+
+
+_OF_STATE = 0.2
+"""State agrees more nearly than gradients, as a part of the tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Probe:
     difference: float
     """The norm of the difference between the two."""
     tolerance: float
+    states: dict[str, StateKind] = field(default_factory=dict)
+    """What becomes of state beside the metrics over the parts of a batch, by path."""
 
     @property
     def mixes_samples(self) -> bool:
@@ -49,21 +55,59 @@ class Probe:
         return self.difference > self.tolerance * max(self.whole, self.parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What a step does with some samples."""
+
+    samples: float
+    gradients: Any
+    """All of them in one vector."""
+    metrics: list[Any]
+    """Metric variables, updated from zero."""
+    state: dict[str, Any]
+    """Other variables that the step assigns, by path."""
+
+
 def probe(step: Step, batch: Batch) -> Probe:
     """Try a step on some samples, and on two parts of them."""
-    (all_of_them, size), *parts = [(b, float(b.samples)) for b in _cut(batch)]
-    with _no_normalisation(step.model):
-        gradients, metrics = _measure(step, all_of_them)
-        (g1, m1), (g2, m2) = (_measure(step, part) for part, _ in parts)
-    n1, n2 = (n / size for _, n in parts)
+    whole, *parts = _cut(batch)
+    tried, one, other = (_try(step, some) for some in (whole, *parts))
+    n1, n2 = (part.samples / tried.samples for part in (one, other))
     weighted = []
     for metric in _grouped(step.model):
-        added = sum(_distance(metrics[i], m1[i] + m2[i]) for i in metric)
-        mean = sum(_distance(metrics[i], n1 * m1[i] + n2 * m2[i]) for i in metric)
+        pairs = [(tried.metrics[i], one.metrics[i], other.metrics[i]) for i in metric]
+        added = sum(_distance(m, m1 + m2) for m, m1, m2 in pairs)
+        mean = sum(_distance(m, n1 * m1 + n2 * m2) for m, m1, m2 in pairs)
         weighted += [bool(mean < added)] * len(metric)
-    apart = n1 * g1 + n2 * g2
-    whole, mean, difference = (_norm(v) for v in (gradients, apart, gradients - apart))
-    return Probe(tuple(weighted), whole, mean, difference, _tolerance(step.model))
+    apart = n1 * one.gradients + n2 * other.gradients
+    whole_norm, norm, difference = map(_norm, (tried.gradients, apart, tried.gradients - apart))
+    states = _states(step, parts[0], tried, (one, other)) if tried.state else {}
+    return Probe(tuple(weighted), whole_norm, norm, difference, _tolerance(step.model), states)
+
+
+def _states(
+    step: Step, part: Batch, whole: _Trial, parts: tuple[_Trial, _Trial]
+) -> dict[str, StateKind]:
+    """Return what becomes of state; ``part`` are the samples of the first of the parts."""
+    twice = _try(step, _map(lambda t: tf.concat([t, t], 0), part))
+    kinds = dict(_kinds(step.model, whole, parts, twice))
+    sums = [v for v in step.model.variables if kinds.get(v.path) is StateKind.SUM]
+    if sums:
+        again = _try(step, part, [(v, shifted(v)) for v in sums])
+        one = parts[0].state
+        kinds |= {v.path: of_shifted(one[v.path], again.state[v.path]) for v in sums}
+    return kinds
+
+
+def _kinds(
+    model: Any, whole: _Trial, parts: tuple[_Trial, _Trial], twice: _Trial
+) -> Iterator[tuple[str, StateKind]]:
+    before = {v.path: np.asarray(v.value, np.float64) for v in model.variables}
+    for path, value in whole.state.items():
+        if all(path in of_trial for of_trial in (before, twice.state, *(p.state for p in parts))):
+            first, second = ((p.samples / whole.samples, p.state[path]) for p in parts)
+            of_path = (before[path], value, (first, second), twice.state[path])
+            yield path, StateTrial(*of_path, _OF_STATE * _tolerance(model)).kind
 
 
 def untried(step: Step) -> Probe:
@@ -79,16 +123,26 @@ def _tolerance(model: Any) -> float:
     return _EXACT if is_exact else _ROUGH
 
 
-def _measure(step: Step, batch: Batch) -> tuple[Any, list[Any]]:
-    """Return all gradients in one vector, and the metrics from zero."""
-    captured = step.capture(batch, None, record)
+def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> _Trial:
+    captured = step.capture(batch, None, record, values)
     gradients = [
         np.asarray(tf.convert_to_tensor(gradient), np.float64).reshape(-1)
         for call, _ in captured.calls
         for gradient in call.gradients
     ]
-    metrics = [np.asarray(captured.value(v), np.float64) for v in captured.metrics]
-    return np.concatenate([np.zeros(0), *gradients]), metrics
+    return _Trial(
+        float(batch.samples),
+        np.concatenate([np.zeros(0), *gradients]),
+        [np.asarray(captured.value(v), np.float64) for v in captured.metrics],
+        {v.path: np.asarray(captured.value(v), np.float64) for v in _state(step, captured)},
+    )
+
+
+def _state(step: Step, captured: CapturedStep) -> Iterator[Any]:
+    ours = {id(v) for v in (*captured.metrics, *step.generators)}
+    for variable, _ in captured.assigned.values():
+        if id(variable) not in ours:
+            yield variable
 
 
 def _cut(batch: Batch) -> Iterator[Batch]:
@@ -128,20 +182,3 @@ def _norm(vector: Any) -> float:
 def _distance(found: Any, expected: Any) -> float:
     scale = np.abs(found).sum() + np.abs(expected).sum() + _TINY
     return float(np.abs(found - expected).sum() / scale)
-
-
-@contextmanager
-def _no_normalisation(model: Any) -> Iterator[None]:
-    """Let layers that normalise a batch use their moving statistics, as when they are frozen."""
-    layers = [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-    ]
-    try:
-        for layer in layers:
-            layer.trainable = False
-        yield
-    finally:
-        for layer in layers:
-            layer.trainable = True

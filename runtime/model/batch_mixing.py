@@ -6,26 +6,33 @@ has every sample of P twice, what it is divided by: a mean stays, a sum doubles.
     gradient(PP) + gradient(QQ) = gradient(PQ) + gradient(QP)
 
 holds if every sample adds its own part, wherever it stands.  It does not hold if samples see
-each other, as in a contrastive loss.  Random draws, such as dropout, belong to a place in
-the batch.  Each sample stands in each place once on both sides, so they cancel.
+each other, as in a contrastive loss.  All samples draw the same random numbers meanwhile.
+
+State that a layer keeps is tried in the same way: whether it is a mean, a sum, or neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.recovery.order import generator_seeds
+from holdfast.runtime.draws.equal_draws import equal_draws
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.loss.loss_parts import LossKinds
 from holdfast.runtime.loss.loss_terms import Kind
+from holdfast.runtime.loss.state_kinds import (
+    StateKind,
+    StateTrial,
+    check_kind,
+    of_shifted,
+    shifted,
+)
 from holdfast.runtime.model.model_sums import ModelSums, TermValues
 from holdfast.runtime.model.nest import leaves, map_leaves
 from holdfast.runtime.model.replica import Microbatch
@@ -36,6 +43,10 @@ _MOST_SAMPLES = 4
 
 _EXACT, _ROUGH = 2e-3, 5e-2
 """Tolerances in float32, and with layers that compute in 16 bits."""
+
+
+_OF_A_KIND = 0.02
+"""How near a term must come to a mean or to a sum."""
 
 
 class BatchMixing(Enum):
@@ -63,6 +74,13 @@ class Finding:
     """Paths of metric variables that count batches, not samples."""
     mixing: str | None
     """How the loss mixes samples, None if it does not."""
+    states: dict[str, StateKind]
+    """What becomes of state over the parts of a batch, by path."""
+
+    def refuse_state(self, variables: Iterable[Any]) -> None:
+        """Raise ProgramError if the state of a batch cannot be put together from its parts."""
+        for variable in variables:
+            check_kind(variable, self.states.get(variable.path, StateKind.MEAN), "the model's call")
 
     def refuse_mixing(self) -> None:
         """Raise ProgramError if the loss mixes the samples of a batch."""
@@ -83,18 +101,13 @@ class Probe:
         p, q = _rows(first, slice(0, self._half)), _rows(first, slice(-self._half, None))
         self._p, self._q = p, q
         self._pairs = [_joined(a, b) for a, b in ((p, p), (q, q), (p, q), (q, p))]
-        generators = len(sums.seeds)
-        self._seeds = tf.constant(generator_seeds(0, generators), tf.int64)
+        self._seeds = tf.zeros((len(sums.seeds) + 1, 2), tf.int64)
         layers = model._flatten_layers()
-        layers = list(layers)
-        has_statistics = any(isinstance(x, keras.layers.BatchNormalization) for x in layers)
-        self._training = not has_statistics
-        self._is_random = generators > 0 or has_statistics
         is_exact = all(getattr(x, "compute_dtype", "float32") == "float32" for x in layers)
         self._tolerance = _EXACT if is_exact else _ROUGH
 
     def run(self) -> Finding:
-        """Return what the model's loss and metrics are made of."""
+        """Return what the model's loss, metrics and state are made of."""
         with np.errstate(all="ignore"):  # samples that are not finite end the first step
             return self._run()
 
@@ -102,27 +115,44 @@ class Probe:
         kinds, doubts = {}, []
         calm = self._values(training=False)
         kinds[False], of_calm = _kinds(*calm)
-        doubts += of_calm
-        small = self._sums.values(self._batch(self._p), self._seeds, training=True)
-        if self._is_random and len(small.terms) == len(calm[0].terms):
-            kinds[True] = kinds[False]
-        else:
-            double = self._sums.values(self._batch(self._pairs[0]), self._seeds, training=True)
-            kinds[True], of_training = _kinds(small, double, is_random=self._is_random)
-            doubts += of_training
+        small, double = self._values(training=True)
+        kinds[True], of_training = _kinds(small, double)
+        doubts += [*of_calm, *of_training]
         by_batch = _unchanged(calm[0].metrics, calm[1].metrics)
+        states = self._states(small, double)
         self._sums.learn(kinds, by_batch)
         mixing = self._difference(doubts)
-        self._sums.forget()
-        return Finding(kinds, by_batch, mixing)
+        self._sums.learn(kinds, by_batch, states)
+        return Finding(kinds, by_batch, mixing, states)
 
     def _values(self, *, training: bool) -> tuple[TermValues, TermValues]:
         """Return the terms of P, and of P twice."""
-        small, double = (
-            self._sums.values(self._batch(m), self._seeds, training=training)
-            for m in (self._p, self._pairs[0])
-        )
-        return small, double
+        p, pp = self._p, self._pairs[0]
+        return self._of(p, training=training), self._of(pp, training=training)
+
+    def _of(
+        self, microbatch: Microbatch, values: Iterable[tuple[Any, Any]] = (), *, training: bool
+    ) -> TermValues:
+        with equal_draws():
+            return self._sums.values(self._batch(microbatch), values, training=training)
+
+    def _states(self, small: TermValues, double: TermValues) -> dict[str, StateKind]:
+        """Return what becomes of the state that a training call changes."""
+        if not small.state:
+            return {}
+        other = self._of(self._q, training=True).state
+        whole = self._of(self._pairs[2], training=True).state
+        before = {v.path: np.asarray(v.value, np.float64) for v in self._sums.state}
+        kinds = {}
+        for path, value in small.state.items():
+            parts = ((0.5, value), (0.5, other[path]))
+            of_path = (before[path], whole[path], parts, double.state[path])
+            kinds[path] = StateTrial(*of_path, self._tolerance).kind
+        sums = [v for v in self._sums.state if kinds.get(v.path) is StateKind.SUM]
+        if sums:
+            again = self._of(self._p, [(v, shifted(v)) for v in sums], training=True).state
+            kinds |= {v.path: of_shifted(small.state[v.path], again[v.path]) for v in sums}
+        return kinds
 
     def _difference(self, doubts: Sequence[str]) -> str | None:
         """Return in words how four arrangements of the samples contradict each other."""
@@ -156,9 +186,8 @@ class Probe:
 
     def _contribution(self, microbatch: Microbatch) -> list[npt.NDArray[np.float32]]:
         """Return the gradients, and at the end the loss and what it is divided by."""
-        tensors = self._sums.probed(
-            self._batch(microbatch), self._seeds, is_training=self._training
-        )
+        with equal_draws():
+            tensors = self._sums.probed(self._batch(microbatch), self._seeds, is_training=True)
         *gradients, metrics = [np.asarray(tensor) for tensor in tensors]
         graded = gradients[: len(self._sums.roles.graded)]
         return [*graded, self._sums.measures.loss_entries(metrics)]
@@ -168,23 +197,20 @@ class Probe:
         return Batch.of(microbatch)
 
 
-def _kinds(
-    small: TermValues, double: TermValues, *, is_random: bool = False
-) -> tuple[LossKinds, list[str]]:
+def _kinds(small: TermValues, double: TermValues) -> tuple[LossKinds, list[str]]:
     """Return the kinds of all terms, and what contradicts each of them."""
-    tolerance = 0.3 if is_random else 0.02
     doubts: list[str] = []
     kinds = [
-        Kind.RATIO if term.key is not None else _kind(term.value, other.value, tolerance, doubts)
+        Kind.RATIO if term.key is not None else _kind(term.value, other.value, doubts)
         for term, other in zip(small.terms, double.terms, strict=True)
     ]
-    return LossKinds(tuple(kinds), _kind(small.rest, double.rest, tolerance, doubts)), doubts
+    return LossKinds(tuple(kinds), _kind(small.rest, double.rest, doubts)), doubts
 
 
-def _kind(small: Any, double: Any, tolerance: float, doubts: list[str]) -> Kind:
+def _kind(small: Any, double: Any, doubts: list[str]) -> Kind:
     """Tell a mean from a sum by what it becomes when each sample stands there twice."""
     one, two = (float(np.sum(np.asarray(value, np.float64))) for value in (small, double))
-    limit = tolerance * abs(one) + 1e-12
+    limit = _OF_A_KIND * abs(one) + 1e-12
     if abs(two - one) <= limit:
         return Kind.MEAN
     if abs(two - 2 * one) <= limit:

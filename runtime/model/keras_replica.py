@@ -6,8 +6,8 @@ make are read from the scope instead:
 
 * gradients of the loss times the samples, so that sums over microbatches
   divided by all samples are the gradient of the mean loss;
-* float32 state that the call changes (moving statistics of BatchNormalization):
-  the new value times the samples, so that the mean is weighted by samples;
+* state that the call changes (moving statistics of BatchNormalization, counters):
+  the new value times the samples, so that the mean is weighted by samples, or what is added;
 * states of seed generators: set from the microbatch's seed, then forgotten;
 * metric variables: updated from zero, so that they are sums.
 
@@ -34,9 +34,12 @@ import tensorflow as tf
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
 from holdfast.recovery.partial import FloatVector
+from holdfast.runtime.draws.equal_draws import equal_draws
+from holdfast.runtime.draws.microbatch_draws import draws_from
 from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.loss.loss_scale import LossScale
 from holdfast.runtime.loss.loss_terms import Kind
+from holdfast.runtime.loss.state_kinds import arrived, notices_of
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
 from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
@@ -88,14 +91,10 @@ class KerasReplica:
             model.optimizer.build(model.trainable_variables)
         self._scale = LossScale(model.optimizer)
         self._sums = ModelSums(model, self._scale)
-        self._no_seeds = tf.zeros((0, 2), tf.int64)
+        self._no_seeds = tf.zeros((len(self._sums.seeds) + 1, 2), tf.int64)
+        self._draws = bool(self._sums.seeds)
         self._tensors = model_variables(model)
-        finding = None
-        if mixing is not BatchMixing.HARMLESS:
-            finding = Probe(model, self._sums, first).run()
-        self._graph(first, training=True)  # it refuses what would also look like mixing
-        if finding is not None and mixing is BatchMixing.REFUSED:
-            finding.refuse_mixing()
+        self._try(first, mixing)
         roles = self._sums.roles
         # The samples come first; other parts of the loss have another denominator each.
         self._parts = tuple(dict.fromkeys([Kind.MEAN.name, *(part for part, _ in roles.graded)]))
@@ -158,11 +157,12 @@ class KerasReplica:
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know of the training, one line each."""
-        return tuple(
+        left_out = tuple(
             f"metric {name!r} is left out: it is no sum over samples, so the parts of a batch "
             "cannot be measured apart"
             for name in self._left_out
         )
+        return left_out + notices_of(self._sums.state_kinds)
 
     @property
     def is_additive(self) -> bool:
@@ -202,13 +202,22 @@ class KerasReplica:
         for name, variable in self._tensors.items():
             variable.value.assign(tf.convert_to_tensor(state[name]))
 
+    def _try(self, first: Microbatch, mixing: BatchMixing) -> None:
+        """Find out what the model's loss and state are made of, and trace the first graph."""
+        finding = None
+        if mixing is not BatchMixing.HARMLESS:
+            finding = Probe(self._model, self._sums, first).run()
+        self._graph(first, training=True)  # it refuses what would also look like mixing
+        if finding is not None and mixing is BatchMixing.REFUSED:
+            finding.refuse_state(self._sums.roles.moving)
+            finding.refuse_mixing()
+
     def _run(self, batch: Microbatch, *, training: bool) -> Sequence[Any]:
         """Run the graph of the batch's shape and return its outputs."""
         graph = self._graph(batch, training=training)
         seeds = self._no_seeds
-        generators = len(self._sums.seeds)
-        if generators:
-            seeds = tf.constant(generator_seeds(batch.seed, generators), tf.int64)
+        if self._draws:
+            seeds = tf.constant(generator_seeds(batch.seed, len(seeds)), tf.int64)
         outputs: Sequence[Any] = graph(flat_tensors(batch), seeds)
         return outputs
 
@@ -223,12 +232,16 @@ class KerasReplica:
 
     def _trace(self, batch: Microbatch, *, training: bool) -> Any:
         sums = self._sums.training if training else self._sums.validation
-        call = tf.function(
-            lambda tensors, seeds: sums(Batch.of(batch, tensors), seeds), autograph=False
-        )
+
+        def contribution(tensors: Any, seeds: Any) -> Any:
+            with draws_from(seeds[-1]) as drawn:
+                outputs = sums(Batch.of(batch, tensors), seeds)
+            self._draws = self._draws or drawn.count > 0
+            return outputs
+
+        call = tf.function(contribution, autograph=False)
         graph = call.get_concrete_function(
-            flat_specifications(batch),
-            tf.TensorSpec((len(self._sums.seeds), 2), tf.int64),
+            flat_specifications(batch), tf.TensorSpec(self._no_seeds.shape, tf.int64)
         )
         model_rules.check_operations(graph.graph.as_graph_def())
         return graph
@@ -249,7 +262,8 @@ class KerasReplica:
             self._model.optimizer.apply([means[id(v)] for v in variables], list(variables))
             moving_places = places[len(roles.graded) :]
             for variable, place in zip(roles.moving, moving_places, strict=True):
-                variable.assign(tensor_at(sums, place) / divisors[0])
+                kind = self._sums.kind_of(variable)
+                variable.assign(arrived(variable, tensor_at(sums, place), divisors[0], kind))
 
         return tf.function(update, autograph=False).get_concrete_function(
             tf.TensorSpec((len(parts),), tf.float32),
@@ -309,7 +323,7 @@ def _updated_metrics(
 ) -> list[npt.NDArray[np.float32]]:
     """Return the metric variables after an update that starts from ``values``."""
     call = ModelCall(model, values)
-    with call.scope:
+    with equal_draws(), call.scope:
         prediction, _ = forward(model, batch, training=False)
         update_metrics(model, batch, prediction)
     return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in metrics]

@@ -87,7 +87,8 @@ def check_state_change(variable: Any) -> None:
             f"the model's call assigns its trainable variable {variable.path!r}, which only the "
             "optimizer may do: remove the layer that does it"
         )
-    if variable.dtype != "float32":
+    is_whole = variable.dtype == "bool" or variable.dtype.startswith(("int", "uint"))
+    if variable.dtype != "float32" and not is_whole:
         raise ProgramError(
             f"the model's call changes {variable.path!r} of type {variable.dtype}, but only "
             "float32 can be averaged over microbatches: keep it in float32 or make it constant"

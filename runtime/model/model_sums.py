@@ -5,7 +5,7 @@ The functions are traced into graphs, and run eagerly when the model is probed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from holdfast.runtime.loss.loss_parts import LossKinds, LossParts
 from holdfast.runtime.loss.loss_scale import LossScale
 from holdfast.runtime.loss.loss_terms import Term, noted_terms
 from holdfast.runtime.loss.measures import Measures
+from holdfast.runtime.loss.state_kinds import StateKind, travelling
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
 from holdfast.runtime.model.tensors import Batch
@@ -68,6 +69,8 @@ class TermValues:
     """What is left of the loss beside the terms."""
     metrics: dict[str, npt.NDArray[np.float64]]
     """Metric variables by path, updated from zero."""
+    state: dict[str, npt.NDArray[np.float64]]
+    """Other state that the call changes, by path."""
 
 
 class ModelSums:
@@ -84,8 +87,14 @@ class ModelSums:
         """What the terms of the loss are divided by, in training and in validation."""
         self.by_batch: frozenset[str] = frozenset()
         """Paths of metric variables that count batches."""
+        self.state_kinds: dict[str, StateKind] = {}
+        """What becomes of state over the parts of a batch, by path; the mean if it is not told."""
         self._roles: Roles | None = None
         self._measures: Measures | None = None
+
+    def kind_of(self, variable: Any) -> StateKind:
+        """Return what becomes of a variable over the parts of a batch."""
+        return self.state_kinds.get(variable.path, StateKind.MEAN)
 
     @property
     def roles(self) -> Roles:
@@ -99,10 +108,18 @@ class ModelSums:
         assert self._measures is not None, "the first training call tells it"
         return self._measures
 
-    def learn(self, kinds: dict[bool, LossKinds], by_batch: frozenset[str]) -> None:
-        """Take what is known of terms and metrics; the next training call finds roles anew."""
-        self.kinds, self.by_batch = kinds, by_batch
-        self.forget()
+    def learn(
+        self,
+        kinds: dict[bool, LossKinds],
+        by_batch: frozenset[str],
+        states: Mapping[str, StateKind] | None = None,
+    ) -> None:
+        """Take what is known of terms, metrics and state.
+
+        The next training call finds roles and metrics anew.
+        """
+        self.kinds, self.by_batch, self.state_kinds = kinds, by_batch, dict(states or {})
+        self._roles = self._measures = None
 
     def training(self, batch: Batch, seeds: Any) -> list[Any]:
         """Return the tensors of a contribution: gradients, moving statistics, metrics."""
@@ -119,30 +136,44 @@ class ModelSums:
     def _training(
         self, batch: Batch, seeds: Any, scale: Any, *, is_divided: bool, is_training: bool
     ) -> list[Any]:
-        found = self._forward(batch, seeds, training=is_training)
+        found = self._forward(batch, self._seeded(seeds), training=is_training)
         call = found.call
         gradients = found.loss.gradients(call.weights, scale, is_divided=is_divided)
         self._note_roles(call, found.loss.names, gradients)
         sums = [g for of_part in gradients for g in of_part if g is not None]
-        sums += [call.value(v) * float(batch.samples) for v in self.roles.moving]
+        samples = float(batch.samples)
+        moving = self.roles.moving
+        sums += [travelling(v, call.value(v), samples, self.kind_of(v)) for v in moving]
         return [*sums, self._metric_sums(found, batch)]
 
     def validation(self, batch: Batch, seeds: Any) -> list[Any]:
         """Return the tensor of a validation batch: metrics only."""
-        found = self._forward(batch, seeds, training=False)
+        found = self._forward(batch, self._seeded(seeds), training=False)
         return [self._metric_sums(found, batch)]
 
-    def values(self, batch: Batch, seeds: Any, *, training: bool) -> TermValues:
-        """Return the terms of the loss and the metric variables; only for eager calls."""
-        found = self._forward(batch, seeds, training=training)
+    def values(
+        self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
+    ) -> TermValues:
+        """Return the terms of the loss, metrics and state, from other values of some variables.
+
+        Only for eager calls.
+        """
+        found = self._forward(batch, values, training=training)
         call = found.call
         changed = [v for v in call.metrics if call.has_changed(v)]
         metrics = {v.path: np.asarray(call.value(v), np.float64) for v in changed}
-        return TermValues(tuple(found.terms), found.loss.rest, metrics)
+        state = {v.path: np.asarray(call.value(v), np.float64) for v in self.changed_state(call)}
+        return TermValues(tuple(found.terms), found.loss.rest, metrics, state)
 
-    def _forward(self, batch: Batch, seeds: Any, *, training: bool) -> _Forward:
+    def changed_state(self, call: ModelCall) -> tuple[Any, ...]:
+        """Return the variables beside weights, seeds and metrics that a call changes."""
+        return tuple(filter(call.has_changed, self.state))
+
+    def _forward(
+        self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
+    ) -> _Forward:
         model = self._model
-        call = ModelCall(model, self._seeded(seeds))
+        call = ModelCall(model, values)
         with tf.GradientTape(persistent=True) as tape, call.scope:
             tape.watch(call.weights)
             with noted_terms(tape) as terms:
@@ -180,10 +211,6 @@ class ModelSums:
             by_batch = [n for n, v in enumerate(metrics) if v.path in self.by_batch]
             self._measures = Measures(metrics, by_batch)
         self._roles = roles
-
-    def forget(self) -> None:
-        """Forget roles and metrics: the next training call finds them anew."""
-        self._roles = self._measures = None
 
     def _metric_sums(self, found: _Forward, batch: Batch) -> Any:
         values = [found.call.value(v) for v in self.roles.metrics]

@@ -19,14 +19,8 @@ pytestmark = pytest.mark.tensorflow
 StepBody = Callable[[Any, Any, Any, Any], Any]
 
 
-def refused(
-    tf: SimpleNamespace,
-    body: StepBody,
-    *,
-    refuses_mixing: bool = False,
-    run_eagerly: bool = False,
-) -> str:
-    """Return the message for a model whose step is ``body(model, x, y, tf)``."""
+def _own(body: StepBody, *, run_eagerly: bool = False) -> Callable[[SimpleNamespace], Any]:
+    """Return what makes a model whose step is ``body(model, x, y, tf)``."""
 
     def make(tf: SimpleNamespace) -> Any:
         class Own(tf.keras.Model):
@@ -35,6 +29,7 @@ def refused(
                 self.dense = tf.keras.layers.Dense(2)
                 self.tracker = tf.keras.metrics.Mean(name="loss")
                 self.level = self.add_weight(shape=(), trainable=False, name="level")
+                self.whole = self.add_weight(shape=(), dtype="int64", trainable=False, name="whole")
 
             def train_step(self, data: Any) -> Any:
                 return body(self, *data, tf.tensorflow)
@@ -51,7 +46,19 @@ def refused(
         model.compile(optimizer="sgd", run_eagerly=run_eagerly)
         return model
 
+    return make
+
+
+def refused(
+    tf: SimpleNamespace,
+    body: StepBody,
+    *,
+    refuses_mixing: bool = False,
+    run_eagerly: bool = False,
+) -> str:
+    """Return the message for a model whose step is ``body(model, x, y, tf)``."""
     mixing = BatchMixing.REFUSED if refuses_mixing else BatchMixing.ACCEPTED
+    make = _own(body, run_eagerly=run_eagerly)
     with pytest.raises(ProgramError) as caught:
         CustomReplica(fresh_model(tf, make), X[:7], Y[:7], mixing=mixing)
     return str(caught.value)
@@ -218,3 +225,63 @@ def test_statistics_that_are_moved_before_and_after_an_update(tf: SimpleNamespac
 
     assert "moving_mean" in message
     assert "call that network with training=False after its update" in message
+
+
+def _with_state(change: Callable[[Any, Any, Any], Any]) -> StepBody:
+    """Return a step that changes ``model.level``, behind a dropout."""
+
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        loss = model.descend(t.nn.dropout(x, 0.4), y)
+        model.level.assign(change(model.level, t.nn.dropout(x, 0.4), t))
+        return {"loss": loss}
+
+    return body
+
+
+def test_sum_over_samples_that_decays(tf: SimpleNamespace) -> None:
+    """As the counts of a codebook: its microbatches cannot scale what was there before apart."""
+    message = refused(
+        tf, _with_state(lambda level, x, t: 0.9 * level + t.reduce_sum(x**2)), refuses_mixing=True
+    )
+
+    assert message.startswith("Own.train_step adds 'own/level' up over the samples of a batch")
+    assert "keras.metrics.Sum" in message
+    assert "--microbatches 1" in message
+
+
+def test_integers_that_are_no_count(tf: SimpleNamespace) -> None:
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        model.whole.assign(t.cast(t.reduce_max(100.0 * x), t.int64))
+        return {"loss": model.descend(x, y)}
+
+    message = refused(tf, body, refuses_mixing=True)
+
+    assert message.startswith("Own.train_step changes 'own/whole' of type int64")
+    assert "let it count steps or samples" in message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda level, x, t: t.maximum(level, t.reduce_max(x)),
+        lambda level, x, t: 0.9 * level + 0.1 * t.reduce_sum(t.math.reduce_variance(x, 0)),
+    ],
+    ids=["maximum", "variance"],
+)
+def test_state_that_is_neither_a_mean_nor_a_sum_is_named(
+    tf: SimpleNamespace, change: Callable[[Any, Any, Any], Any]
+) -> None:
+    replica = CustomReplica(
+        fresh_model(tf, _own(_with_state(change))), X[:7], Y[:7], mixing=BatchMixing.REFUSED
+    )
+
+    (notice,) = replica.notices
+    assert notice.startswith("state 'own/level' is neither a mean nor a sum over samples")
+
+
+def test_means_are_not_named(tf: SimpleNamespace) -> None:
+    body = _with_state(lambda level, x, t: 0.9 * level + 0.1 * t.reduce_mean(x**2))
+
+    model = fresh_model(tf, _own(body))
+
+    assert CustomReplica(model, X[:7], Y[:7], mixing=BatchMixing.REFUSED).notices == ()

@@ -28,6 +28,7 @@ CASES = {
     "adversarial": (custom_models.adversarial, ALONE),
     "trailing": (custom_models.trailing, BATCH),
     "augmented": (custom_models.augmented, BATCH),
+    "counting": (custom_models.counting, BATCH),
 }
 
 

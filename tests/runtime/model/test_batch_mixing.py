@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_harness import build, contribution, convolutional
-from keras_oracle import fresh_model
+from keras_oracle import fresh_model, stepped_by_keras, stepped_in_parts
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Microbatch
@@ -106,6 +106,93 @@ def test_dropout_and_batch_normalization_are_no_mixing(tf: SimpleNamespace) -> N
 
     assert tf.module.KerasReplica(noisy, X, Y).is_additive
     assert build(tf, convolutional).is_additive
+
+
+def functional_vae(tf: SimpleNamespace) -> Any:
+    """A layer that draws in training and in validation, and adds its divergence to the loss."""
+    ops, layers = tf.keras.ops, tf.keras.layers
+
+    class Sampling(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = tf.keras.random.SeedGenerator(5)
+
+        def call(self, inputs: Any) -> Any:
+            mean, spread = inputs
+            kl = -0.5 * (1 + spread - mean**2 - ops.exp(spread))
+            self.add_loss(ops.mean(ops.sum(kl, axis=1)))
+            drawn = tf.keras.random.normal(ops.shape(mean), seed=self.generator)
+            return mean + ops.exp(0.5 * spread) * drawn
+
+    inputs = tf.keras.Input((4,))
+    latent = Sampling()([layers.Dense(2)(inputs), layers.Dense(2)(inputs)])
+    model = tf.keras.Model(inputs, layers.Dense(1)(latent))
+    model.compile(optimizer="adam", loss="mse", metrics=["mae"])
+    return model
+
+
+def raw_noise(tf: SimpleNamespace) -> Any:
+    """Layers that draw from TensorFlow's operations, and from Keras's without a seed."""
+
+    class Noise(tf.keras.layers.Layer):
+        def call(self, inputs: Any, training: Any = False) -> Any:  # noqa: FBT002
+            steps = tf.tensorflow.random.uniform((inputs.shape[0], 1), 1, 9, tf.tensorflow.int32)
+            drawn = tf.tensorflow.random.normal(tf.tensorflow.shape(inputs))
+            if training:
+                drawn += tf.keras.random.uniform(tf.keras.ops.shape(inputs))
+            return inputs + drawn / tf.tensorflow.cast(steps, drawn.dtype)
+
+    return _dense(tf, "mse", Noise())
+
+
+@pytest.mark.parametrize("make", [functional_vae, raw_noise])
+def test_layers_that_draw_are_no_mixing_and_draw_from_the_microbatch(
+    tf: SimpleNamespace, make: Callable[[SimpleNamespace], Any]
+) -> None:
+    """Another worker, which has computed other microbatches before, makes the same bytes."""
+    batches = [Microbatch(X[:6], Y[:6], 11), Microbatch(X[6:], Y[6:], 12)]
+    one, other = (tf.module.KerasReplica(fresh_model(tf, make), X, Y) for _ in range(2))
+
+    first = [contribution(one, batch).tobytes() for batch in batches]
+    second = [contribution(other, batch).tobytes() for batch in batches[::-1]][::-1]
+
+    assert first == second
+    same = Microbatch(X[:6], Y[:6], 13)
+    assert contribution(one, same).tobytes() != first[0]
+    assert one.notices == ()
+
+
+def test_state_of_layers_is_a_count_a_sum_or_a_mean(tf: SimpleNamespace) -> None:
+    """Integers count steps and samples; parts of a batch leave what the batch would leave."""
+
+    def make(tf: SimpleNamespace) -> Any:
+        class Counting(tf.keras.layers.Layer):
+            def build(self, shape: Any) -> None:
+                def state(name: str, dtype: str) -> Any:
+                    return self.add_weight((), "zeros", dtype, trainable=False, name=name)
+
+                self.steps, self.seen = state("steps", "int64"), state("seen", "int32")
+                self.power, self.mean = state("power", "float32"), state("mean", "float32")
+
+            def call(self, inputs: Any, training: Any = False) -> Any:  # noqa: FBT002
+                ops = tf.keras.ops
+                if training:
+                    self.steps.assign_add(1)
+                    self.seen.assign_add(ops.shape(inputs)[0])
+                    self.power.assign_add(ops.sum(inputs**2))
+                    self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(inputs))
+                return inputs
+
+        model = tf.keras.Sequential([Counting(), tf.keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    state, _ = stepped_in_parts(tf, make, Microbatch(X, Y, 0), count=3, steps=3)
+    model, _ = stepped_by_keras(tf, make, Microbatch(X, Y, 0), steps=3)
+
+    for variable in model.non_trainable_variables:
+        found = state[f"weights/{variable.path}"]
+        np.testing.assert_allclose(found, np.asarray(variable.value), rtol=1e-5)
 
 
 def test_a_single_sample_is_enough(tf: SimpleNamespace) -> None:

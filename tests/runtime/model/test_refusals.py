@@ -78,15 +78,40 @@ def test_a_model_without_trainable_variables_is_refused(tf: SimpleNamespace) -> 
     assert "no trainable variable" in _refused(tf, make)
 
 
-def test_integer_state_that_changes_is_refused_by_name(tf: SimpleNamespace) -> None:
+def test_integer_state_of_the_samples_is_refused_by_name(tf: SimpleNamespace) -> None:
     def call(layer: Any, inputs: Any) -> Any:
-        layer.state.assign(layer.state + 1)
+        largest = tf.keras.ops.max(100 * inputs)
+        layer.state.assign(tf.keras.ops.cast(largest, "int32"))
         return inputs
 
     def make(tf: SimpleNamespace) -> Any:
-        return _with_layer(tf, call, dtype="int32", trainable=False, name="calls")
+        return _with_layer(tf, call, dtype="int32", trainable=False, name="largest")
 
-    assert "odd/calls' of type int32" in _refused(tf, make)
+    message = _refused(tf, make)
+
+    assert "odd/largest' of type int32" in message
+    assert "let it count steps or samples" in message
+
+
+def test_state_that_sums_over_samples_and_decays_is_refused_by_name(tf: SimpleNamespace) -> None:
+    def call(layer: Any, inputs: Any) -> Any:
+        layer.state.assign(0.9 * layer.state + tf.keras.ops.sum(inputs**2))
+        return inputs
+
+    message = _refused(tf, lambda tf: _with_layer(tf, call, trainable=False, name="power"))
+
+    assert "the model's call adds 'sequential/odd/power' up over the samples" in message
+
+
+def test_state_that_is_neither_mean_nor_sum_is_named(tf: SimpleNamespace) -> None:
+    def call(layer: Any, inputs: Any) -> Any:
+        layer.state.assign(tf.keras.ops.maximum(layer.state, tf.keras.ops.max(inputs)))
+        return inputs
+
+    replica = build(tf, lambda tf: _with_layer(tf, call, trainable=False, name="largest"))
+
+    (notice,) = replica.notices
+    assert "state 'sequential/odd/largest' is neither a mean nor a sum over samples" in notice
 
 
 def test_assigning_a_trainable_variable_is_refused_by_name(tf: SimpleNamespace) -> None:
@@ -98,22 +123,6 @@ def test_assigning_a_trainable_variable_is_refused_by_name(tf: SimpleNamespace) 
         return _with_layer(tf, call, name="gain")
 
     assert "assigns its trainable variable 'sequential/odd/gain'" in _refused(tf, make)
-
-
-def test_hidden_randomness_is_refused(tf: SimpleNamespace) -> None:
-    def call(layer: Any, inputs: Any) -> Any:
-        return inputs + tf.tensorflow.random.normal((36,))
-
-    assert "random operation RandomStandardNormal" in _refused(tf, lambda tf: _with_layer(tf, call))
-
-
-def test_randomness_without_a_generator_of_its_own_is_refused(tf: SimpleNamespace) -> None:
-    """Keras' global generator stands outside the model: its draws would repeat at every step."""
-
-    def call(layer: Any, inputs: Any) -> Any:
-        return inputs + tf.keras.random.normal((36,))
-
-    assert "not the model's own" in _refused(tf, lambda tf: _with_layer(tf, call))
 
 
 def test_a_raw_variable_that_changes_is_refused(tf: SimpleNamespace) -> None:

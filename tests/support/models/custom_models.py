@@ -242,3 +242,47 @@ def augmented(tf: SimpleNamespace, scale: float = 0.0) -> Any:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
     model.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
     return model
+
+
+def counting(tf: SimpleNamespace) -> Any:
+    """A step that counts steps, samples and classes, and keeps a running mean."""
+    keras, t = tf.keras, tf.tensorflow
+
+    class Counting(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+            def state(name: str, shape: tuple[int, ...] = (), dtype: str = "float32") -> Any:
+                return self.add_weight(
+                    shape=shape, dtype=dtype, initializer="zeros", trainable=False, name=name
+                )
+
+            self.steps, self.float_steps = state("steps", dtype="int32"), state("float_steps")
+            self.seen, self.long_seen = state("seen"), state("long_seen", dtype="int64")
+            self.positive, self.classes = state("positive", dtype="int64"), state("classes", (2,))
+            self.mean = state("mean")
+            self.has_begun = state("has_begun", dtype="bool")
+
+        def call(self, inputs: Any) -> Any:
+            return self.dense(inputs)
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with t.GradientTape() as tape:
+                loss = t.reduce_mean((self(x) - y) ** 2)
+            weights = self.trainable_weights
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            self.steps.assign_add(1)
+            self.float_steps.assign_add(1.0)
+            self.has_begun.assign(True)
+            self.seen.assign_add(t.cast(t.shape(x)[0], t.float32))
+            self.long_seen.assign_add(t.shape(x, t.int64)[0])
+            self.positive.assign_add(t.reduce_sum(t.cast(y[:, 0] > 0, t.int64)))
+            self.classes.assign_add(t.reduce_sum(t.cast(y > 0, t.float32), axis=0))
+            self.mean.assign(0.9 * self.mean + 0.1 * t.reduce_mean(x**2))
+            return {"loss": loss}
+
+    model = Counting()
+    model.compile(optimizer=keras.optimizers.SGD(0.1))
+    return model
