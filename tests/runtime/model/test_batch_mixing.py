@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from keras_harness import build, contribution, convolutional
-from keras_oracle import fresh_model, stepped_by_keras, stepped_in_parts
+from keras_oracle import assert_step_of_keras, fresh_model, stepped_by_keras, stepped_in_parts
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.replica import Microbatch
@@ -108,7 +109,7 @@ def test_dropout_and_batch_normalization_are_no_mixing(tf: SimpleNamespace) -> N
     assert build(tf, convolutional).is_additive
 
 
-def functional_vae(tf: SimpleNamespace) -> Any:
+def functional_vae(tf: SimpleNamespace, noise: float = 1.0) -> Any:
     """A layer that draws in training and in validation, and adds its divergence to the loss."""
     ops, layers = tf.keras.ops, tf.keras.layers
 
@@ -122,7 +123,7 @@ def functional_vae(tf: SimpleNamespace) -> Any:
             kl = -0.5 * (1 + spread - mean**2 - ops.exp(spread))
             self.add_loss(ops.mean(ops.sum(kl, axis=1)))
             drawn = tf.keras.random.normal(ops.shape(mean), seed=self.generator)
-            return mean + ops.exp(0.5 * spread) * drawn
+            return mean + ops.exp(0.5 * spread) * drawn * noise
 
     inputs = tf.keras.Input((4,))
     latent = Sampling()([layers.Dense(2)(inputs), layers.Dense(2)(inputs)])
@@ -160,6 +161,13 @@ def test_layers_that_draw_are_no_mixing_and_draw_from_the_microbatch(
     same = Microbatch(X[:6], Y[:6], 13)
     assert contribution(one, same).tobytes() != first[0]
     assert one.notices == ()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_layer_that_adds_its_loss_is_that_of_keras(tf: SimpleNamespace, count: int) -> None:
+    make = partial(functional_vae, noise=0.0)
+
+    assert_step_of_keras(tf, make, Microbatch(X, Y, 0), count=count)
 
 
 def test_state_of_layers_is_a_count_a_sum_or_a_mean(tf: SimpleNamespace) -> None:

@@ -79,6 +79,7 @@ _ALL = (
     _script("models/ctc", 2, 8),
     _script("models/auc_f1", 2, 6),
     _script("models/class_weights", 3, 6),
+    _script("models/sampling", 2, 8, DRAWS),
     _script("inputs/augmentation", 2, 8, DRAWS),
     _script("inputs/siamese", 2, 8),
     _script("inputs/dict_strings", 2, 9),
@@ -88,6 +89,7 @@ _ALL = (
     _script("inputs/windows", 4, 15),
     _script("steps/vae", 2, 8, DRAWS),
     _script("steps/gan", 2, 8, DRAWS),
+    _script("steps/denoising", 2, 8, DRAWS),
     _script("steps/distillation", 2, 21),  # in the second of its three trainings
     _script("steps/fine_tuning", 3, 13),  # in the second of its two trainings
     _script("steps/mixed_precision", 2, 12, OVERFLOWS),
