@@ -13,6 +13,7 @@ import pytest
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
@@ -112,6 +113,8 @@ def test_job_that_has_its_supervisor_is_not_taken_over(tmp_path: Path) -> None:
 
 
 def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).journal_path.touch()
+
     refused = _attach(tmp_path)
 
     assert refused.exit_code == 2
