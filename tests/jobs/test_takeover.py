@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
-from holdfast.runtime.system.helper_process import program_command
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.helper_process import program_command
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
