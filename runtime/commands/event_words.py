@@ -42,7 +42,7 @@ def _recovered(record: Record) -> str:
 
 def _died(record: Record) -> str:
     step = record.get("step")
-    place = "" if step is None else f" at step {step}"
+    place = "" if step is None else f" after step {step}"
     return f"worker {record['worker']} died{place} ({record['cause']})"
 
 
@@ -76,7 +76,7 @@ _WORDS: Mapping[str, Callable[[Record], str]] = {
     "stalled": lambda r: f"{_named(r['workers'])} stood still for {words.duration(r['seconds'])}",
     "stopped": lambda r: f"stopped at step {r['step']} with a checkpoint",
     "supervisor_failed": lambda r: f"the supervisor failed: {r.get('reason')}",
-    "suspected": lambda r: f"worker {r['worker']} has not come on at step {r['step']}",
+    "suspected": lambda r: f"worker {r['worker']} has not come on after step {r['step']}",
     "suspicion": _text,
     "taken_over": lambda _: "another supervisor has taken the job over",
     "warning": _text,

@@ -311,7 +311,7 @@ def describe_troubles(report: Report) -> list[str]:
 
 def describe_failure(failure: Failure) -> str:
     """Return the worker that died, the cause, the step and the phase."""
-    where = f" at step {failure.step}" if failure.step is not None else ""
+    where = f" after step {failure.step}" if failure.step is not None else ""
     phase = f" while {failure.phase}" if failure.phase else ""
     is_said = failure.cause.startswith("fenced")
     fenced = ", fenced" if failure.fenced and not is_said else ""
@@ -337,7 +337,7 @@ def describe_suspected(suspected: Suspected) -> str:
     where = f" in {suspected.where}" if suspected.where else ""
     return (
         f"worker {suspected.worker}: no progress for {suspected.seconds:.0f} s "
-        f"at step {suspected.step}{where}"
+        f"after step {suspected.step}{where}"
     )
 
 

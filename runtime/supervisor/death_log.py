@@ -37,17 +37,17 @@ def fenced_line(message: Message) -> str:
         how = f"has kept the others waiting for {seconds:.1f} s"
     else:
         how = f"has been silent for {seconds:.1f} s"
-    return f"worker {worker} {how} at step {step}{_in(message)}: killing it"
+    return f"worker {worker} {how} after step {step}{_in(message)}: killing it"
 
 
 def suspected_line(message: Message) -> str:
     """Return the line of a worker that will be killed, unless it comes on."""
     worker, seconds, step = message["worker"], message["seconds"], message["step"]
-    begin = f"worker {worker} has not come on for {seconds:.0f} s at step {step}{_in(message)}"
+    begin = f"worker {worker} has not come on for {seconds:.0f} s after step {step}{_in(message)}"
     limit_s = message["limit_s"]
     if limit_s is None:
         return f"{begin}, and no other worker waits for it"
-    why = "all others wait for it" if message["is_awaited"] else "others were killed at that step"
+    why = "all others wait for it" if message["is_awaited"] else "others were killed there"
     return f"{begin}, and {why}: it is killed after {limit_s:.0f} s"
 
 
@@ -67,7 +67,7 @@ def stalled_line(message: Message) -> str:
 
 def died_line(message: Message, cause: str) -> str:
     """Return the line of a worker that is dead, with the place in the script if it is known."""
-    return f"worker {message['worker']} died at step {message['step']} ({cause}){_in(message)}"
+    return f"worker {message['worker']} died after step {message['step']} ({cause}){_in(message)}"
 
 
 def cause_of(error: Message) -> str:

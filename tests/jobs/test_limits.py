@@ -42,7 +42,7 @@ def test_death_by_the_oom_killer_is_named_with_figures_and_survived(
     (failure,) = job.report.failures
     assert failure.cause.startswith("out of memory: killed by the kernel's OOM killer, it had ")
     assert f"the cgroup {group} has 500 MiB" in failure.cause
-    assert f"worker {failure.worker} died at step {failure.step} (out of memory:" in job.stderr
+    assert f"worker {failure.worker} died after step {failure.step} (out of memory:" in job.stderr
     assert failure.cause in describe_failure(failure)
     assert job.report.relaunches == ()
     assert_whole(job, LONG, undisturbed(LONG))

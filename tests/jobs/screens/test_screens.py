@@ -88,7 +88,7 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
         wait_until(terminal, shows("  3 workers  save at step"))
         (tmp_path / "40").touch()
         lines = wait_until(terminal, shows("  2 of 3 workers  "))
-        assert any("worker 1 died at step 59 (signal SIGKILL)" in line for line in lines[:-1])
+        assert any("worker 1 died after step 59 (signal SIGKILL)" in line for line in lines[:-1])
         (tmp_path / "120").touch()
         wait_until(terminal, shows("  script after training  "))
 
@@ -96,7 +96,7 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
         workers = [worker["worker"] for worker in during["workers"]]
         assert (during["outcome"], during["is_over"], workers) == (AFTER_TRAINING, False, [0, 2])
         assert during["progress"]["step"] == during["step"] == LONG.steps
-        assert "worker 1 died at step 59" in status(run_dir)
+        assert "worker 1 died after step 59" in status(run_dir)
 
         linger.touch()
         lines = wait_until(terminal, lambda lines: exit_code_in(lines) is not None)
@@ -149,7 +149,7 @@ def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
         job = running.wait()
 
     assert job.exit_code == 0, job.stderr
-    assert job.stderr == "holdfast: worker 1 died at step 2 (signal SIGKILL)\n"
+    assert job.stderr == "holdfast: worker 1 died after step 2 (signal SIGKILL)\n"
     assert job.stdout.count("\n") <= 1  # what the script itself prints
 
 

@@ -94,7 +94,7 @@ def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
         "    contribute (/home/ann/train.py:42)",
         "[red]not markup[/red]",
         "microbatch 1, samples 5, 17",
-        "worker 1: no progress for 300 s at step 7 in contribute (train.py:42)",
+        "worker 1: no progress for 300 s after step 7 in contribute (train.py:42)",
         "core 5 has lost 3 workers",
         "step 8 has killed workers 0, 1",
     ):
@@ -124,7 +124,7 @@ def test_tables_tell_each_failure_and_what_came_of_it(
     failure = {
         "worker": 1,
         "now": 101.5,
-        "cause": "silent for 1.0 s",
+        "cause": "silent for 1 s",
         "phase": "training",
         "fenced": True,
     }
@@ -138,7 +138,7 @@ def test_tables_tell_each_failure_and_what_came_of_it(
 
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines]
-    failure = ["worker 1: silent for 1.0 s at step 2 while training, fenced", "job 1, 1.5 s"]
+    failure = ["worker 1: silent for 1 s after step 2 while training, fenced", "job 1, 1.5 s"]
     assert failure in cells
     assert ["3", "1", "0", "1", "12 ms"] in cells
     assert ["all workers died", "4", "-", "-"] in cells

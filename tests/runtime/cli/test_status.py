@@ -48,7 +48,7 @@ def test_ended_job_is_shown_with_how_it_ended(
         "progress step 1",
         "last epoch Epoch 1/3 - loss: 0.5000",
         "saves step 1, 0 s ago",
-        "worker 1 died at step 1 (signal [SIGKILL])",
+        "worker 1 died after step 1 (signal [SIGKILL])",
     ):
         assert fact in lines
     assert "metrics" not in lines

@@ -213,7 +213,7 @@ def test_events_are_the_newest_that_people_want_to_hear_of() -> None:
 
     assert told == [
         "started train.py on 3 workers",
-        "worker 1 died at step 2 (signal SIGKILL)",
+        "worker 1 died after step 2 (signal SIGKILL)",
         "recovered at step 3 without worker 1; workers 0, 2 left",
         "relaunched 2 workers: all died",
         "restored step 2",

@@ -186,7 +186,7 @@ def test_run_that_has_lost_all_checkpoints_says_so(told: Told) -> None:
 def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
     told.voice.heard(DEATH)
 
-    assert told.lines() == ["holdfast: worker 2 died at step 30 (signal SIGKILL)"]
+    assert told.lines() == ["holdfast: worker 2 died after step 30 (signal SIGKILL)"]
     (failure,) = told.records("failure")
     assert {name: failure[name] for name in ("worker", "cause", "step", "phase", "fenced")} == {
         "worker": 2,
@@ -221,7 +221,7 @@ def test_error_of_one_worker_is_told_when_the_others_go_on(told: Told) -> None:
     told.report(0, "world")
 
     assert told.lines() == [
-        "holdfast: worker 2 died at step 30 (ValueError: the loss is not finite)"
+        "holdfast: worker 2 died after step 30 (ValueError: the loss is not finite)"
     ]
     told.report(1, "world")
     assert told.lines() == []
@@ -246,7 +246,7 @@ def test_error_that_the_end_does_not_explain_is_told_before_it(told: Told) -> No
     told.voice.ended(End(70, "the restart budget of 0 is spent"))
 
     assert told.lines() == [
-        "holdfast: worker 2 died at step 30 (ValueError: the loss is not finite)",
+        "holdfast: worker 2 died after step 30 (ValueError: the loss is not finite)",
         "holdfast: error: the restart budget of 0 is spent",
     ]
 
@@ -260,7 +260,7 @@ def test_error_of_one_worker_is_told_with_its_place_and_kept_with_its_traceback(
     told.report(0, "world")
 
     assert told.lines() == [
-        "holdfast: worker 2 died at step 30 (ValueError: odd), in contribute (train.py:42)"
+        "holdfast: worker 2 died after step 30 (ValueError: odd), in contribute (train.py:42)"
     ]
     (failure,) = told.records("failure")
     assert (failure["cause"], failure["traceback"]) == ("ValueError: odd", "Traceback: here\n")
@@ -270,7 +270,9 @@ def test_error_of_several_lines_is_told_in_one(told: Told) -> None:
     told.error(2, "first\n    second\n\nthird")
     told.report(0, "world")
 
-    assert told.lines() == ["holdfast: worker 2 died at step 30 (ValueError: first second third)"]
+    assert told.lines() == [
+        "holdfast: worker 2 died after step 30 (ValueError: first second third)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,9 @@ def test_notice_of_several_workers_is_told_once(told: Told) -> None:
 def test_fence_is_told_with_its_silence(told: Told) -> None:
     told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 10.04, "step": 7})
 
-    assert told.lines() == ["holdfast: worker 4 has been silent for 10.0 s at step 7: killing it"]
+    assert told.lines() == [
+        "holdfast: worker 4 has been silent for 10.0 s after step 7: killing it"
+    ]
 
 
 def test_fence_of_a_stall_tells_where_the_worker_is(told: Told) -> None:
@@ -332,7 +336,7 @@ def test_fence_of_a_stall_tells_where_the_worker_is(told: Told) -> None:
     told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 600.04, "step": 7} | place)
 
     assert told.lines() == [
-        "holdfast: worker 4 has kept the others waiting for 600.0 s at step 7, "
+        "holdfast: worker 4 has kept the others waiting for 600.0 s after step 7, "
         "in contribute (train.py:42): killing it"
     ]
 
@@ -341,7 +345,7 @@ def test_fence_of_a_stall_tells_where_the_worker_is(told: Told) -> None:
     ("limit_s", "is_awaited", "rest"),
     [
         (600.0, True, ", and all others wait for it: it is killed after 600 s"),
-        (600.0, False, ", and others were killed at that step: it is killed after 600 s"),
+        (600.0, False, ", and others were killed there: it is killed after 600 s"),
         (None, False, ", and no other worker waits for it"),
     ],
 )
@@ -353,7 +357,7 @@ def test_suspicion_is_told_and_kept(
     told.voice.heard({"kind": "worker_suspected", "now": 1.0, "worker": 4, **seen, **place})
 
     assert told.lines() == [
-        f"holdfast: worker 4 has not come on for 300 s at step 7, in f (a.py:1){rest}"
+        f"holdfast: worker 4 has not come on for 300 s after step 7, in f (a.py:1){rest}"
     ]
     (kept,) = told.records("suspected")
     assert (kept["worker"], kept["stacks"]) == (4, "f")
@@ -430,7 +434,7 @@ def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
     told.voice.ended(End(ExitCode.RECOVERY_IMPOSSIBLE, "the budget is spent"))
 
     assert told.lines() == [
-        "holdfast: worker 2 died at step 30 (signal SIGKILL)",
+        "holdfast: worker 2 died after step 30 (signal SIGKILL)",
         "holdfast: error: the budget is spent",
     ]
     assert len(told.records("relaunch")) == 1
