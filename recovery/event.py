@@ -55,6 +55,7 @@ class WorkerFailed:
 
     ``is_death`` marks a failure that a relaunch can cure: the exception of a fault plan, or
     a world that could not be repaired.  Any other failure would happen again.
+    ``is_in_training`` marks one that has ended a training, not the script before or after it.
     """
 
     worker: WorkerId
@@ -63,6 +64,7 @@ class WorkerFailed:
     traceback: str
     exit_code: ExitCode
     is_death: bool = False
+    is_in_training: bool = False
 
     @property
     def message_with_kind(self) -> str:

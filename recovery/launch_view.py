@@ -106,11 +106,12 @@ class LaunchView:
 
     @property
     def failure_of_first(self) -> WorkerFailed | None:
-        """The error of that worker's script after training, None if there was none."""
-        if self.first is None:
-            return None
-        its = (f for f in self.failures if f.worker == self.first.worker and not f.is_death)
-        return next(its, None)
+        """The error of such a worker's script after a training, None if there was none.
+
+        The others may have gone on with another training, and completed it without that worker.
+        """
+        told = (f for f in self.failures if not f.is_death and not f.is_in_training)
+        return next((f for f in told if self._was_first(f.worker)), None)
 
     @property
     def common_failure(self) -> WorkerFailed | None:
@@ -171,6 +172,11 @@ class LaunchView:
             return self  # an old report that came late
         return replace(self, generation=generation, world=workers, was_formed=True)
 
+    def _was_first(self, worker: WorkerId) -> bool:
+        """Return whether ``worker`` was the first one when it completed its last training."""
+        its = [seen for seen in self.completions if seen.worker == worker]
+        return bool(its) and max(its, key=lambda seen: seen.step).is_first
+
     def _cause(self, seen: WorkerExited) -> str:
         """Return the worker's own message about its end, else the end of its process."""
         said = [f.message_with_kind for f in self.failures if f.worker == seen.worker]
@@ -195,8 +201,8 @@ def conclude(
     1. workers completed the same step with different bytes: the result must not be used;
     2. all workers of the last world raised the same kind of error: it is the
        program's, and would happen again;
-    3. the first worker has completed, and then its script raised: only that worker did the
-       rest of the script, and would fail again;
+    3. the first worker has completed a training, and then its script raised: only that
+       worker did the rest of the script, and would fail again;
     4. a worker has stopped on request; if only to make room, a launch of all workers follows;
     5. the first worker has completed, and has reached the end of the script; if it died
        before that end, the rest of the script is still to be done;

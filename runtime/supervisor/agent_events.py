@@ -50,6 +50,7 @@ def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
         traceback=report["traceback"],
         exit_code=ExitCode(int(report["exit_code"])),
         is_death=report["type"] in _DEATHS,
+        is_in_training=bool(report.get("is_in_training")),
     )
 
 

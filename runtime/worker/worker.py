@@ -142,7 +142,8 @@ def run_script(
     except BaseException as raised:  # the script may raise anything at all
         error = raised
     end = _end_of_script(error)
-    return _early_end(page) if end is None else _end_report(end, script, page)
+    report = _early_end(page) if end is None else _end_report(end, script, page)
+    return None if report is None else report | {"is_in_training": page.phase in _IN_TRAINING}
 
 
 def _end_of_script(error: BaseException | None) -> BaseException | None:

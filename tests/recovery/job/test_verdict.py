@@ -35,6 +35,13 @@ def failed(*workers: WorkerId, kind: str = "ValueError", trace: str = "Traceback
     return [WorkerFailed(worker, kind, "no such column", trace, 1) for worker in workers]
 
 
+def failed_in_training(*workers: WorkerId) -> list[Event]:
+    return [
+        WorkerFailed(worker, "ValueError", "no such batch", "Traceback", 1, is_in_training=True)
+        for worker in workers
+    ]
+
+
 def completed(*workers: WorkerId, sha256: str = "cafe") -> list[Event]:
     return [WorkerCompleted(worker, 20, sha256, is_first=worker == A) for worker in workers]
 
@@ -52,6 +59,10 @@ def again(worker: WorkerId) -> Event:
         ([*completed(A, B), *left(B), *died(A)], None, None),
         ([*completed(A, B), *failed(A), *left(B), *died(A)], None, 1),
         ([*completed(A, B), *failed(B), *left(A), *died(B)], None, 0),
+        ([*completed(A, B), *failed(A), *died(A), again(B), *left(B)], None, 1),
+        ([*completed(A, B), *failed(B), *died(B), again(A), *left(A)], None, 0),
+        ([*completed(A, B), *failed_in_training(A), *died(A), again(B), *left(B)], None, 0),
+        ([*completed(A, B), *failed_in_training(A), *died(A, B)], None, None),
         ([*completed(B), *left(B)], None, None),
         ([*completed(A, B), *died(A, B)], None, None),
         ([*completed(A, B), *died(A, B)], 143, 143),
