@@ -95,6 +95,8 @@ class HostedWorker:
         self.pid: int | None = None
         self.end_fd: int | None = None
         self._connections: tuple[int, ...] = ()
+        self.trainings = 0
+        """How many trainings its script has begun."""
         self.is_at_end = False
         self.has_left = False
         self.limit: str | None = None
@@ -154,6 +156,24 @@ class HostedWorker:
         if self._why_killed is not None:
             self.kill(self._why_killed)
         return self.end_fd
+
+    def note(self, report: Message) -> bool:
+        """Keep a report of the worker's script that concerns the agent alone; True if it is one."""
+        match report.get("kind"):
+            case "training":
+                self.trainings = int(report["number"])
+            case "at_end":
+                self.is_at_end = True
+            case "training_failed":
+                self.failure = str(report["error"])
+            case _:
+                return False
+        return True
+
+    def answer(self, message: Message) -> None:
+        """Send the worker an answer, if it still has its channel."""
+        if not self.control.is_closed:
+            self.control.post(message)
 
     def kill(self, why: str) -> None:
         """SIGKILL the worker, its helpers and its guard; the first reason given is kept.

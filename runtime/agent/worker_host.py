@@ -21,6 +21,7 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.pool_process import PoolStart
+from holdfast.runtime.agent.script_ends import look_at_ends
 from holdfast.runtime.agent.warm_pool import ForkRequest, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.mpiexec.mpi_host import HostState
@@ -265,14 +266,10 @@ class WorkerHost:
             self.writer.write({**report, "launch": hosted.generation})
             return
         if kind in QUESTIONS:
-            self.writer.ask(report, lambda answer: _post(hosted, answer))
+            self.writer.ask(report, hosted.answer)
             return
-        if kind == "at_end":
-            hosted.is_at_end = True
-            self._let_leave()
-            return
-        if kind == "training_failed":
-            hosted.failure = str(report["error"])
+        if hosted.note(report):
+            self._look_at_ends()
             return
         if kind == "world" and self._is_of_launch(hosted):
             self._output.speaker = next(iter(report.get("workers", ())), self._output.speaker)
@@ -283,12 +280,9 @@ class WorkerHost:
     def _is_of_launch(self, hosted: HostedWorker) -> bool:
         return self._launch is not None and hosted.generation == self._launch.generation
 
-    def _let_leave(self) -> None:
-        """Let the workers of the launch leave together, as soon as each is at its script's end."""
-        living = [hosted for hosted in self.workers if not hosted.is_condemned]
-        if all(hosted.is_at_end for hosted in living):
-            for hosted in living:
-                _post(hosted, {"kind": "leave"})
+    def _look_at_ends(self) -> None:
+        if self._launch is not None:
+            look_at_ends(self.workers, self._launch.workers, self._tell_report)
 
     def _on_control_end(self, hosted: HostedWorker) -> None:
         """Kill a worker whose messages make no sense; the end of a dying one says nothing."""
@@ -318,7 +312,7 @@ class WorkerHost:
         key = (hosted.generation, hosted.worker)
         del self._workers[key]
         self._condemned_since.pop(key, None)
-        self._let_leave()  # those who are left may have waited for this one alone
+        self._look_at_ends()  # those who are left may have waited for this one alone
         if self._workers or event["clean"]:
             self._tell(event)
         else:
@@ -351,9 +345,3 @@ class WorkerHost:
         if any(hosted.pid is None for hosted in self._workers.values()):
             return
         reap_others(ours)
-
-
-def _post(hosted: HostedWorker, answer: Message) -> None:
-    """Answer a worker, if it still has its channel."""
-    if not hosted.control.is_closed:
-        hosted.control.post(answer)

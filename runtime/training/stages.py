@@ -95,6 +95,7 @@ class Stages:
         """
         self._refuse_another()
         self._is_under_way = True
+        self._context.tell_agent({"kind": "training", "number": self.stage.number})
         try:
             end = self._train(request, build, companion)
         except BaseException as error:  # the script may catch it, and go on

@@ -229,3 +229,26 @@ def test_directory_of_a_supervisor_that_was_stopped_before_its_first_launch_is_f
 
 def _agent(job: RunningJob) -> int:
     return next(pid for pid, name in job.processes().items() if name == "holdfast-agent")
+
+
+@pytest.mark.tensorflow
+def test_job_that_was_taken_over_ends_once_its_scripts_train_different_numbers_of_times(
+    tmp_path: Path,
+) -> None:
+    script = Path(__file__).parent / "scripts" / "apart.py"
+    argv = [str(tmp_path), "1", "2", "1:gate"]
+    request = JobRequest(
+        script=script, run_dir=tmp_path / "run", workers=2, argv=argv, options=["--threads", "1"]
+    )
+    with start_job(request) as orphan:
+        orphan.wait_for("completed", source="supervisor")
+        orphan.signal(signal.SIGKILL)
+        with start_job(Attachment(script="", run_dir=tmp_path / "run")) as attached:
+            attached.wait_for("taken_over")
+            (tmp_path / "gate").touch()
+            job = attached.wait()
+        assert orphan.wait().leftovers == ()
+
+    assert job.exit_code == 1, job.stderr
+    assert "error: worker 0 ended its script after 1 training" in job.stderr
+    assert job.report.relaunches == ()
