@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.recovery.event import End, Launch
 from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.evidence.users_trace import users_trace
 from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.supervisor.beginning import advice, beginning, lost, was_complete
@@ -225,7 +226,7 @@ class Narration:
             self._say(f"{name}: stopping at the next step with a checkpoint (again: at once)")
 
     def ended(self, end: End) -> None:
-        """Say the end of the job; a program's own traceback is shown once.
+        """Say the end of the job; a program's own traceback is shown once, as its user reads it.
 
         If one error ended the whole job, its workers' deaths get no lines of their own.
         """
@@ -233,7 +234,8 @@ class Narration:
         if not is_everyones:
             self._say_unsaid()
         if end.traceback:
-            self._write(end.traceback.encode(errors="replace"))
+            trace = end.traceback if self._is_verbose else users_trace(end.traceback)
+            self._write(trace.encode(errors="replace"))
         is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
         tell = self._say if is_bad else self._inform
         tell(("error: " if is_bad else "") + end.reason)

@@ -176,7 +176,8 @@ def _exit_report(error: SystemExit, script: str, page: HeartbeatPage) -> dict[st
     if error.code in (None, 0):
         report = _early_end(page)
         return None if report is None else report | _place_of(error, script)
-    message = f"the script ended itself with exit code {error.code}"
+    is_number = isinstance(error.code, int)
+    message = f"the script ended itself with exit code {error.code}" if is_number else str(error)
     return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
 

@@ -74,6 +74,7 @@ def test_a_sample_that_kills_whoever_takes_it_is_the_scripts_mistake(tmp_path: P
     assert job.exit_code == 1, job.stderr
     assert job.stderr.count("Traceback") == 1
     assert job.stderr.endswith("holdfast: error: ValueError: this sample is bad\n")
+    assert "holdfast/runtime" not in job.stderr
     assert sorted(failure.worker for failure in job.report.failures) == [0, 1, 2]
     assert job.report.relaunches == ()
     assert job.leftovers == ()

@@ -16,6 +16,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal, Record, read_journal
+from holdfast.runtime.supervisor import job_log as module
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup
 
@@ -238,6 +239,21 @@ def test_error_of_all_workers_is_told_once_as_the_end(told: Told) -> None:
         "holdfast: error: ValueError: the loss is not finite",
     ]
     assert [record["worker"] for record in told.records("failure")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_calls_of_holdfast_concern_only_who_asks(tmp_path: Path, *, is_verbose: bool) -> None:
+    own = f'  File "{Path(module.__file__).parents[1]}/fit/keras_fit.py", line 68, in _fit\n'
+    journal = Journal(tmp_path / "journal.jsonl", run_id="run", source="supervisor")
+    written: list[bytes] = []
+    voice = Narration(journal, is_verbose=is_verbose, write=written.append)
+
+    voice.ended(End(1, "ValueError: odd", f"Traceback:\n{own}ValueError: odd\n"))
+    journal.close()
+
+    said = b"".join(written).decode()
+    assert ("keras_fit.py" in said) == is_verbose
+    assert ("  [1 call of holdfast: -v shows more]" in said) != is_verbose
 
 
 def test_error_that_the_end_does_not_explain_is_told_before_it(told: Told) -> None:

@@ -54,6 +54,24 @@ def test_script_that_ends_well_in_mid_training_has_failed(
     assert report["message"] == "the script ended at step 59 of 390, before training was over"
 
 
+@pytest.mark.parametrize("text", ["'no data in /data'", "Path('no data in /data')"])
+def test_words_that_the_script_exits_with_are_its_error(tmp_path: Path, text: str) -> None:
+    report = end_of(tmp_path, f"import sys\nfrom pathlib import Path\nsys.exit({text})", TRAINED[0])
+
+    assert (report["type"], report["exit_code"]) == ("SystemExit", 1)
+    assert report["message"] == "no data in /data"
+    assert report["traceback"] == ""
+
+
+def test_number_that_the_script_exits_with_is_told(tmp_path: Path) -> None:
+    report = end_of(tmp_path, "import sys\nsys.exit(3)", TRAINED[0])
+
+    assert (report["message"], report["exit_code"]) == (
+        "the script ended itself with exit code 3",
+        1,
+    )
+
+
 CAUGHT = (
     "from holdfast.runtime import errors\n"
     "from holdfast.runtime.worker import context, injector\n"
