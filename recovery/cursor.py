@@ -30,6 +30,11 @@ class Cursor:
     sums: Sums
     turn: int = 0
     """Transactions of the update in hand that are committed: an update may take several turns."""
+    is_cut: bool = False
+    """Whether the epoch in hand has ended before its last update, because a companion wants so.
+
+    It is not kept: the companion knows it.
+    """
 
     @staticmethod
     def start(metrics: int, step: int = 0) -> Cursor:
@@ -52,7 +57,11 @@ class Cursor:
 
     def after_evaluation(self) -> Cursor:
         """Return the cursor after one more pass over the validation data."""
-        return Cursor(self.step, self.evaluations + 1, self.ledger, self.sums)
+        return replace(self, evaluations=self.evaluations + 1)
+
+    def after_cut(self) -> Cursor:
+        """Return the cursor when the epoch in hand has ended after its last update."""
+        return replace(self, is_cut=True)
 
     def at_epoch_start(self) -> Cursor:
         """Return the cursor with an empty ledger and empty sums."""

@@ -82,7 +82,11 @@ class WorkPlan:
 
     def has_ended_epoch(self, cursor: Cursor) -> bool:
         """Return whether the last update was the last of an epoch."""
-        return self._updates(cursor) > 0 and self.is_epoch_start(cursor)
+        return cursor.is_cut or (self._updates(cursor) > 0 and self.is_epoch_start(cursor))
+
+    def validates_cut(self, cursor: Cursor) -> bool:
+        """Return whether the epoch would end with validation, if it were cut at ``cursor``."""
+        return self.next_work(cursor.after_cut()) is Work.EVALUATE
 
     def epoch_of(self, cursor: Cursor) -> int:
         """Return the number, from 1, of the epoch that the last update belongs to."""
@@ -125,7 +129,8 @@ class WorkPlan:
     def updates_of_epoch(self, cursor: Cursor) -> range:
         """Return the updates, from 0, of the epoch that the last update belongs to."""
         epoch = self.epoch_of(cursor) - self.first_epoch
-        return range(self._updates_of(epoch - 1), self._updates_of(epoch))
+        end = self._updates(cursor) if cursor.is_cut else self._updates_of(epoch)
+        return range(self._updates_of(epoch - 1), end)
 
     @property
     def cuts_passes(self) -> bool:
@@ -144,7 +149,7 @@ class WorkPlan:
 
     def _ended(self, cursor: Cursor) -> int:
         """Return the number of this job's epochs that have ended so far."""
-        return self._epochs_in(self._updates(cursor))
+        return self._epochs_in(self._updates(cursor)) + cursor.is_cut
 
     @property
     def _pass(self) -> int:

@@ -30,6 +30,8 @@ class _Position:
     batch: int = 0
     has_begun: bool = False
     is_over: bool = False
+    is_cut: bool = False
+    """Whether a callback has stopped the training before the epoch's last batch."""
     has_ended: bool = False
     """Whether ``on_train_end`` has run."""
 
@@ -60,6 +62,11 @@ class CallbackRun:
     def is_over(self) -> bool:
         """Whether a callback has stopped the training."""
         return self._at.is_over
+
+    @property
+    def cuts_epoch(self) -> bool:
+        """Whether a callback has stopped the training before the epoch's last batch."""
+        return self._at.is_cut
 
     @property
     def has_effects(self) -> bool:
@@ -134,6 +141,7 @@ class CallbackRun:
             "batch": at.batch,
             "has_begun": at.has_begun,
             "is_over": at.is_over,
+            "is_cut": at.is_cut,
             "has_ended": at.has_ended,
         }
         return {"position": position, **self._rounds.notes()}
@@ -185,7 +193,9 @@ class CallbackRun:
                 self._rounds.call_at_nan(at.batch, self._metrics(commit))
             yield
             at.batch += 1
-            if commit.next_work is Work.EVALUATE:
+            is_amid = commit.next_work is Work.TRAIN and not commit.has_ended_epoch
+            at.is_cut = is_amid and bool(self._model.stop_training)
+            if commit.next_work is Work.EVALUATE or (at.is_cut and commit.validates_cut):
                 self._rounds.call("on_test_begin")
                 yield
                 return
@@ -207,7 +217,7 @@ class CallbackRun:
         self._rounds.call("on_epoch_end", at.epoch, logs)
         at.epoch, at.batch, at.has_begun = at.epoch + 1, 0, False
         yield
-        at.is_over = bool(self._model.stop_training)
+        at.is_over = at.is_cut or bool(self._model.stop_training)
 
     def _end(self) -> Iterator[None]:
         self._rounds.call("on_train_end", self._logs)

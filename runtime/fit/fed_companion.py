@@ -32,6 +32,11 @@ class FedCompanion:
         return self._companion.is_over
 
     @property
+    def cuts_epoch(self) -> bool:
+        """Whether the epoch in hand ends here, before its last update."""
+        return self._companion.cuts_epoch
+
+    @property
     def has_effects(self) -> bool:
         """Whether a round of the companion has run on whose effects the workers have to agree."""
         return self._companion.has_effects

@@ -29,7 +29,8 @@ class Commit:
     """A committed transaction, as companions see it.
 
     ``epoch`` counts from 1.  ``metrics`` and ``validation`` are set when the epoch is over.
-    ``next_work`` is None when the job is complete.
+    ``next_work`` is None when the job is complete.  ``validates_cut`` is whether validation
+    would come next if a companion cut the epoch here.
     """
 
     work: Work
@@ -39,6 +40,7 @@ class Commit:
     metrics: Mapping[str, float]
     validation: Mapping[str, float] | None
     next_work: Work | None
+    validates_cut: bool = False
 
 
 class Companion(Protocol):
@@ -60,6 +62,10 @@ class Companion(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the stage ends here, before the last of its steps."""
+
+    @property
+    def cuts_epoch(self) -> bool:
+        """Whether the epoch in hand ends here, before its last update; the stage ends with it."""
 
     def end(self) -> None:
         """See that the stage is over; its last checkpoint holds what this changes."""
@@ -97,6 +103,7 @@ class Alone:
     """No companion."""
 
     is_over = False
+    cuts_epoch = False
     has_effects = False
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:

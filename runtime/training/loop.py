@@ -228,6 +228,8 @@ class TrainingLoop:
 
     def _go_on(self, event: StepEvent) -> StepEvent:
         """Return ``event`` after the work that follows a commit, if nothing else comes first."""
+        if self._is_committing and self._companion.cuts_epoch:
+            self._progress.cut_epoch()
         if self._is_committing and self.is_complete and not self._companion.has_effects:
             self._end_stage()
         if self._companion.has_effects:

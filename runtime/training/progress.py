@@ -53,7 +53,22 @@ class Progress:
         is_over = work_plan.has_ended_epoch(cursor) and work_plan.is_save_point(cursor)
         epoch = work_plan.epoch_of(cursor)
         following = work_plan.next_work(cursor)
-        return Commit(work, cursor, epoch, is_over, self.metrics, self.validation, following)
+        of_epoch = (epoch, is_over, self.metrics, self.validation)
+        return Commit(work, cursor, *of_epoch, following, work_plan.validates_cut(cursor))
+
+    def cut_epoch(self) -> None:
+        """End the epoch in hand after the last update; done again, it changes nothing.
+
+        If validation follows, the epoch ends with that.
+        """
+        work_plan = self._job.work_plan
+        if self.cursor.is_cut:
+            return
+        self.cursor = self.cursor.after_cut()
+        epoch = work_plan.epoch_of(self.cursor)
+        self._check_ledger(epoch)
+        if work_plan.next_work(self.cursor) is not Work.EVALUATE:
+            self._end_epoch(epoch, None)
 
     def finish(self) -> None:
         """End the training of the replica's weights; done again, it changes nothing."""

@@ -126,7 +126,7 @@ class TrainingJob:
         ledger, order = cursor.ledger, self.order
         if isinstance(order, BatchOrder):
             return ledger.covers(ledger.samples)
-        if self.work_plan.cuts_passes:
+        if self.work_plan.cuts_passes or cursor.is_cut:
             return ledger.holds(order.batches(self.work_plan.updates_of_epoch(cursor)))
         return ledger.covers(order.samples)
 

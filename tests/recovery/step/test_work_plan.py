@@ -143,6 +143,37 @@ def test_validation_that_is_switched_on_at_a_resume_is_not_made_up_for(
     assert [work for work, _ in whole_job(plan, resumed)] == works
 
 
+@pytest.mark.parametrize(
+    ("validated", "first_epoch", "step", "is_due"),
+    [
+        (1, 0, 5, True),
+        (2, 0, 2, False),
+        (2, 0, 5, True),
+        (2, 1, 1, True),
+        ((3,), 0, 5, False),
+        ((2,), 0, 5, True),
+    ],
+)
+def test_epoch_that_is_cut_ends_with_the_validation_that_it_would_have_had(
+    validated: int | tuple[int, ...], first_epoch: int, step: int, *, is_due: bool
+) -> None:
+    """Epochs have 4 steps; nothing is saved between the cut and the validation."""
+    plan = WorkPlan(4, 3, True, None, first_epoch=first_epoch, validated=validated)
+    start = Cursor.start(1)
+    cursor = next(found for _, found in whole_job(plan, start) if found.step == step)
+    cut = cursor.after_cut()
+
+    assert plan.validates_cut(cursor) == is_due
+    assert plan.has_ended_epoch(cut)
+    assert not plan.has_ended_epoch(cursor)
+    assert plan.is_save_point(cut) != is_due
+    assert plan.updates_of_epoch(cut).stop == step
+    assert plan.epoch_of(cut) == plan.epoch_of(cursor)
+    if is_due:
+        assert plan.next_work(cut.after_evaluation()) is Work.TRAIN
+        assert plan.is_save_point(cut.after_evaluation())
+
+
 @given(_CURRICULA)
 def test_cursor_of_a_run_that_always_had_validation_stays(work_plan: WorkPlan) -> None:
     for _, cursor in whole_job(work_plan):

@@ -34,7 +34,7 @@ class RoundsCompanion:
         self._is_first = False
         self._wants_stop = False
         self.has_effects = False
-        self.is_over = False
+        self.is_over = self.cuts_epoch = False
         self.memory: dict[str, Any] = {"rounds": 0, "tale": []}
         self.kept = np.zeros(3)
         self.messages: list[bytes] = []

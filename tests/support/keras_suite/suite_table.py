@@ -99,6 +99,7 @@ _ALL = (
     _script("callbacks/early_stopping", 2, 10),
     _script("callbacks/plateau", 3, 12),
     _script("callbacks/own_callback", 3, 18),
+    _script("callbacks/stopping", 2, 11),
     _script("callbacks/not_finite", 3, 13),
 )
 
