@@ -1,10 +1,13 @@
-"""Processes that are stopped: they answer nobody, and do not end by themselves.
+"""Processes that are stopped, and peers that say nothing for too long.
+
+Supervisor and agent watch each other: any message is a sign of life.  The others that are
+watched here are stopped: they answer nobody, and do not end by themselves.
 
 Workers prove that they live by counting, and whoever owes an answer has a deadline.  mpiexec
 and the guards can do neither, and an idle pool or writer owes nothing.  For them the
 kernel's word is enough: a process in the state ``T`` (stopped by a signal or a tracer)
-runs no code.  The failure detector judges it like a worker whose counter stands still, so an
-agent that was away itself accuses nobody.
+runs no code.  The failure detector judges all of them like a worker whose counter stands still,
+so a watcher that was away itself accuses nobody.
 """
 
 from __future__ import annotations
@@ -16,6 +19,30 @@ from collections.abc import Iterable
 from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.system.processes import is_stopped
+
+SHORTEST_SILENCE_S = 5.0
+"""Supervisor and agent may be silent to each other for as long, even if workers may not."""
+
+_PEER = WorkerId(0)
+
+
+class PeerSilence:
+    """For how long the process at the other end of a connection has said nothing."""
+
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        limits = SilenceLimits(max(heartbeat_timeout_s, SHORTEST_SILENCE_S))
+        self._detector = FailureDetector(limits)
+        self._heard = 0
+
+    def heard(self) -> None:
+        """Take note that the peer has sent something."""
+        self._heard += 1
+
+    def look(self, now: float) -> float | None:
+        """Return for how long the peer has been silent, None while that is not too long."""
+        self._detector = self._detector.observe({_PEER: HeartbeatView(self._heard, 0)}, now)
+        finding = self._detector.finding(_PEER)
+        return finding.silent_s if finding.is_dead else None
 
 
 class StandingStill:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.runtime.agent.launch_log import LaunchLog
-from holdfast.runtime.agent.peer_silence import PeerSilence
+from holdfast.runtime.agent.standing_still import PeerSilence
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.held_process import HeldProcess
 

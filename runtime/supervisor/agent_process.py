@@ -15,8 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.agent.peer_silence import SHORTEST_SILENCE_S, PeerSilence
-from holdfast.runtime.agent.standing_still import StandingStill
+from holdfast.runtime.agent.standing_still import (
+    SHORTEST_SILENCE_S,
+    PeerSilence,
+    StandingStill,
+)
 from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.system.channel import Channel, Message, connect
