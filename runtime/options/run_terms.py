@@ -77,7 +77,7 @@ def _resumed(options: JobOptions, record: RunRecord) -> RunRecord:
             raise UsageError(
                 f"the run in {options.run_dir} was begun with {name} {fixed}, not {wanted}; "
                 f"leave {name} out ({found.flags[-1]}, {found.variable} and holdfast.toml), "
-                "or choose another --run-dir"
+                "begin a new run with --fresh, or choose another --run-dir"
             )
     threads = record.threads if options.threads is None else options.threads
     if options.strict:

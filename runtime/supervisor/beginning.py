@@ -28,6 +28,8 @@ def advice(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that the user may not have meant so."""
     options, parts = setup.options, setup.record.microbatches
     begun_with = setup.record.script_sha256
+    if setup.set_aside is not None:
+        yield f"--fresh has set the run that was there aside, in {setup.set_aside}"
     if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
         yield (
             f"the run was begun with another text than {options.script.name} has now, and goes on "

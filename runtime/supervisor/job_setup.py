@@ -59,6 +59,8 @@ class JobSetup:
     """The newest step on the disk, None without any."""
     lost_step: int | None = None
     """The newest step that the journal knows of, if no checkpoint is left."""
+    set_aside: Path | None = None
+    """Where the run lies now that ``--fresh`` has moved out of the way."""
 
     @property
     def missing_modules(self) -> tuple[str, ...]:
@@ -118,8 +120,7 @@ def _take_directory(
     directory = RunDirectory(options.run_dir)
     directory.prepare()
     lease = directory.acquire_lease()
-    if options.fresh:
-        directory.set_aside()
+    set_aside = directory.set_aside() if options.fresh else None
     record, is_resumed = open_or_create_record(directory, options, key_file)
     history = HistoryReader(directory.journal_path)
     saved_step = directory.newest_step
@@ -139,6 +140,7 @@ def _take_directory(
         history=history,
         cwd=Path.cwd(),
         saved_step=saved_step,
+        set_aside=set_aside,
         lost_step=_lost_step(history) if is_resumed and saved_step is None else None,
     )
 

@@ -130,6 +130,7 @@ class Stages:
     def _train(
         self, request: TrainingRequest, build: BuildReplica, companion: MakeCompanion
     ) -> StageEnd:
+        self._context.page.phase = Phase.STARTING  # the one before has left its script concluding
         config = self._context.config
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(request, config, numerics, self._stages)

@@ -158,6 +158,13 @@ def test_script_for_horovod_is_told_where_its_way_is_described(
         assert [page in line for line in told.lines()[1:]] == [True] * lines
 
 
+def test_fresh_run_says_where_the_old_one_is(told: Told) -> None:
+    told.voice.began(setup_of(set_aside=Path("/run/previous-2")))
+
+    (line,) = told.lines()[1:]
+    assert line == "holdfast: --fresh has set the run that was there aside, in /run/previous-2"
+
+
 @pytest.mark.parametrize(("begun", "is_told"), [(12, True), (8, False), (None, False)])
 def test_run_that_was_complete_says_how_to_go_on(
     told: Told, begun: int | None, *, is_told: bool
