@@ -33,6 +33,7 @@ from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.file_guard import guarding
 from holdfast.runtime.callbacks.first_files import FirstFiles, Length
 from holdfast.runtime.callbacks.first_saves import FirstSaves
+from holdfast.runtime.callbacks.held_variables import HeldVariables
 from holdfast.runtime.callbacks.plain_values import Json
 from holdfast.runtime.model.replica import Replica
 
@@ -73,6 +74,7 @@ class CallbackRounds:
         self._kept = [callback for callback in given if not is_left_out(callback)]
         states = [*self._kept, *(found for found in self._run if found not in run)]
         self._states = CallbackStates(states, model.get_weights)
+        self._held = HeldVariables(self._kept, model, getattr(replica, "graphs", ()))
         self._are_alike = all(is_alike(callback) for callback in given)
         self._before: Mapping[str, Any] = {}
         self.is_due = False
@@ -105,6 +107,7 @@ class CallbackRounds:
         """Let the callbacks remember what another worker's, or an earlier launch's, knew."""
         self._model.history = self.history
         self._states.restore(notes["callbacks"], tensors)
+        self._held.restore(notes.get("held", {}))
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Run a hook of all callbacks that have it."""
@@ -132,12 +135,19 @@ class CallbackRounds:
 
     def unkept(self) -> list[str]:
         """Return the attributes of callbacks that cannot be kept."""
-        return self._states.unkept()
+        return [*self._states.unkept(), *self._held.unkept()]
+
+    def unkept_of_graphs(self) -> list[str]:
+        """Return the variables that only the graphs of a step hold, and that are too large."""
+        return self._held.unkept_of_graphs()
 
     def notes(self) -> dict[str, Json]:
         """Return what the callbacks know, and the lengths of their files."""
         files = {path: length.as_json() for path, length in self._files.lengths.items()}
-        return {"callbacks": self._states.notes(), "files": files}
+        return {"files": files, **self._remembered()}
+
+    def _remembered(self) -> dict[str, Json]:
+        return {"callbacks": self._states.notes(), "held": self._held.notes()}
 
     def tensors(self) -> Tensors:
         """Return the weights that callbacks keep; the layout never changes."""
@@ -152,7 +162,7 @@ class CallbackRounds:
         """Return the effects of the round."""
         notes = state = _NO_DIGEST
         if not self._are_alike:
-            notes = _digest(json.dumps(self._states.notes()).encode(), {})
+            notes = _digest(json.dumps(self._remembered()).encode(), {})
             changed = _changed(self._before, self._replica.state())
             state = _digest(b"", {**changed, **self._states.tensors()})
         return Effects(bool(self._model.stop_training), notes, state)

@@ -18,6 +18,7 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
+from holdfast.runtime.model.named_variables import some_of
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.training.companion import Commit, Notes
 
@@ -97,6 +98,12 @@ class CallbackRun:
             self._tell(
                 f"the callback's {what} is not kept in checkpoints: a relaunch begins with "
                 "a new one; give the callback get_state() and set_state() to keep it"
+            )
+        found = self._rounds.unkept_of_graphs()
+        if found:
+            self._tell(
+                f"the step reads {some_of(found, 3)} beside the model, too large to be kept in "
+                "checkpoints: if callbacks change that, make it a weight of the model"
             )
         self._go_on(self._begin())
 

@@ -22,7 +22,14 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.runtime.callbacks.plain_values import Array, Decoder, Encoder, Json, NotPlain
+from holdfast.runtime.callbacks.plain_values import (
+    Array,
+    Decoder,
+    Encoder,
+    Json,
+    NotPlain,
+    is_tensor,
+)
 from holdfast.runtime.callbacks.weight_places import WeightPlaces, sets_of
 
 _NOT_STATE = {
@@ -192,7 +199,7 @@ def _unkept(kept: _Kept) -> Iterator[tuple[str, str]]:
             _encode_value(encoder, value)
         except NotPlain as reason:
             has_changed = kept.before.get(name) != f"{_OBJECT}{id(value)}"
-            if not _is_never_state(value) or (has_changed and isinstance(value, np.ndarray)):
+            if not _is_never_state(value) or (has_changed and _is_array(value)):
                 yield name, str(reason)
 
 
@@ -204,6 +211,10 @@ def _is_never_state(value: Any) -> bool:
         return True
     roots = (kind.__module__.partition(".")[0] for kind in type(value).__mro__[:-1])
     return any(root in _NEVER_STATE for root in roots)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
 def _has_own_state(value: Any) -> bool:

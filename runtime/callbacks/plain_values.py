@@ -31,6 +31,9 @@ Array: TypeAlias = npt.NDArray[np.generic]
 INLINE_BYTES = 1 << 16
 """The largest array that stands in the JSON itself, which a manifest has little room for."""
 
+_KINDS = frozenset("biufc")
+"""NumPy's own kinds of numbers; bfloat16 is none of them, and has no name in JSON."""
+
 _SAFE_MODULES = frozenset({"keras", "numpy", "operator"})
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool)}
 
@@ -73,6 +76,8 @@ class Encoder:
             return {"scalar": _array_json(np.asarray(value))}
         if isinstance(value, np.ndarray):
             return self._array(value)
+        if is_tensor(value):
+            return self._tensor(value)
         if callable(value) and not isinstance(value, type):
             return self._function(value)
         raise NotPlain(_kind_of(value))
@@ -94,6 +99,12 @@ class Encoder:
         if value.nbytes > INLINE_BYTES:
             raise NotPlain(f"an array of {value.nbytes} bytes")
         return {"array": _array_json(value)}
+
+    def _tensor(self, value: Any) -> Json:
+        size = int(np.prod(value.shape)) * int(value.dtype.size)
+        if np.dtype(value.dtype.as_numpy_dtype).kind not in _KINDS or size > INLINE_BYTES:
+            raise NotPlain(f"a tensor of {size} bytes of {value.dtype.name}")
+        return {"tensor": _array_json(np.asarray(value))}
 
     def _function(self, value: Any) -> Json:
         module, name = _name_of(value)
@@ -147,6 +158,11 @@ class Decoder:
         return found
 
 
+def is_tensor(value: object) -> bool:
+    """Return whether ``value`` is a tensor of TensorFlow with a value."""
+    return type(value).__name__ == "EagerTensor"
+
+
 def _array_json(value: Array) -> list[Json]:
     data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
     return [value.dtype.str, list(value.shape), data]
@@ -156,6 +172,12 @@ def _array_of(found: Json) -> Array:
     dtype, shape, data = found
     array: Array = np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
     return array
+
+
+def _tensor_of(found: Json) -> Any:
+    import tensorflow as tf
+
+    return tf.constant(_array_of(found))
 
 
 def _name_of(function: Any) -> tuple[str, str]:
@@ -216,6 +238,7 @@ _DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
     "bytes": lambda decoder, found: base64.b64decode(found),
     "complex": lambda decoder, found: complex(*decoder.items(found)),
     "array": lambda decoder, found: _array_of(found),
+    "tensor": lambda decoder, found: _tensor_of(found),
     "scalar": lambda decoder, found: _array_of(found)[()],
 }
 

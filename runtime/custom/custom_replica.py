@@ -82,7 +82,7 @@ class CustomReplica:
         self._is_whole = mixing is BatchMixing.HARMLESS
         tried = self._try(self._step, batch)
         self._states = tried.states
-        self._graph(first, 0)
+        self._first_graph = self._graph(first, 0)
         if mixing is BatchMixing.REFUSED:
             self._refuse(tried, f"{type(model).__name__}.train_step")
         self._vector = self._lay_out(first, tried)
@@ -100,6 +100,11 @@ class CustomReplica:
     def model(self) -> Any:
         """The Keras model itself; treat it as read-only."""
         return self._model
+
+    @property
+    def graphs(self) -> tuple[Any, ...]:
+        """The graphs of a step: that of the first microbatch, and those of the updates."""
+        return self._first_graph, *self._updates
 
     @property
     def shape(self) -> ContributionShape:

@@ -101,8 +101,7 @@ class KerasReplica:
         self._left_out = _names_of(model, _no_sums(model, roles.metrics, one))
         self._layout = VectorLayout.of(roles.shapes)
         self._padding = self._layout.padding()
-        metrics = self._sums.measures.size
-        self._shape = ContributionShape(gradient=self._layout.size, metrics=metrics)
+        self._shape = ContributionShape(self._layout.size, self._sums.measures.size)
         self._borrowed = BorrowedTotal(self._layout.size)
         self._update = self._trace_update()
 
@@ -110,6 +109,11 @@ class KerasReplica:
     def model(self) -> Any:
         """The Keras model itself; treat it as read-only."""
         return self._model
+
+    @property
+    def graphs(self) -> tuple[Any, ...]:
+        """The graphs of a step: that of the first microbatch, and that of the update."""
+        return self._first_graph, self._update
 
     @property
     def shape(self) -> ContributionShape:
@@ -207,7 +211,8 @@ class KerasReplica:
         finding = None
         if mixing is not BatchMixing.HARMLESS:
             finding = Probe(self._model, self._sums, first).run()
-        self._graph(first, training=True)  # it refuses what would also look like mixing
+        # It refuses what would also look like mixing.
+        self._first_graph = self._graph(first, training=True)
         if finding is not None and mixing is BatchMixing.REFUSED:
             finding.refuse_state(self._sums.roles.moving)
             finding.refuse_mixing()

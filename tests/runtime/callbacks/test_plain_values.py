@@ -115,3 +115,21 @@ def test_array_goes_to_the_place_that_takes_it() -> None:
 
     assert len(text) < 200
     assert is_same(Decoder(kept_array=kept.__getitem__).decode(json.loads(text)), value)
+
+
+@pytest.mark.tensorflow
+def test_tensors_of_numbers_are_kept_as_arrays_are() -> None:
+    import tensorflow as tf
+
+    value = [tf.constant([0.1, 2.0]), {"a": tf.constant(3, tf.int64)}, tf.constant(True)]
+    found = Decoder().decode(json.loads(json.dumps(Encoder().encode(value))))
+
+    assert [tensor.dtype for tensor in (found[0], found[1]["a"], found[2])] == [
+        tf.float32,
+        tf.int64,
+        tf.bool,
+    ]
+    assert found[0].numpy().tobytes() == value[0].numpy().tobytes()
+    for refused in (tf.zeros(20_000), tf.constant(1.0, tf.bfloat16), tf.constant("text")):
+        with pytest.raises(NotPlain, match="a tensor of"):
+            Encoder().encode(refused)

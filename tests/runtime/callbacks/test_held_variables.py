@@ -1,0 +1,116 @@
+"""Variables that no model owns are found, kept by the place where they stand, and put back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+
+def callback(**attributes: Any) -> Any:
+    import keras
+
+    made = keras.callbacks.Callback()
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def compiled(loss: Any = "mse") -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(), loss, metrics=["mae"])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def held(*callbacks: Any, model: Any = None, graphs: Any = ()) -> Any:
+    from holdfast.runtime.callbacks.held_variables import HeldVariables
+
+    return HeldVariables(callbacks, model or compiled(), graphs)
+
+
+def test_variables_metrics_and_containers_of_them_are_put_back() -> None:
+    import keras
+    import tensorflow as tf
+
+    def make() -> Any:
+        mean = keras.metrics.Mean()
+        weights = [tf.Variable(1.0), {"b": keras.Variable(np.zeros(2))}]
+        return callback(mean=mean, weights=weights, half=tf.Variable(0.5, dtype=tf.bfloat16))
+
+    one, other = make(), make()
+    one.mean.update_state([1.0, 4.0])
+    one.weights[0].assign(3.0)
+    one.weights[1]["b"].assign([5.0, 6.0])
+    one.half.assign(0.25)
+
+    held(other).restore(json.loads(json.dumps(held(one).notes())))
+
+    assert float(other.mean.result()) == 2.5
+    assert float(other.weights[0]) == 3.0
+    assert np.asarray(other.weights[1]["b"]).tolist() == [5.0, 6.0]
+    assert float(other.half) == 0.25
+
+
+def test_variables_of_the_trained_model_are_left_to_the_replica() -> None:
+    import keras
+
+    model = compiled()
+    own = keras.Variable(1.0)
+    here = callback(mine=own, model_=model, kernel=model.layers[0].kernel, adam=model.optimizer)
+
+    assert list(held(here, model=model).notes()) == ["Callback-1.mine/0"]
+
+
+def test_large_variables_are_named_with_all_their_bytes() -> None:
+    import tensorflow as tf
+
+    large = [tf.Variable(tf.zeros(20_000)), tf.Variable(tf.zeros(30_000)), tf.Variable(1.0)]
+    found = held(callback(tables=large))
+
+    assert found.unkept() == ["Callback.tables (200000 bytes)"]
+    assert list(found.notes()) == ["Callback-1.tables/2"]
+
+
+def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() -> None:
+    import tensorflow as tf
+
+    from holdfast.runtime.model.keras_replica import KerasReplica
+    from holdfast.runtime.model.replica import Microbatch
+
+    first, second = tf.Variable(2.0, trainable=False), tf.Variable(3.0, trainable=False)
+    table = tf.Variable(tf.zeros(20_000), name="table")
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        return first * tf.square(y_true - y_pred) + second * y_pred + table[0]
+
+    model = compiled(loss)
+    x = np.ones((4, 2), np.float32)
+    batch = Microbatch(x, x[:, :1], 0)
+    replica = KerasReplica(model, batch.x, batch.y)
+    found = held(callback(second=second), model=model, graphs=replica.graphs)
+
+    notes = found.notes()
+    first.assign(7.0)
+    second.assign(8.0)
+    found.restore(notes)
+
+    assert list(notes) == ["Callback-1.second/0", "step/Variable"]
+    assert (float(first), float(second)) == (2.0, 3.0)
+    assert found.unkept_of_graphs() == ["table (80000 bytes)"]
+
+
+def test_variable_of_another_shape_begins_as_the_script_makes_it() -> None:
+    import tensorflow as tf
+
+    before, now = callback(rate=tf.Variable([1.0])), callback(rate=tf.Variable([2.0, 2.0]))
+
+    held(now).restore(held(before).notes())
+
+    assert now.rate.numpy().tolist() == [2.0, 2.0]
