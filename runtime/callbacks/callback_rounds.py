@@ -26,6 +26,7 @@ from holdfast.runtime.callbacks.callback_rules import (
     is_left_out,
     needs_logs,
     resumed,
+    sees_metrics,
     without_graphs,
 )
 from holdfast.runtime.callbacks.callback_state import CallbackStates
@@ -109,6 +110,11 @@ class CallbackRounds:
         self._states.restore(notes["callbacks"], tensors)
         self._held.restore(notes.get("held", {}))
 
+    def introduce(self) -> None:
+        """Let the callbacks know the model, without any hook: the training is over already."""
+        for callback in (*self._kept, self.history):
+            callback._model, callback.params = self._model, dict(self._params)
+
     def call(self, hook: str, *arguments: Any) -> None:
         """Run a hook of all callbacks that have it."""
         self._run_hooks(hook, lambda: getattr(self._list, hook)(*arguments))
@@ -132,6 +138,10 @@ class CallbackRounds:
     def needs_logs(self) -> bool:
         """Return whether a callback looks at the logs of each batch."""
         return any(needs_logs(callback) for callback in self._run)
+
+    def sees_metrics(self) -> bool:
+        """Return whether a callback may read the model's metrics in the middle of an epoch."""
+        return any(sees_metrics(callback) for callback in self._run)
 
     def unkept(self) -> list[str]:
         """Return the attributes of callbacks that cannot be kept."""

@@ -171,6 +171,12 @@ def needs_logs(callback: Any) -> bool:
     return acts(callback, "on_train_batch_end") and not _rests_in_batches(callback)
 
 
+def sees_metrics(callback: Any) -> bool:
+    """Return whether the callback may read the model's metrics in the middle of an epoch."""
+    hooks = ("on_train_batch_begin", "on_train_batch_end")
+    return acts(callback, *hooks) and not _rests_in_batches(callback)
+
+
 def ends_at_nan(callback: Any) -> bool:
     """Return whether the callback ends the training when its loss is not finite."""
     return any(

@@ -18,8 +18,9 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
+from holdfast.runtime.callbacks.held_variables import encoded, put_back
 from holdfast.runtime.model.named_variables import some_of
-from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.replica import MetricsHolder, Replica
 from holdfast.runtime.training.companion import Commit, Notes
 
 
@@ -83,9 +84,11 @@ class CallbackRun:
         """Begin, or go on with what was kept."""
         if notes is not None:
             self._at = _Position(**notes["position"])
-        if self._is_running or (notes is not None and self._is_complete):
-            assert notes is not None
+        if notes is not None and (self._is_running or self._is_complete):
             self._rounds.take(notes, self._loaded)
+            if self._is_complete:
+                self._rounds.introduce()
+                put_back(self._model.metrics_variables, notes.get("metrics", []))
             return
         self._is_running = True
         self._model.stop_training = False
@@ -151,7 +154,10 @@ class CallbackRun:
             "is_cut": at.is_cut,
             "has_ended": at.has_ended,
         }
-        return {"position": position, **self._rounds.notes()}
+        notes = {"position": position, **self._rounds.notes()}
+        if at.has_ended:  # a launch that only returns the end has no sums of the last validation
+            notes["metrics"] = encoded(self._model.metrics_variables)
+        return notes
 
     def tensors(self) -> Tensors:
         """Return the weights that callbacks keep."""
@@ -186,6 +192,7 @@ class CallbackRun:
         if at.has_begun or at.epoch >= self._epochs.stop:
             return
         at.has_begun = True
+        self._model.reset_metrics()
         self._rounds.call("on_epoch_begin", at.epoch)
         yield
         self._rounds.call_each("on_train_batch_begin", at.batch, {})
@@ -195,6 +202,8 @@ class CallbackRun:
         """Run what Keras runs from the end of one batch to the beginning of the next."""
         at = self._at
         if commit.work is Work.TRAIN:
+            if self._rounds.sees_metrics() and not commit.has_ended_epoch:
+                self._hold_metrics(commit)
             self._rounds.call_each("on_train_batch_end", at.batch, self._batch_logs(commit))
             if self._rounds.ends_at_nan() and not np.isfinite(commit.cursor.sums).all():
                 self._rounds.call_at_nan(at.batch, self._metrics(commit))
@@ -210,6 +219,8 @@ class CallbackRun:
             self._rounds.call("on_test_end", dict(commit.validation or {}))
             yield
         if commit.has_ended_epoch or self._model.stop_training:
+            if not commit.has_ended_epoch:
+                self._hold_metrics(commit)
             yield from self._end_epoch(self._epoch_logs(commit))
             if at.is_over or commit.next_work is None:
                 return
@@ -217,6 +228,11 @@ class CallbackRun:
         else:
             self._rounds.call_each("on_train_batch_begin", at.batch, {})
             yield
+
+    def _hold_metrics(self, commit: Commit) -> None:
+        """Let the model's metrics hold the epoch so far; at its end they hold it in any case."""
+        if isinstance(self._replica, MetricsHolder):
+            self._replica.hold(commit.cursor.sums, commit.cursor.ledger.samples)
 
     def _end_epoch(self, logs: dict[str, float]) -> Iterator[None]:
         at = self._at

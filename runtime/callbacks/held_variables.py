@@ -91,6 +91,19 @@ class HeldVariables:
         yield from _read_by(self._graphs)
 
 
+def encoded(variables: Iterable[Any]) -> list[Json]:
+    """Return the values of variables of Keras as JSON, None for one that is too large."""
+    inner = [_inner(variable) for variable in variables]
+    return [_encode(found) if _bytes_of(found) <= INLINE_BYTES else None for found in inner]
+
+
+def put_back(variables: Iterable[Any], values: Sequence[Json]) -> None:
+    """Assign what `encoded` has returned of these variables."""
+    for variable, value in zip(variables, values, strict=False):
+        if value is not None and _encode(_inner(variable))[:2] == value[:2]:
+            variable.assign(_decode(value))
+
+
 def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
     numbers: Counter[str] = Counter()
     found: dict[str, Any] = {}

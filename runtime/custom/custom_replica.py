@@ -42,7 +42,7 @@ from holdfast.runtime.loss.state_kinds import StateKind, check_kind, notices_of,
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.borrowed_total import BorrowedTotal
-from holdfast.runtime.model.named_variables import check_tensors
+from holdfast.runtime.model.named_variables import check_tensors, unchanged
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
@@ -168,13 +168,16 @@ class CustomReplica:
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return the logs of the script's step, as ``fit`` shows them."""
         del samples
+        with unchanged(self._model.metrics_variables):
+            self._vector.assign_metrics(sums)
+            if self._vector.is_evaluation(sums):
+                return self._evaluation.logs.shown(self._vector.evaluation_numbers(sums))
+            return self._found.logs.shown(self._kept.numbers)
+
+    def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
+        """Let the model's metrics hold the sums, for those who read them from the model."""
+        del samples
         self._vector.assign_metrics(sums)
-        if self._vector.is_evaluation(sums):
-            shown = self._evaluation.logs.shown(self._vector.evaluation_numbers(sums))
-        else:
-            shown = self._found.logs.shown(self._kept.numbers)
-        self._model.reset_metrics()
-        return shown
 
     def state(self) -> Tensors:
         """Return views of all tensors, which are read-only and keep their values."""

@@ -46,7 +46,7 @@ from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
 from holdfast.runtime.model.graph_cache import GraphCache
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
 from holdfast.runtime.model.model_sums import ModelSums
-from holdfast.runtime.model.named_variables import check_tensors, model_variables
+from holdfast.runtime.model.named_variables import check_tensors, model_variables, unchanged
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.model.tensors import (
@@ -182,12 +182,18 @@ class KerasReplica:
 
         A metric with several values is returned as ``name/0``, ``name/1`` and so on.
         """
-        loss = self._sums.measures.assign(sums) / samples
-        found = self._model.get_metrics_result()
-        self._model.reset_metrics()
+        with unchanged(self._model.metrics_variables):
+            loss = self._sums.measures.assign(sums) / samples
+            found = self._model.get_metrics_result()
         found["loss"] = loss
         shown = [key for key in found if key not in self._left_out]
         return {name: value for key in shown for name, value in _scalars(key, found[key])}
+
+    def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
+        """Let the model's metrics hold settled sums, for those who read them from the model."""
+        loss, tracker = self._sums.measures.assign(sums), self._model._loss_tracker
+        tracker.total.assign(loss)
+        tracker.count.assign(samples)
 
     def state(self) -> Tensors:
         """Return views of all tensors, which are read-only and keep their values.

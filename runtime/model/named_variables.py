@@ -7,8 +7,11 @@ This file looks at variables without importing Keras.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.runtime.errors import ProgramError
@@ -37,6 +40,17 @@ def model_variables(model: Any) -> dict[str, Any]:
     return named_variables(
         [*model.trainable_variables, *state], () if optimizer is None else optimizer.variables
     )
+
+
+@contextmanager
+def unchanged(variables: Iterable[Any]) -> Iterator[None]:
+    """Give the variables the values back that they have now."""
+    before = [(v, np.asarray(v.value.read_value())) for v in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
 
 def check_tensors(variables: Mapping[str, Any], state: Tensors) -> None:

@@ -133,6 +133,14 @@ class TurnTaker(Protocol):
 
 
 @runtime_checkable
+class MetricsHolder(Protocol):
+    """A replica of a model whose metrics the script may read between two transactions."""
+
+    def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
+        """Let the model's metrics hold these sums over ``samples`` samples, which are settled."""
+
+
+@runtime_checkable
 class Finishing(Protocol):
     """A replica whose weights are changed once more when the training has ended."""
 

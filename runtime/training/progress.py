@@ -14,6 +14,7 @@ from holdfast.runtime.errors import ProgramError, RecoveryImpossible
 from holdfast.runtime.loss.settling import Sums, pass_sums, step_sums
 from holdfast.runtime.model.replica import (
     Finishing,
+    MetricsHolder,
     OverflowTaker,
     Replica,
     TurnTaker,
@@ -107,6 +108,7 @@ class Progress:
             self._check_ledger(epoch)
             if work_plan.next_work(self.cursor) is not Work.EVALUATE:
                 self._end_epoch(epoch, None)
+            self._hold(self.cursor.sums, self.cursor.ledger.samples)
 
     @property
     def _turn(self) -> int:
@@ -117,6 +119,12 @@ class Progress:
         self.cursor = self.cursor.after_evaluation()
         validation = self._replica.results(sums, total.samples)
         self._end_epoch(self._job.work_plan.epoch_of(self.cursor), validation)
+        self._hold(sums, total.samples)
+
+    def _hold(self, sums: Sums, samples: int) -> None:
+        """Let the model's metrics be what they are after this work in Keras."""
+        if isinstance(self._replica, MetricsHolder):
+            self._replica.hold(sums, samples)
 
     def _end_epoch(self, epoch: int, validation: dict[str, float] | None) -> None:
         self.metrics = self._replica.results(self.cursor.sums, self.cursor.ledger.samples)
