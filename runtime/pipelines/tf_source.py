@@ -13,6 +13,7 @@ from tensorflow.python.eager import wrap_function
 
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.pipelines.read_ahead import ReadAhead
+from holdfast.runtime.pipelines.read_variables import ReadVariables
 from holdfast.runtime.pipelines.source import ForwardSource, Source, forward
 from holdfast.runtime.pipelines.tf_graph import PassGraph, pass_graph, without_repeat
 
@@ -45,6 +46,7 @@ class DatasetSource:
 
     def __init__(self, dataset: Any, seed: int, begins: int = 1) -> None:
         self._begins = begins
+        self._variables = ReadVariables(dataset)
         self._spec = dataset.element_spec
         graph = _graph_of(dataset)
         self.batches, self.is_endless = _length_of(dataset)
@@ -64,7 +66,9 @@ class DatasetSource:
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
         """Begin pass ``number``, always at its first batch."""
         del start
-        return 0, ReadAhead(iter(self._dataset(number).prefetch(_AHEAD)))
+        self._variables.check()
+        elements = ReadAhead(iter(self._dataset(number).prefetch(_AHEAD)))
+        return 0, self._variables.watched(elements)
 
     def leave(self, number: int, start: int) -> None:
         """Do nothing: passes are made anew, and the script's dataset is untouched."""
