@@ -83,10 +83,11 @@ class Feed:
         at most the first one was read, on every worker alike.
         """
         each = self._source.batches
-        if each and self._terms.is_validation:
-            each = self.steps  # each validation is a pass of its own
+        position = Position(*divmod(batches, each)) if each else Position(0, batches)
+        if self._terms.is_validation:
+            position = self._of_validation(*divmod(batches, self.steps))
         if batches:
-            self._source.leave(*(divmod(batches, each) if each else (0, batches)))
+            self._source.leave(position.passing, position.within)
 
     def train_batch(self, step: int, communicator: Communicator, turns: Turns = NO_TURNS) -> Batch:
         """Return the batch of update ``step`` of the stage, from 0; all workers call this.
@@ -108,11 +109,15 @@ class Feed:
             WorldBroken: a member died.
             ProgramError: there is no such batch.
         """
-        validation, step = number
-        position = Position(validation, step)
-        if self._source.is_endless:
-            position = Position(0, validation * self.steps + step)
-        return self._fetch(position, communicator, turns)
+        return self._fetch(self._of_validation(*number), communicator, turns)
+
+    def _of_validation(self, validation: int, step: int) -> Position:
+        """Return the position of a batch: each validation begins a pass, as in Keras."""
+        each = self._source.batches
+        if not each or each >= self.steps:
+            return Position(validation, step)
+        passes = -(-self.steps // each)  # a pipeline that repeats itself has several in each
+        return Position(validation * passes + step // each, step % each)
 
     def parts(self, batch: Batch, start: int, stop: int) -> Parts:
         """Return the samples ``start <= sample < stop`` of a batch, with their weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,28 @@ from holdfast.runtime.pipelines.source import ForwardSource
 
 _NAME = "the generator"
 
+_LOOKED_AT = 2
+"""Batches from which Keras learns the shapes of a generator."""
+
 
 def generator_source(generator: Iterator[Any]) -> ForwardSource:
     """Return the source of a generator that is read until no more steps are wanted."""
     return ForwardSource(_NAME, lambda: generator, np.asarray, is_endless=True)
+
+
+def validation_source(generator: Iterator[Any], steps: int) -> ForwardSource:
+    """Return the source of a generator whose validations have so many batches each.
+
+    Keras looks at the first two batches, and each validation begins with them again.  Then it
+    goes on in the generator.
+    """
+    first: list[Any] = []
+
+    def begin() -> Iterator[Any]:
+        first.extend(itertools.islice(generator, _LOOKED_AT - len(first)))
+        return itertools.islice(itertools.chain(first, generator), steps)
+
+    return ForwardSource(_NAME, begin, np.asarray, batches=steps)
 
 
 class ListSource:

@@ -79,7 +79,7 @@ class ForwardSource:
         self.array = array
         self.leave_below: Callable[[int, int], None] | None = None
         """Leaves what the passes are made from, where that has calls of its own to make."""
-        self._begin = begin
+        self.begin = begin
         self._pass = -1
         self._read = 0
         self._iterator: Iterator[Any] = iter(())
@@ -94,7 +94,7 @@ class ForwardSource:
         while self._pass < number:
             for _ in self._iterator:  # a pass that is left early may leave another state
                 pass
-            self._iterator, self._read = iter(self._begin()), 0
+            self._iterator, self._read = iter(self.begin()), 0
             self._pass += 1
         return self._read, self._counted()
 
@@ -110,6 +110,46 @@ class ForwardSource:
         for element in self._iterator:
             self._read += 1
             yield element
+
+
+class FirstBatches:
+    """The first batches of each pass of a pipeline that has no end."""
+
+    is_endless = False
+    repeats = False
+
+    def __init__(self, source: Source, batches: int) -> None:
+        self.name, self.advice = source.name, source.advice
+        self.batches: int | None = batches
+        self._each = batches
+        self._source = source
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Begin pass ``number``, if possible at batch ``start``."""
+        first, elements = self._source.open(number, start)
+        return first, itertools.islice(elements, self._each - first)
+
+    def leave(self, number: int, start: int) -> None:
+        """Leave the pipeline as it is left after these batches."""
+        self._source.leave(number, start)
+
+    def array(self, leaf: Any) -> Any:
+        """Return a leaf of an element as an array."""
+        return self._source.array(leaf)
+
+
+def first_batches(source: Source, batches: int) -> Source:
+    """Return a source whose passes are the first batches of those of an endless ``source``."""
+    if not isinstance(source, ForwardSource):
+        return FirstBatches(source, batches)
+    found = ForwardSource(
+        source.name,
+        lambda: itertools.islice(source.begin(), batches),
+        source.array,
+        batches=batches,
+    )
+    found.leave_below = source.leave_below
+    return found
 
 
 def forward(source: Source) -> ForwardSource:

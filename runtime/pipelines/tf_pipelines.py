@@ -10,9 +10,13 @@ import keras
 import tensorflow as tf
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.pipelines.generator_source import ListSource, generator_source
+from holdfast.runtime.pipelines.generator_source import (
+    ListSource,
+    generator_source,
+    validation_source,
+)
 from holdfast.runtime.pipelines.py_dataset_source import Passes, py_dataset_source
-from holdfast.runtime.pipelines.source import Source
+from holdfast.runtime.pipelines.source import Source, first_batches
 from holdfast.runtime.pipelines.tf_source import dataset_source
 
 
@@ -36,6 +40,17 @@ def source_of(
     Raises:
         ProgramError: it is no pipeline, or it has no batches.
     """
+    if passes is Passes.VALIDATION and steps is not None:
+        if isinstance(x, types.GeneratorType):
+            return validation_source(x, steps)
+        source = _source_of(x, seed, passes, steps, tell)
+        return first_batches(source, steps) if source.is_endless else source
+    return _source_of(x, seed, passes, steps, tell)
+
+
+def _source_of(
+    x: Any, seed: int, passes: Passes, steps: int | None, tell: Callable[[str], None]
+) -> Source:
     if isinstance(x, keras.utils.PyDataset):
         return py_dataset_source(x, seed, passes, steps)
     if isinstance(x, types.GeneratorType):

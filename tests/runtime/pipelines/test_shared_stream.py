@@ -258,15 +258,20 @@ def test_pipeline_that_ends_too_early_is_named() -> None:
         feed.train_batch(1, LocalCommunicator())
 
 
-def test_each_validation_is_a_pass_and_goes_on_in_an_endless_source() -> None:
+def test_each_validation_is_a_pass() -> None:
     feed = Feed(Numbers(), FeedTerms(2))
     found = [value_of(feed.validation_batch((2, step), LocalCommunicator())) for step in (0, 1)]
     assert found == [20, 21]
-    endless = ForwardSource(
-        "the generator", lambda: Numbers().open(0, 0)[1], np.asarray, is_endless=True
-    )
-    feed = Feed(endless, FeedTerms(2))
-    assert value_of(feed.validation_batch((1, 1), LocalCommunicator())) == 3
+
+
+def test_validation_of_a_pipeline_that_repeats_itself_has_several_passes() -> None:
+    source = Numbers()
+    source.repeats = True
+    feed = Feed(source, FeedTerms(6, is_validation=True))
+    found = [value_of(feed.validation_batch((1, step), LocalCommunicator())) for step in range(6)]
+    assert found == [20, 21, 22, 23, 30, 31]
+    feed.leave(12)
+    assert source.left == (4, 0)
 
 
 @pytest.mark.parametrize(
