@@ -219,7 +219,7 @@ class CallbackRun:
             self._rounds.call("on_test_end", dict(commit.validation or {}))
             yield
         if commit.has_ended_epoch or self._model.stop_training:
-            if not commit.has_ended_epoch:
+            if commit.work is Work.TRAIN and not commit.has_ended_epoch:
                 self._hold_metrics(commit)
             yield from self._end_epoch(self._epoch_logs(commit))
             if at.is_over or commit.next_work is None:
