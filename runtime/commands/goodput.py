@@ -23,6 +23,7 @@ Moments are compared only within one job, because the monotonic clock is that of
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ def goodput_of(records: Sequence[Record], now_s: float | None = None) -> Goodput
         for bucket, length in buckets_of(spans).items():
             is_open = is_live and bucket is Bucket.ENDING
             lengths[SINCE_LAST_STEP if is_open else bucket.value] += length
-        redone_from = min([redone_from, *map(_first_of, _committed(job))])
+        if job is not jobs[0]:
+            redone_from = min([redone_from, *map(_first_of, _committed(job))])
     if now_s is not None and not lengths[Bucket.ENDING.value]:
         del lengths[Bucket.ENDING.value]  # the job has no end yet
     parts = {name: seconds(length) for name, length in lengths.items()}
@@ -163,24 +165,29 @@ class _Marks:
     """The moments of launches, of renewals, and of the beginnings of saves."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        self._launches = [_ns(r["now"]) for r in records if r["event"] in _LAUNCHES]
-        self._renewals = [_ns(r["now"]) for r in records if r.get("is_renewal") is True]
-        self._saves = [
+        self._launches = sorted(_ns(r["now"]) for r in records if r["event"] in _LAUNCHES)
+        self._renewals = sorted(_ns(r["now"]) for r in records if r.get("is_renewal") is True)
+        self._saves = sorted(
             _ns(r["now"] - r.get("seconds", 0.0)) for r in records if r["event"] in _SAVES
-        ]
+        )
 
     def cause(self, begin: int, end: int, before: _Step | None, after: _Step) -> Bucket:
         """Return the bucket of the gap between two steps."""
         if before is None:
             return Bucket.STARTING
-        if any(begin < moment <= end for moment in self._launches):
-            is_renewal = any(begin < moment <= end for moment in self._renewals)
+        if _is_any_within(self._launches, begin, end):
+            is_renewal = _is_any_within(self._renewals, begin, end)
             return Bucket.RENEWAL if is_renewal else Bucket.RELAUNCH
         if before.generation != after.generation:
             return Bucket.REPAIR
-        if any(begin < moment <= end for moment in self._saves):
+        if _is_any_within(self._saves, begin, end):
             return Bucket.SAVING
         return Bucket.TRAINING
+
+
+def _is_any_within(moments: Sequence[int], begin: int, end: int) -> bool:
+    """Return whether one of sorted moments is after ``begin``, and not after ``end``."""
+    return bisect_right(moments, begin) < bisect_right(moments, end)
 
 
 def _committed(records: Sequence[Record]) -> list[Record]:
