@@ -12,7 +12,7 @@ from holdfast.runtime.fit.fit_data import FitData, data_of, validation_of
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms, check_class_weight, steps_of
 from holdfast.runtime.pipelines.generator_source import ListSource
-from holdfast.runtime.pipelines.py_dataset_source import Passes
+from holdfast.runtime.pipelines.py_dataset_source import Passes, changes_by_epochs
 from holdfast.runtime.pipelines.tf_pipelines import is_pipeline, source_of
 
 _FOR_VALIDATION = 21
@@ -32,6 +32,7 @@ def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
     Raises:
         ProgramError: the arrays do not fit together, or a pipeline cannot be read.
     """
+    _check_shared(call)
     validation: Data | Feed | None = None
     if is_pipeline(call.validation_data):
         validation = validation_feed(call, seed, tell)
@@ -46,6 +47,20 @@ def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
         replace(call, validation_data=None, validation_split=0.0, validation_steps=None)
     )
     return replace(arrays, validation=validation)
+
+
+def _check_shared(call: FitCall) -> None:
+    """Refuse one PyDataset for both uses if it changes at the ends of epochs.
+
+    Keras tells it of both kinds of epochs in turn.  A launch that goes on reads it for
+    training first, so that other batches would follow.
+    """
+    if call.x is call.validation_data and is_pipeline(call.x) and changes_by_epochs(call.x):
+        raise ProgramError(
+            f"fit() got one {type(call.x).__name__} as x and as validation_data, and it has "
+            "on_epoch_end or on_epoch_begin: each validation would change what is trained on; "
+            "make two of them"
+        )
 
 
 def leave_pipelines(data: FitData, steps: int, validations: int) -> None:

@@ -131,7 +131,8 @@ class Feed:
         if batch is None:
             raise ProgramError(
                 f"{self._source.name} ended before {position.words}: give .repeat(), a "
-                "generator that goes on, fewer epochs or fewer steps"
+                "generator that goes on, fewer epochs or fewer steps; a Dataset with "
+                f"assert_cardinality({position.within}) has epochs that end with each pass"
             )
         return batch
 

@@ -141,6 +141,15 @@ def py_dataset_source(dataset: Any, seed: int, passes: Passes, steps: int | None
     return source if source.is_repeatable else forward(source)
 
 
+def changes_by_epochs(dataset: Any) -> bool:
+    """Return whether a dataset has a method of its own that is called at an epoch's ends."""
+    return any(
+        not getattr(type(dataset), name).__module__.startswith("keras.")
+        for name in (_ENDS, _BEGINS)
+        if hasattr(dataset, name)
+    )
+
+
 @contextlib.contextmanager
 def seeded(seed: int, *purpose: int) -> Iterator[None]:
     """Seed the global generators of Python and NumPy, and put back their states afterwards."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.fit.fit_call import FitCall
 
@@ -171,3 +172,21 @@ def test_a_fit_that_is_over_leaves_the_datasets_as_the_one_that_has_read() -> No
         assert restored.leave() == read.leave()
         for name in ("training", "validation"):
             assert only_hooks(told(restored.log, name)) == only_hooks(told(read.log, name))
+
+
+def test_one_dataset_for_both_uses_is_refused_if_epochs_change_it() -> None:
+    import keras
+
+    from holdfast.runtime.fit.fit_pipelines import supply_of
+
+    class Plain(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros((4, 1), np.float32), np.zeros((4, 1), np.float32)
+
+    plain, shuffled = Plain(), datasets([])[0]
+    supply_of(FitCall(plain, validation_data=plain), SEED, lambda text: None)
+    with pytest.raises(ProgramError, match=r"one Shuffled as x and as validation_data.*make two"):
+        supply_of(FitCall(shuffled, validation_data=shuffled), SEED, lambda text: None)
