@@ -2,7 +2,7 @@
 
 A contribution holds what the step computes for one microbatch:
 
-* gradients that the script hands to its optimizers, times the samples;
+* gradients that the script hands to its optimizers, times the samples if they are means;
 * state that the step makes of the samples, times the samples, or what is added to it;
 * metric variables.  Those that the script updates with a value of the whole batch are weighted by
   the microbatch's share of the samples.  Then the sum is what Keras would have added;
@@ -80,17 +80,16 @@ class CustomReplica:
         self._calls: list[Any] = []
         self._graphs: dict[Hashable, Any] = {}
         self._is_whole = mixing is BatchMixing.HARMLESS
-        tried = self._try(self._step, batch)
-        self._states = tried.states
+        self._tried = self._try(self._step, batch)
         self._first_graph = self._graph(first, 0)
         if mixing is BatchMixing.REFUSED:
-            self._refuse(tried, f"{type(model).__name__}.train_step")
-        self._vector = self._lay_out(first, tried)
+            self._refuse(f"{type(model).__name__}.train_step")
+        self._vector = self._lay_out(first)
         self._borrowed = BorrowedTotal(self._vector.gradient)
         self._kept = KeptState(self._found)
         self._tensors = replica_variables(model, [c.optimizer for c in self._calls], self._kept)
         self._updates = [
-            TurnUpdate(self._step, self._found, self._calls, turn, self._kind_of).trace(
+            TurnUpdate(self._step, self._found, self._calls, turn, self._tried).trace(
                 layout, self._borrowed, batch
             )
             for turn, layout in enumerate(self._vector.layouts)
@@ -114,7 +113,7 @@ class CustomReplica:
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know of the training, one line each."""
-        return () if self._is_whole else notices_of(self._states)
+        return () if self._is_whole else notices_of(self._tried.states)
 
     @property
     def turn(self) -> int:
@@ -194,18 +193,15 @@ class CustomReplica:
         assert self._plan is not None, "the first graph is traced at construction"
         return self._plan
 
-    def _kind_of(self, variable: Any) -> StateKind:
-        return self._states.get(variable.path, StateKind.MEAN)
-
-    def _refuse(self, tried: Probe, name: str) -> None:
+    def _refuse(self, name: str) -> None:
         """Raise ProgramError if the step cannot be put together from what it does with parts."""
         for variable, _ in self._found.moving:
-            kind = self._kind_of(variable)
+            kind = self._tried.kind_of(variable)
             # It depends on samples, though not on the first ones.
             check_kind(variable, StateKind.OTHER if kind is StateKind.SAME else kind, name)
-        step_rules.check_mixing(tried, name)
+        step_rules.check_mixing(self._tried, name)
 
-    def _lay_out(self, first: Microbatch, tried: Probe) -> CustomVector:
+    def _lay_out(self, first: Microbatch) -> CustomVector:
         """Return the layout, from what the steps do with one microbatch and with its parts."""
         batch, metrics = Batch.of(first), self._model.metrics_variables
         weighted = [False] * len(metrics)
@@ -213,7 +209,7 @@ class CustomReplica:
             self._evaluation.learn(first)
             weighted = list(self._try(self._evaluation.step, batch).weighted)
         return CustomVector(
-            self._found, metrics, self._evaluation.numbers, (tried.weighted, weighted)
+            self._found, metrics, self._evaluation.numbers, (self._tried.weighted, weighted)
         )
 
     def _try(self, step: Step, batch: Batch) -> Probe:
@@ -244,10 +240,13 @@ class CustomReplica:
         captured = self._step.capture(batch, seeds, record)
         plan = self._note_plan(captured)
         samples = float(batch.samples)
-        calls = [captured.calls[i][0] for i in plan.calls_of(turn)]
-        gradients = [tf.convert_to_tensor(g) * samples for call in calls for g in call.gradients]
+        gradients = [
+            tf.convert_to_tensor(gradient) * self._tried.weight(i, samples)
+            for i in plan.calls_of(turn)
+            for gradient in captured.calls[i][0].gradients
+        ]
         moving = [
-            travelling(v, captured.value(v), samples, self._kind_of(v))
+            travelling(v, captured.value(v), samples, self._tried.kind_of(v))
             for v, of_state in plan.moving
             if of_state == turn
         ]
@@ -265,7 +264,7 @@ class CustomReplica:
     def _note_plan(self, captured: CapturedStep) -> StepPlan:
         """Learn the plan from the first trace; all later traces must agree."""
         graph = tf.compat.v1.get_default_graph()
-        plan = plan_of(self._step, captured, graph, self._states)
+        plan = plan_of(self._step, captured, graph, self._tried.states)
         first = self._plan or plan
         assert first.signature() == plan.signature(), "a step depends on the batch's shape"
         self._plan = first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,7 +11,8 @@ import tensorflow as tf
 from holdfast.runtime.custom.captured_step import CapturedStep, Step, outside
 from holdfast.runtime.custom.optimizer_calls import OptimizerCall
 from holdfast.runtime.custom.step_plan import StepPlan
-from holdfast.runtime.loss.state_kinds import StateKind, arrived
+from holdfast.runtime.custom.step_probe import Probe
+from holdfast.runtime.loss.state_kinds import arrived
 from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
 from holdfast.runtime.model.tensors import Batch
 from holdfast.runtime.model.vector_layout import VectorLayout
@@ -26,13 +27,13 @@ class TurnUpdate:
         plan: StepPlan,
         calls: Sequence[OptimizerCall],
         turn: int,
-        kind_of: Callable[[Any], StateKind],
+        tried: Probe,
     ) -> None:
         self._step = step
         self._plan = plan
         self._calls = calls
         self._turn = turn
-        self._kind_of = kind_of
+        self._tried = tried
 
     def trace(self, layout: VectorLayout, borrowed: BorrowedTotal, batch: Batch) -> Any:
         """Return the graph; ``batch`` tells the shape of a microbatch."""
@@ -41,18 +42,19 @@ class TurnUpdate:
         def update(samples: Any, rows: Any) -> None:
             totals = [tensor_at(rows, place) for place in layout.places]
             graded = len(totals) - len(moving)
-            self._make_calls([total / samples for total in totals[:graded]], batch)
+            self._make_calls(totals[:graded], samples, batch)
             for variable, total in zip(moving, totals[graded:], strict=True):
-                variable.assign(arrived(variable, total, samples, self._kind_of(variable)))
+                variable.assign(arrived(variable, total, samples, self._tried.kind_of(variable)))
 
         return tf.function(update, autograph=False).get_concrete_function(
             tf.TensorSpec((), tf.float32), borrowed.specification
         )
 
-    def _make_calls(self, means: Sequence[Any], batch: Batch) -> None:
-        rest = iter(means)
+    def _make_calls(self, totals: Sequence[Any], samples: Any, batch: Batch) -> None:
+        rest = iter(totals)
         gradients = {
-            i: [next(rest) for _ in self._plan.graded[i]] for i in self._plan.calls_of(self._turn)
+            i: [next(rest) / self._tried.weight(i, samples) for _ in self._plan.graded[i]]
+            for i in self._plan.calls_of(self._turn)
         }
         if self._plan.following and self._turn == self._plan.last_turn:
             self._run_again(gradients, batch)

@@ -137,7 +137,7 @@ class _Planner:
             # The number of samples is a constant of the graph, and no data.
             if self._reads.depends_on_data(value) or kind is not StateKind.SAME:
                 model_rules.check_state_change(variable)
-                advice = step_rules.OF_STATISTICS
+                advice = step_rules.advice_for(variable)
                 moving.append((variable, self._turn_of(value, variable.path, name, advice)))
             else:
                 following.append(variable)

@@ -3,12 +3,14 @@
 A script updates some metrics with values of single samples, and others with one value of the
 batch.  Both are right for a batch, but their sums over microbatches differ.  The trial tells
 which is which.  It also tells whether the gradients of the parts add up to those of the batch,
-and what becomes of state beside the metrics.  All samples draw the same random numbers in it.
+as means or as sums over samples, and what becomes of state beside the metrics.  All samples draw
+the same random numbers in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +31,9 @@ _EXACT, _ROUGH = 1e-2, 2e-1
 """Tolerances in float32, and with layers that compute in 16 bits."""
 
 
+_SCALES = (1.0, 0.1, 0.01)
+"""To these scales weights are moved if the first samples have no gradient, as under a hinge."""
+
 _OF_STATE = 0.2
 """State agrees more nearly than gradients, as a part of the tolerance."""
 
@@ -42,12 +47,22 @@ class Probe:
     whole: float
     """The norm of the gradients of the batch."""
     parts: float
-    """The norm of the mean gradients of its parts."""
+    """The norm of the gradients of its parts, put together."""
     difference: float
     """The norm of the difference between the two."""
     tolerance: float
     states: dict[str, StateKind] = field(default_factory=dict)
     """What becomes of state beside the metrics over the parts of a batch, by path."""
+    summed: frozenset[int] = frozenset()
+    """Updates whose gradients are sums over samples, not means, by their number."""
+
+    def kind_of(self, variable: Any) -> StateKind:
+        """Return what becomes of a variable over the parts of a batch."""
+        return self.states.get(variable.path, StateKind.MEAN)
+
+    def weight(self, update: int, samples: Any) -> Any:
+        """Return how often gradients of some samples count: once if they are sums."""
+        return 1.0 if update in self.summed else samples
 
     @property
     def mixes_samples(self) -> bool:
@@ -60,8 +75,8 @@ class _Trial:
     """What a step does with some samples."""
 
     samples: float
-    gradients: Any
-    """All of them in one vector."""
+    gradients: list[Any]
+    """Those of each update in one vector."""
     metrics: list[Any]
     """Metric variables, updated from zero."""
     state: dict[str, Any]
@@ -79,10 +94,54 @@ def probe(step: Step, batch: Batch) -> Probe:
         added = sum(_distance(m, m1 + m2) for m, m1, m2 in pairs)
         mean = sum(_distance(m, n1 * m1 + n2 * m2) for m, m1, m2 in pairs)
         weighted += [bool(mean < added)] * len(metric)
-    apart = n1 * one.gradients + n2 * other.gradients
-    whole_norm, norm, difference = map(_norm, (tried.gradients, apart, tried.gradients - apart))
     states = _states(step, parts[0], tried, (one, other)) if tried.state else {}
-    return Probe(tuple(weighted), whole_norm, norm, difference, _tolerance(step.model), states)
+    for scale in _SCALES:
+        if all(_norm(gradients) > 0.0 for gradients in tried.gradients):
+            break
+        with _moved(step.model.trainable_variables, scale):
+            tried, one, other = (_try(step, some) for some in (whole, *parts))
+    return _of_gradients(tried, (one, other), (tuple(weighted), states), _tolerance(step.model))
+
+
+def _of_gradients(
+    whole: _Trial, parts: tuple[_Trial, _Trial], known: tuple[Any, Any], tolerance: float
+) -> Probe:
+    one, other = parts
+    share = one.samples / whole.samples
+    apart, summed = [], set()
+    for i, gradients in enumerate(whole.gradients):
+        g1, g2 = one.gradients[i], other.gradients[i]
+        mean, added = share * g1 + (1 - share) * g2, g1 + g2
+        limit = tolerance * _norm(gradients)
+        if _norm(gradients - mean) > limit >= _norm(gradients - added):
+            summed.add(i)
+        apart.append(added if i in summed else mean)
+    vector, other_vector = (np.concatenate([np.zeros(0), *g]) for g in (whole.gradients, apart))
+    weighted, states = known
+    return Probe(
+        weighted,
+        _norm(vector),
+        _norm(other_vector),
+        _norm(vector - other_vector),
+        tolerance,
+        states,
+        frozenset(summed),
+    )
+
+
+@contextmanager
+def _moved(variables: Sequence[Any], scale: float) -> Iterator[None]:
+    """Move weights for a while: without a gradient nothing tells a sum from a mean."""
+    before = [np.asarray(variable.value) for variable in variables]
+    random = np.random.default_rng(0)
+    try:
+        for variable, value in zip(variables, before, strict=True):
+            moved = value + (0.1 + np.abs(value)) * random.normal(size=value.shape)
+            variable.value.assign(tf.cast(scale * moved, variable.dtype))
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.value.assign(value)
 
 
 def _states(
@@ -125,17 +184,18 @@ def _tolerance(model: Any) -> float:
 
 def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> _Trial:
     captured = step.capture(batch, None, record, values)
-    gradients = [
-        np.asarray(tf.convert_to_tensor(gradient), np.float64).reshape(-1)
-        for call, _ in captured.calls
-        for gradient in call.gradients
-    ]
+    gradients = [_flat(call.gradients) for call, _ in captured.calls]
     return _Trial(
         float(batch.samples),
-        np.concatenate([np.zeros(0), *gradients]),
+        gradients,
         [np.asarray(captured.value(v), np.float64) for v in captured.metrics],
         {v.path: np.asarray(captured.value(v), np.float64) for v in _state(step, captured)},
     )
+
+
+def _flat(gradients: Sequence[Any]) -> Any:
+    arrays = [np.asarray(tf.convert_to_tensor(gradient), np.float64) for gradient in gradients]
+    return np.concatenate([np.zeros(0), *(array.reshape(-1) for array in arrays)])
 
 
 def _state(step: Step, captured: CapturedStep) -> Iterator[Any]:

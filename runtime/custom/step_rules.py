@@ -75,10 +75,17 @@ def _assigned_too_early(variable: Any, step: str) -> ProgramError:
 
 OF_VALUES = "use a metric of its own for each loss, or take all gradients before the first update"
 
+OF_STATE = "keep one variable for each update in the model"
+
 OF_STATISTICS = (
     "call that network with training=False after its update, give it LayerNormalization or "
     "GroupNormalization, or take all gradients before the first update"
 )
+
+
+def advice_for(variable: Any) -> str:
+    """Return what to do about a variable that is moved before and after an update."""
+    return OF_STATISTICS if "moving_" in variable.path else OF_STATE
 
 
 def check_turn(turn: int | None, what: str, step: str, advice: str = OF_VALUES) -> None:
@@ -114,9 +121,9 @@ def check_mixing(found: Any, step: str) -> None:
     """Raise ProgramError if the gradients of a batch are not those of its parts, added up."""
     if found.mixes_samples:
         raise ProgramError(
-            f"{step} mixes the samples of a batch, or sums over them: its gradient has the norm "
-            f"{found.whole:.6g} for some samples together, but {found.parts:.6g}, or another "
-            "direction, as the mean of two microbatches; leave clipping to the optimizer "
-            "(global_clipnorm=...), keep each batch whole with --microbatches 1, or accept the "
-            "step of each microbatch with --accept-batch-mixing"
+            f"{step} mixes the samples of a batch: its gradient has the norm {found.whole:.6g} for "
+            f"some samples together, but {found.parts:.6g}, or another direction, as two "
+            "microbatches, and is neither a mean nor a sum over samples; leave clipping to the "
+            "optimizer (global_clipnorm=...), keep each batch whole with --microbatches 1, or "
+            "accept the step of each microbatch with --accept-batch-mixing"
         )

@@ -85,7 +85,8 @@ def check_state_change(variable: Any) -> None:
     if variable.trainable:
         raise ProgramError(
             f"the model's call assigns its trainable variable {variable.path!r}, which only the "
-            "optimizer may do: remove the layer that does it"
+            "optimizer may do: compute with a changed copy of it, or give it a constraint "
+            "(kernel_constraint=lambda kernel: kernel * mask)"
         )
     is_whole = variable.dtype == "bool" or variable.dtype.startswith(("int", "uint"))
     if variable.dtype != "float32" and not is_whole:

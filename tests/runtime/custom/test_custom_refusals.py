@@ -125,15 +125,32 @@ def test_variable_of_tensorflow_that_the_step_assigns(tf: SimpleNamespace) -> No
     assert "changes a variable behind Keras" in message
 
 
-def test_loss_that_sums_over_the_batch(tf: SimpleNamespace) -> None:
-    message = refused(
-        tf,
-        lambda model, x, y, t: {"loss": model.descend(x, y, t.reduce_sum)},
-        refuses_mixing=True,
-    )
+def test_loss_that_is_a_sum_beside_a_mean(tf: SimpleNamespace) -> None:
+    """A sum over samples alone is trained as a sum, and a mean as a mean."""
 
-    assert message.startswith("Own.train_step mixes the samples of a batch, or sums over them")
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        def odd(errors: Any) -> Any:
+            return t.reduce_sum(errors) + 9.0 * t.reduce_mean(errors)
+
+        return {"loss": model.descend(x, y, odd)}
+
+    message = refused(tf, body, refuses_mixing=True)
+
+    assert message.startswith("Own.train_step mixes the samples of a batch: ")
+    assert "neither a mean nor a sum over samples" in message
     assert "--microbatches 1" in message
+
+
+def test_state_of_several_updates(tf: SimpleNamespace) -> None:
+    def body(model: Any, x: Any, y: Any, t: Any) -> Any:
+        first = model.descend(x, y)
+        model.level.assign(first + model.descend(x, y))
+        return {"first": first}
+
+    message = refused(tf, body)
+
+    assert message.startswith("own/level of Own.train_step is computed from variables both before")
+    assert message.endswith("keep one variable for each update in the model")
 
 
 def test_loss_that_compares_the_samples_of_a_batch(tf: SimpleNamespace) -> None:

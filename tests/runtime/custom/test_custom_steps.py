@@ -29,6 +29,7 @@ CASES = {
     "trailing": (custom_models.trailing, BATCH),
     "augmented": (custom_models.augmented, BATCH),
     "counting": (custom_models.counting, BATCH),
+    "triplets": (custom_models.triplets, ALONE),
 }
 
 

@@ -286,3 +286,41 @@ def counting(tf: SimpleNamespace) -> Any:
     model = Counting()
     model.compile(optimizer=keras.optimizers.SGD(0.1))
     return model
+
+
+def triplets(tf: SimpleNamespace) -> Any:
+    """A loss for each sample, whose gradient is a sum over them, and a test step of its own."""
+    keras, t = tf.keras, tf.tensorflow
+
+    class Triplets(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+            self.loss_tracker = keras.metrics.Mean(name="loss")
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.loss_tracker]
+
+        def _distances(self, data: Any) -> Any:
+            anchor, near, far = (self.embedding(part) for part in t.split(data, 3, axis=1))
+            apart = t.reduce_sum((anchor - near) ** 2 - (anchor - far) ** 2, -1)
+            return t.maximum(apart + 0.5, 0.0)
+
+        def train_step(self, data: Any) -> Any:
+            with t.GradientTape() as tape:
+                losses = self._distances(data)
+            weights = self.embedding.trainable_weights
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(losses, weights), weights, strict=True)
+            )
+            self.loss_tracker.update_state(losses)
+            return {"loss": self.loss_tracker.result()}
+
+        def test_step(self, data: Any) -> Any:
+            self.loss_tracker.update_state(self._distances(data))
+            return {"loss": self.loss_tracker.result()}
+
+    model = Triplets()
+    model.compile(optimizer=keras.optimizers.SGD(0.01))
+    return model
