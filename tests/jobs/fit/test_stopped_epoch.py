@@ -66,13 +66,14 @@ def test_history_of_a_stopped_run_is_whole_and_its_weights_begin_another(tmp_pat
     assert history(another)["loss"][0] < history(undisturbed)["loss"][1]
 
 
+@pytest.mark.timeout(300)
 def test_epoch_that_a_callback_stops_is_validated_as_by_keras(tmp_path: Path) -> None:
     """Epochs with and without validation, and a death in the validation of a stopped one."""
     script = SUITE["stopping"].path
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
     together.mkdir()
-    subprocess.run([sys.executable, str(script)], cwd=alone, check=True, timeout=100)
+    subprocess.run([sys.executable, str(script)], cwd=alone, check=True, timeout=200)
     faults = ["kill worker=1 step=6 site=vote attempt=2", "kill worker=0 step=12"]
     trained = JobRequest(
         script=script,
