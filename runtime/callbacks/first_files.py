@@ -96,6 +96,8 @@ class FirstFiles:
     is_own_work: bool = False
     """Whether files are changed for this object, not for a hook: the guard lets that through."""
     _names: int = 0
+    rounds: int = 0
+    """Rounds that are over: what they have put off was dropped, or done."""
 
     @contextlib.contextmanager
     def own_work(self) -> Iterator[None]:
@@ -172,6 +174,7 @@ class FirstFiles:
     def agreed(self, lengths: Mapping[str, Length]) -> None:
         """Hear that the first worker has finished the round, with these lengths."""
         self.lengths = dict(lengths)
+        self.rounds += 1
         self._deferred.clear()
         for opened in self._opened:
             opened.flush()
@@ -186,6 +189,7 @@ class FirstFiles:
         if self.is_first:
             return
         self.is_first = True
+        self.rounds += 1
         deferred, self._deferred = self._deferred, []
         for change in deferred:
             with contextlib.suppress(FileNotFoundError, FileExistsError):

@@ -5,7 +5,8 @@ and to load are exchanged once, when the script imports Keras.
 
 * In a hook, a worker that is not the first puts the save off, with the weights of this
   moment.  They are tensors that TensorFlow copies at the next update, which comes after the
-  agreement that drops them.
+  agreement that drops them.  A hook of the same round that loads the path has them written
+  into a private folder first.  In a later round the first worker's file is there.
 * In the script itself there is no agreement.  A worker that is not the first saves into a
   private folder, and loads the same path from there.  So a script may load what it saved.
 """
@@ -13,7 +14,9 @@ and to load are exchanged once, when the script imports Keras.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,36 +35,82 @@ class FirstSaves:
         self._is_first = is_first
         self._scratch = scratch
         self._private: dict[str, Path] = {}
+        self._names = 0
+        self._put_off = _PutOff()
         self.hooks: FirstFiles | None = None
         """The files of the hooks that run now, None outside of hooks."""
 
     def save(self, real: Callable[..., Any], model: Any, path: Any, *more: Any, **by: Any) -> Any:
         """Save a model or its weights with Keras's function ``real``."""
-        if self.hooks is not None:
-            return self._save_in_hook(lambda: real(model, path, *more, **by), model)
         absolute = os.path.abspath(os.fspath(path))
+        if self.hooks is not None:
+            return self._save_in_hook(lambda to: real(model, to, *more, **by), model, path)
         if self._is_first():
             self._private.pop(absolute, None)
             return real(model, path, *more, **by)
-        private = self._scratch() / f"saved-{len(self._private)}"
-        private.mkdir(exist_ok=True)
-        self._private.setdefault(absolute, private / Path(absolute).name)
+        if absolute not in self._private:
+            self._private[absolute] = self._new_folder() / Path(absolute).name
         return real(model, str(self._private[absolute]), *more, **by)
 
     def path_to_load(self, path: Any) -> Any:
         """Return where the script's own save of ``path`` lies on this worker."""
         if not isinstance(path, (str, os.PathLike)):
             return path
-        private = self._private.get(os.path.abspath(os.fspath(path)))
+        absolute = os.path.abspath(os.fspath(path))
+        if self.hooks is not None:
+            self._forget_round(self.hooks)
+            self._make(absolute, self.hooks)
+        private = self._put_off.made.get(absolute) or self._private.get(absolute)
         return path if private is None or not private.exists() else str(private)
 
-    def _save_in_hook(self, save: Callable[[], Any], model: Any) -> Any:
+    def _save_in_hook(self, save: Callable[[Any], Any], model: Any, path: Any) -> Any:
         assert self.hooks is not None
         if self.hooks.is_first:
-            return save()
-        then = _values(model)
-        self.hooks.defers(lambda: _with_values(then, save))
+            return save(path)
+        self._forget_round(self.hooks)
+        then, absolute = _values(model), os.path.abspath(os.fspath(path))
+        self.hooks.defers(lambda: _with_values(then, lambda: save(path)))
+        self._put_off.saves[absolute] = lambda to: _with_values(then, lambda: save(to))
+        self._private.pop(absolute, None)  # what the script has saved there before
         return None
+
+    def _forget_round(self, hooks: FirstFiles) -> None:
+        """Forget the saves of a round that is over: the first worker's files are there."""
+        if hooks.rounds != self._put_off.round or hooks is not self._put_off.hooks:
+            with hooks.own_work():
+                for path in self._put_off.made.values():
+                    shutil.rmtree(path.parent, ignore_errors=True)
+            self._put_off = _PutOff(hooks, hooks.rounds)
+
+    def _make(self, absolute: str, hooks: FirstFiles) -> None:
+        """Write a save that was put off in this round into a private folder."""
+        save = self._put_off.saves.pop(absolute, None)
+        if save is None:
+            return
+        with hooks.own_work():
+            before = self._put_off.made.get(absolute)
+            if before is not None:
+                shutil.rmtree(before.parent, ignore_errors=True)
+            path = self._new_folder() / Path(absolute).name
+            self._put_off.made[absolute] = path
+            save(str(path))
+
+    def _new_folder(self) -> Path:
+        """Return a new private folder."""
+        self._names += 1
+        folder = self._scratch() / f"saved-{self._names}"
+        folder.mkdir()
+        return folder
+
+
+@dataclass(slots=True)
+class _PutOff:
+    """Saves that hooks of one round have put off, by their paths, and those that were needed."""
+
+    hooks: FirstFiles | None = None
+    round: int = 0
+    saves: dict[str, Callable[[str], None]] = field(default_factory=dict)
+    made: dict[str, Path] = field(default_factory=dict)
 
 
 def install(saves: FirstSaves) -> None:

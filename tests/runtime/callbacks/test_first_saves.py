@@ -1,0 +1,144 @@
+"""Hooks load the models that they have saved, on workers whose files are not real too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.callbacks.file_guard import guarding
+from holdfast.runtime.callbacks.first_files import FirstFiles
+from holdfast.runtime.callbacks.first_saves import FirstSaves, install
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+EXCHANGED = ("save_model", "save_weights", "load_model", "load_weights")
+
+
+class Worker:
+    """A worker's files, with its model's weights in one number."""
+
+    def __init__(self, folder: Path, *, is_first: bool) -> None:
+        keras = pytest.importorskip("keras")
+        self.scratch = folder / "private"
+        self.scratch.mkdir()
+        self.files = FirstFiles(is_first, lambda: self.scratch, lambda text: None)
+        self.saves = FirstSaves(lambda: self.files.is_first, lambda: self.scratch)
+        self.models = keras.models
+        self.real_save = keras.src.saving.saving_api.save_weights
+        self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        self.model.compile("sgd", "mse")
+        self.set(0)
+
+    def set(self, value: float) -> None:
+        self.model.set_weights([np.array([[value]], np.float32)])
+
+    @property
+    def value(self) -> float:
+        return float(self.model.get_weights()[0][0, 0])
+
+    def hook(self, run: Any) -> None:
+        """Run the code of a hook."""
+        self.saves.hooks = self.files
+        with guarding(self.files):
+            run()
+        self.saves.hooks = None
+
+    def agree(self) -> None:
+        self.files.agreed({})
+
+
+@pytest.fixture(params=[True, False], ids=["first", "other"])
+def worker(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Worker:
+    keras = pytest.importorskip("keras")
+    from keras.src.saving import saving_api
+
+    for module in (saving_api, keras.saving, keras.models):
+        for name in EXCHANGED:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(keras.Model, "export", keras.Model.export)
+    worker = Worker(tmp_path, is_first=request.param)
+    install(worker.saves)
+    return worker
+
+
+def test_hook_loads_what_it_has_saved_a_moment_ago(worker: Worker, tmp_path: Path) -> None:
+    weights, whole = str(tmp_path / "a.weights.h5"), tmp_path / "a.keras"
+
+    def hook() -> None:
+        worker.set(1)
+        worker.model.save_weights(weights)
+        worker.model.save(whole)
+        worker.set(2)
+        worker.model.load_weights(weights)
+        assert worker.value == 1
+        loaded = worker.models.load_model(whole)
+        assert loaded.get_weights()[0][0, 0] == 1
+        worker.set(3)
+        worker.model.save_weights(weights)
+        worker.set(4)
+        worker.model.load_weights(weights)
+
+    worker.hook(hook)
+
+    assert worker.value == 3
+    assert whole.exists() == worker.files.is_first
+
+
+def test_later_hook_loads_what_the_first_worker_has_saved(worker: Worker, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.weights.h5")
+    worker.set(1)
+    worker.hook(lambda: worker.model.save_weights(path))
+    worker.hook(lambda: worker.model.load_weights(path))
+    if not worker.files.is_first:
+        first = Worker(_folder(tmp_path), is_first=True)
+        first.set(5)
+        worker.real_save(first.model, path)
+    worker.agree()
+
+    worker.hook(lambda: worker.model.load_weights(path))
+
+    assert worker.value == (1 if worker.files.is_first else 5)
+    assert list(worker.scratch.iterdir()) == []
+
+
+def test_hook_loads_what_the_script_has_saved_until_a_hook_saves_it(
+    worker: Worker, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.weights.h5")
+    worker.set(1)
+    worker.model.save_weights(path)
+
+    def save() -> None:
+        worker.set(3)
+        worker.model.load_weights(path)
+        assert worker.value == 1
+        worker.set(2)
+        worker.model.save_weights(path)
+        worker.set(4)
+        worker.model.load_weights(path)
+        assert worker.value == 2
+
+    worker.hook(save)
+    worker.files.take_over()
+    worker.agree()
+    worker.set(5)
+    worker.hook(lambda: worker.model.load_weights(path))
+
+    assert worker.value == 2
+    worker.model.load_weights(path)
+    assert worker.value == 2
+
+
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "of another"
+    folder.mkdir()
+    return folder
