@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import zipfile
 from pathlib import Path
 
 import h5py
@@ -36,7 +37,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_every_script_stands_in_the_table_once() -> None:
     paths = {script.path for script in SUITE.values()}
 
-    assert len(SUITE) == 28
+    assert len(SUITE) == 29
     assert paths == set(SCRIPTS.glob("*/*.py"))
 
 
@@ -97,6 +98,17 @@ def test_rows_of_logs_and_arrays_of_weights_are_compared(runs: tuple[Path, Path]
         "weights.npz",
     ]
     assert "off by up to 3 of 3" in complaints[1]
+
+
+def test_saved_models_are_compared_by_their_weights(runs: tuple[Path, Path]) -> None:
+    for number, folder in enumerate(runs):
+        with zipfile.ZipFile(folder / "model.keras", "w") as parts:
+            parts.writestr("metadata.json", f"saved at {number}")
+            parts.write(folder / "model.weights.h5", "model.weights.h5")
+    mine, theirs = map(files_in, runs)
+
+    assert list(other_bytes(mine, theirs)) == []
+    assert numbers(*runs) == []
 
 
 def test_files_that_only_one_run_has_are_named(runs: tuple[Path, Path]) -> None:

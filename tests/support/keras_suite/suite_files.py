@@ -6,7 +6,9 @@ import csv
 import hashlib
 import json
 import math
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,14 @@ def _other_names(mine: Files, theirs: Files) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    content = _weights(path) if path.suffix == ".keras" else path.read_bytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _weights(path: Path) -> bytes:
+    """Return the weights of a saved model; the other parts have times and addresses in them."""
+    with zipfile.ZipFile(path) as parts:
+        return parts.read("model.weights.h5")
 
 
 def _far_places(mine: Path, theirs: Path, nearness: Nearness) -> Iterator[str]:
@@ -122,7 +131,11 @@ def _npz(path: Path) -> Numbers:
         return {name: arrays[name] for name in arrays.files}
 
 
-def _hdf5(path: Path) -> Numbers:
+def _keras(path: Path) -> Numbers:
+    return _hdf5(BytesIO(_weights(path)))
+
+
+def _hdf5(path: Path | BytesIO) -> Numbers:
     found: Numbers = {}
 
     def visit(name: str, node: Any) -> None:
@@ -139,4 +152,5 @@ _READERS: dict[str, Callable[[Path], Numbers]] = {
     ".csv": _csv,
     ".npz": _npz,
     ".h5": _hdf5,
+    ".keras": _keras,
 }

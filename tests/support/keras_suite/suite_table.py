@@ -24,7 +24,7 @@ class Nearness:
 
     relative: float
     absolute: float
-    files: tuple[str, ...] = (".json", ".csv", ".npz", ".h5")
+    files: tuple[str, ...] = (".json", ".csv", ".npz", ".h5", ".keras")
 
     def __str__(self) -> str:
         return f"within {self.relative:g}"
@@ -100,6 +100,7 @@ _ALL = (
     _script("callbacks/plateau", 3, 12),
     _script("callbacks/own_callback", 3, 18),
     _script("callbacks/stopping", 2, 11),
+    _script("callbacks/busy_hooks", 2, 19),
     _script("callbacks/not_finite", 3, 13),
 )
 
