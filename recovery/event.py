@@ -177,6 +177,11 @@ class KillAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class AskToSave:
+    """Ask all workers for a checkpoint, beside the training."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskToStop:
     """Ask all workers to save at the next step and stop."""
 
@@ -197,4 +202,4 @@ class End:
     traceback: str = ""
 
 
-Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToStop | Renew | End
+Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToSave | AskToStop | Renew | End

@@ -10,7 +10,9 @@ is up, no worker could go on after a death.)
 
 A launch that has lost more than half of its workers, and gets on, is *renewed*: its workers
 stop with a checkpoint, and a launch of all workers follows.  Nothing is lost by it, so the
-budget is not charged.  A launch that has not got on is as large as the last world.
+budget is not charged.  Only a commit of the worn world renews: the disk takes checkpoints then,
+and the last one will not fail.  A launch that follows one without a checkpoint is as large as
+the last world, or as the world that made the newest checkpoint, if that was smaller.
 
 Each wait for such an event has a bound (`recovery.launch_clock`).  A launch that is overdue
 is killed; one that does not even end then is killed together with its agent.
@@ -29,13 +31,14 @@ the state of the job is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TypeAlias
 
 from holdfast.recovery.errors import IllegalTransition
 from holdfast.recovery.event import (
+    AskToSave,
     AskToStop,
     CheckpointCommitted,
     Command,
@@ -112,6 +115,7 @@ class JobMachine:
         self._relaunches = 0
         self._stop_code: ExitCode | None = None
         self._has_checkpoint = terms.has_checkpoint
+        self._fits = terms.workers  # so many have made the newest checkpoint
 
     @property
     def state(self) -> JobState:
@@ -170,20 +174,36 @@ class JobMachine:
         """Keep it in the view of the launch."""
         assert isinstance(event, Sight)
         self._view = self._view.seeing(event)
+        if isinstance(event, CheckpointCommitted):
+            self._fits = len(self._view.world)
         return ()
 
-    def _note_or_renew(self, event: Event) -> Commands:
-        """Keep it; ask a worn launch to make room for one of all workers."""
+    @property
+    def _is_worn(self) -> bool:
+        """Whether so few workers train that a launch of all is worth its start."""
+        is_ending = self.is_stopping or self._view.is_renewing
+        return not is_ending and self._terms.can_shrink and self._terms.is_worn(self._view.world)
+
+    def _form(self, event: Event) -> Commands:
+        """Keep it; ask a launch that is worn, and got on before, for a checkpoint."""
         self._note(event)
-        is_new = isinstance(event, WorldFormed)
-        least = CHECKPOINTS_BEFORE_A_RENEWAL if is_new else CHECKPOINTS_OF_A_SMALL_LAUNCH
-        is_ending = self.is_stopping or self._view.is_renewing or self._view.first is not None
-        is_worn = self._terms.is_worn(self._view.world) and self._terms.can_shrink
-        if is_ending or not is_worn or self._view.checkpoints < least:
+        got_on = self._view.checkpoints >= CHECKPOINTS_BEFORE_A_RENEWAL
+        if not got_on or not self._is_worn or self._view.is_wearing:
             return ()
-        self._view = self._view.seeing(LaunchRenewing(self._view.workers[0]))
-        left, all_ = len(self._view.world), self._terms.workers
-        return (Renew(f"{left} of {all_} workers are left"),)
+        self._view = replace(self._view, is_wearing=True)
+        return (AskToSave(),)
+
+    def _commit(self, event: Event) -> Commands:
+        """Keep it; ask a worn launch that gets on to make room for one of all workers."""
+        assert isinstance(event, CheckpointCommitted)
+        self._note(event)
+        view = self._view
+        got_on = view.is_wearing or view.checkpoints >= CHECKPOINTS_OF_A_SMALL_LAUNCH
+        is_of_world = event.worker in view.world  # no late word of a worker that has died since
+        if not (got_on and is_of_world and self._is_worn) or view.is_after_training:
+            return ()
+        self._view = view.seeing(LaunchRenewing(view.workers[0]))
+        return (Renew(f"{len(view.world)} of {self._terms.workers} workers are left"),)
 
     def _join(self, event: Event) -> Commands:
         """Keep it; when all have joined, the job is running."""
@@ -247,6 +267,7 @@ class JobMachine:
         if end is not None:
             return self._finish(end)
         if self._view.was_renewed:
+            self._budget = self._budget.refund(self._view.checkpoints)
             return self._relaunch("a launch of all workers follows a worn one", is_renewal=True)
         causes = event.reason or self._view.causes
         before, checkpoints = self._budget, self._view.checkpoints
@@ -270,7 +291,7 @@ class JobMachine:
         """Launch as many workers as the job began with, if the last launch got on."""
         self._relaunches += 1
         got_on = is_renewal or self._view.checkpoints > 0
-        count = self._terms.workers if got_on else len(self._view.world)
+        count = self._terms.workers if got_on else min(len(self._view.world), self._fits)
         return self._launch(count, reason, is_renewal=is_renewal)
 
     def _kill(self, reason: str) -> Commands:
@@ -291,17 +312,20 @@ class JobMachine:
 _Action: TypeAlias = Callable[[JobMachine, Event], Commands]
 _TOLD = (WorkerFailed, WorkerCompleted, WorkerStopped, LaunchRenewing)
 _PROGRESS = (WorldFormed, CheckpointCommitted)
+_NOT_RUNNING = (JobState.LAUNCHING, JobState.ENDING)
 _ALIVE = (JobState.LAUNCHING, JobState.RUNNING, JobState.ENDING)
 
 TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingProxyType(
-    {(state, seen): JobMachine._note for state in _ALIVE for seen in (*_TOLD, *_PROGRESS)}
-    | {(JobState.RUNNING, seen): JobMachine._note_or_renew for seen in _PROGRESS}
+    {(state, seen): JobMachine._note for state in _ALIVE for seen in _TOLD}
+    | {(state, seen): JobMachine._note for state in _NOT_RUNNING for seen in _PROGRESS}
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,
         (JobState.LAUNCHING, WorkerExited): JobMachine._die_early,
         (JobState.LAUNCHING, StopAsked): JobMachine._ask_to_stop,
         (JobState.LAUNCHING, LaunchOverdue): JobMachine._cut_short,
+        (JobState.RUNNING, WorldFormed): JobMachine._form,
+        (JobState.RUNNING, CheckpointCommitted): JobMachine._commit,
         (JobState.RUNNING, WorkerExited): JobMachine._exit,
         (JobState.RUNNING, StopAsked): JobMachine._ask_to_stop,
         (JobState.RUNNING, LaunchOverdue): JobMachine._cut_short,

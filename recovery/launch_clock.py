@@ -10,6 +10,7 @@ each situation of a launch has a bound, and the bound is an event of the job lik
 | warming | with the launch, while the pool imports | ``warm_s`` |
 | joining | when the pool is warm, until every worker has initialised MPI | ``join_s`` |
 | stopping | when the workers were asked to stop | ``grace_s``, if the user gave one |
+| leaving | when a worker has stopped to make room for a launch of all | ``leave_s`` |
 | ending | when the launch was killed | ``end_s`` |
 
 A clock that is seldom looked at is late, never early: a supervisor that was stopped itself
@@ -33,6 +34,7 @@ class Situation(Enum):
     JOINING = "its workers have not all initialised MPI"
     RUNNING = "nothing"
     STOPPING = "its workers have not stopped with a checkpoint"
+    LEAVING = "its workers, which have stopped to make room, have not left the script"
     ENDING = "its processes have not ended"
 
 
@@ -43,6 +45,7 @@ class LaunchLimits:
     warm_s: float = 900.0
     join_s: float = 180.0
     end_s: float = 120.0
+    leave_s: float = 120.0
     grace_s: float | None = None
 
     def of(self, situation: Situation) -> float | None:
@@ -51,6 +54,7 @@ class LaunchLimits:
             Situation.WARMING: self.warm_s,
             Situation.JOINING: self.join_s,
             Situation.STOPPING: self.grace_s,
+            Situation.LEAVING: self.leave_s,
             Situation.ENDING: self.end_s,
         }.get(situation)
 

@@ -56,6 +56,8 @@ class LaunchView:
     saved_step: int = -1
     was_formed: bool = False
     """Whether a world was ever agreed on: before that no worker has trained."""
+    is_wearing: bool = False
+    """Whether it had got on before it was worn, so that its next checkpoint renews it."""
     is_renewing: bool = False
     """Whether its workers were asked to make room for a launch of all workers."""
 
@@ -78,6 +80,11 @@ class LaunchView:
     def was_renewed(self) -> bool:
         """Whether its workers have made room for a launch of all workers."""
         return self.is_renewing and bool(self.stops)
+
+    @property
+    def is_after_training(self) -> bool:
+        """Whether a training is complete, and no later one has made a checkpoint."""
+        return self.first is not None and self.saved_step <= self.first.step
 
     @property
     def is_up(self) -> bool:
@@ -200,7 +207,8 @@ def conclude(
 
     1. workers completed the same step with different bytes: the result must not be used;
     2. all workers of the last world raised the same kind of error: it is the
-       program's, and would happen again;
+       program's, and would happen again; it is not that the disk took no last checkpoint of
+       workers that were to make room: they would train on, had nobody asked them;
     3. the first worker has completed a training, and then its script raised: only that
        worker did the rest of the script, and would fail again;
     4. a worker has stopped on request; if only to make room, a launch of all workers follows;
@@ -216,7 +224,8 @@ def conclude(
         if len(digests) > 1:
             return _contradicted(completion.step, sorted(digests))
     failure = view.common_failure or view.failure_of_first
-    if failure is not None:
+    made_no_room = view.is_renewing and stop_code is None
+    if failure is not None and not (made_no_room and failure.exit_code == ExitCode.STOPPED_EARLY):
         return End(failure.exit_code, failure.message_with_kind, failure.traceback)
     if view.was_renewed and stop_code is None:
         return None

@@ -31,6 +31,10 @@ class RestartBudget:
         """
         return RestartBudget(self.limit, self._left(checkpoints) + _cost(checkpoints))
 
+    def refund(self, checkpoints: int) -> RestartBudget:
+        """Return the budget after a launch that was not lost, and has committed checkpoints."""
+        return RestartBudget(self.limit, self._left(checkpoints))
+
     def refusal(self, checkpoints: int) -> str:
         """Return in words why another relaunch would cost more than is left."""
         cost = _cost(checkpoints)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.recovery.event import (
+    AskToSave,
     AskToStop,
     CheckpointCommitted,
     Command,
@@ -181,6 +182,8 @@ class Supervisor:
                     self._tell({"kind": "kill"})
                 case KillAgent(reason):
                     self._kill_agent(reason)
+                case AskToSave():
+                    self._tell({"kind": "request", "what": "save"})
                 case AskToStop():
                     self._tell({"kind": "request", "what": "stop"})
                 case Renew(reason):
@@ -269,7 +272,9 @@ class Supervisor:
                 return Situation.JOINING if self._is_warm else Situation.WARMING
             case JobState.ENDING:
                 return Situation.ENDING
-        return Situation.STOPPING if self._machine.is_stopping else Situation.RUNNING
+        if self._machine.is_stopping:
+            return Situation.STOPPING
+        return Situation.LEAVING if self._machine.view.was_renewed else Situation.RUNNING
 
     def _kill_agent(self, reason: str) -> None:
         """Kill an agent that stands still, and go on as if it had died by itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from workload import (
     LONG,
     SLICED,
     UNEVEN,
+    PreparedJob,
     Undisturbed,
     Workload,
     assert_struck,
@@ -178,8 +179,15 @@ def test_launch_that_has_lost_most_of_its_workers_is_renewed(
     """The last survivor stops with a checkpoint, and four workers go on from that step."""
     faults = [f"kill worker={worker} step={100 + worker}" for worker in range(3)]
     workload = replace(LONG, epochs=60)
+    plain = request_of(
+        workload, tmp_path / "run", workers=4, faults=faults, options=["--max-restarts", "0"]
+    )
+    gate = ["--gates", str(tmp_path), "--gate-steps", "250"]
 
-    job = _train(workload, tmp_path, faults, options=["--max-restarts", "0"])
+    with start_job(replace(plain, argv=[*plain.argv, *gate])) as running:
+        running.wait_for("renewing")  # before the end of the training, however late it is
+        (tmp_path / "250").touch()
+        job = running.wait()
 
     assert_whole(job, workload, undisturbed(workload))
     assert_struck(job, faults)
@@ -188,6 +196,46 @@ def test_launch_that_has_lost_most_of_its_workers_is_renewed(
     assert (renewal.is_renewal, len(renewal.workers)) == (True, 4)
     assert renewal.restored_step == stop["step"] > 100
     assert "1 of 4 workers are left: stopping with a checkpoint" in job.stderr
+
+
+STUBBORN = """
+import runpy, sys, time
+from pathlib import Path
+
+script = {script!r}
+sys.path.insert(0, str(Path(script).parent))
+while True:
+    try:
+        runpy.run_path(script, run_name="__main__")
+        break
+    except BaseException:
+        time.sleep(0.1)
+"""
+LEAVES_SOON = """
+from holdfast.recovery.launch_clock import LaunchLimits
+LaunchLimits.__init__.__defaults__ = (900.0, 180.0, 120.0, 1.0, None)
+"""
+
+
+def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It catches the stop, and tries to train again, for ever."""
+    faults = [f"kill worker={worker} step={60 + worker}" for worker in range(3)]
+    workload, script = replace(LONG, epochs=60), tmp_path / "stubborn.py"
+    plain = request_of(workload, tmp_path / "run", workers=4, faults=faults)
+    script.write_text(STUBBORN.format(script=str(plain.script)))
+    gate = ["--gates", str(tmp_path), "--gate-steps", "200"]
+    request = replace(plain, script=script, argv=[*plain.argv, *gate])
+
+    with start_job(PreparedJob(**asdict(request), preparation=LEAVES_SOON)) as running:
+        running.wait_for("renewing")
+        (tmp_path / "200").touch()
+        job = running.wait()
+
+    assert_whole(job, workload, undisturbed(workload))
+    assert "its workers, which have stopped to make room, have not left the script" in job.stderr
+    assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]
 
 
 def test_without_shrinking_every_death_is_a_relaunch(

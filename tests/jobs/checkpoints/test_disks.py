@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,33 @@ def test_full_disk_fails_saves_and_never_training(
     assert all("No space left on device" in record["reason"] for record in failed)
     assert "free space or keep fewer checkpoints" in job.stderr
     assert CheckpointStore(small_disk).steps()[0] == LONG.steps
+
+
+def test_launch_that_has_lost_most_of_its_workers_trains_on_beside_a_full_disk(
+    small_disk: Path, undisturbed: Undisturbed
+) -> None:
+    """It is renewed only once the disk takes a checkpoint again: its workers could not stop."""
+    ballast, workload = small_disk / "checkpoints" / "ballast", replace(LONG, epochs=60)
+    faults = [f"kill worker={worker} step={60 + worker}" for worker in range(3)]
+    plain = request_of(
+        workload, small_disk, workers=4, faults=faults, options=["--max-restarts", "0"]
+    )
+    gates = ["--gates", str(small_disk), "--gate-steps", "40", "200"]
+    with start_job(replace(plain, argv=[*plain.argv, *gates])) as running:
+        running.wait_for("checkpoint", step=15)
+        _fill(ballast)
+        (small_disk / "40").touch()
+        alone = running.wait_for("world", workers=[3])
+        running.wait_for("checkpoint_failed", generation=alone["generation"])
+        before = {record["event"] for record in running.journal}
+        ballast.unlink()
+        (small_disk / "200").touch()
+        job = running.wait()
+
+    assert_whole(job, workload, undisturbed(workload))
+    assert "renewing" not in before
+    (renewal,) = job.report.relaunches
+    assert (renewal.is_renewal, len(renewal.workers)) == (True, 4)
 
 
 def test_job_that_dies_whole_beside_a_disk_that_takes_nothing_goes_on_from_memory(

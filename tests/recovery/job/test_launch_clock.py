@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
 from holdfast.recovery.world import WorkerId
 
-LIMITS = LaunchLimits(warm_s=90.0, join_s=20.0, end_s=8.0, grace_s=30.0)
+LIMITS = LaunchLimits(warm_s=90.0, join_s=20.0, end_s=8.0, leave_s=9.0, grace_s=30.0)
 ONE, ANOTHER = (WorkerId(0), WorkerId(1)), (WorkerId(2), WorkerId(3))
 CLOCK = LaunchClock(LIMITS, longest_look_s=2.0)
 
@@ -28,6 +28,7 @@ def after(seconds: float, situation: Situation, clock: LaunchClock = CLOCK) -> L
         (Situation.WARMING, 90),
         (Situation.JOINING, 20),
         (Situation.STOPPING, 30),
+        (Situation.LEAVING, 9),
         (Situation.ENDING, 8),
     ],
 )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.recovery.event import (
+    AskToSave,
     CheckpointCommitted,
     Command,
     End,
@@ -19,6 +20,7 @@ from holdfast.recovery.event import (
     StopAsked,
     WorkerCompleted,
     WorkerExited,
+    WorkerFailed,
     WorkerJoined,
     WorkerStopped,
     WorldFormed,
@@ -63,6 +65,12 @@ def shrinks(machine: JobMachine, left: int) -> tuple[Command, ...]:
     return machine.handle(WorldFormed(machine.view.generation + 1, world[:left], 9))
 
 
+def wears(machine: JobMachine, left: int, step: int = 10) -> tuple[Command, ...]:
+    """Return the answer to the checkpoint that the ``left`` workers make next."""
+    shrinks(machine, left)
+    return saves(machine, 1, first=step)
+
+
 def stops(machine: JobMachine) -> tuple[Command, ...]:
     """Return the answer to the end of a launch whose workers have all stopped."""
     for worker in machine.view.world:
@@ -90,15 +98,35 @@ def test_fewer_than_half_of_the_workers_of_n_are_too_few(
     machine = running(workers, spares=spares)
     saves(machine, CHECKPOINTS_BEFORE_A_RENEWAL)
 
-    answer = shrinks(machine, left)
+    asked, answer = shrinks(machine, left), saves(machine, 1, first=10)
 
+    assert [type(command) for command in asked] == ([AskToSave] if is_worn else [])
     assert [type(command) for command in answer] == ([Renew] if is_worn else [])
+
+
+def test_launch_that_cannot_save_is_not_asked_to_stop() -> None:
+    """Its disk may be full: then its workers could not stop, but they can train."""
+    machine = running()
+    saves(machine, 3)
+
+    (asked,) = shrinks(machine, 1)
+
+    assert asked == AskToSave()
+    assert not machine.view.is_renewing
+
+
+def test_late_word_of_a_dead_worker_is_no_checkpoint_of_the_rest() -> None:
+    machine = running()
+    saves(machine, 3)
+    shrinks(machine, 1)
+
+    assert machine.handle(CheckpointCommitted(WorkerId(3), 9)) == ()
 
 
 def test_worn_launch_is_followed_by_one_of_all_workers_that_costs_nothing() -> None:
     machine = running()
     saves(machine, 3)
-    (renew,) = shrinks(machine, 1)
+    (renew,) = wears(machine, 1)
 
     (launch,) = stops(machine)
 
@@ -111,7 +139,7 @@ def test_launch_can_be_renewed_for_ever() -> None:
     machine = running()
     for turn in range(20):
         saves(machine, 3, first=1 + 10 * turn)
-        shrinks(machine, 1)
+        wears(machine, 1, step=9 + 10 * turn)
         (launch,) = stops(machine)
         join(machine, launch)
         assert isinstance(launch, Launch)
@@ -131,7 +159,7 @@ def test_renewal_is_asked_for_once() -> None:
     machine = running(5)
     saves(machine, 3)
 
-    first, second = shrinks(machine, 2), shrinks(machine, 1)
+    first, second = wears(machine, 2), wears(machine, 1, step=11)
 
     assert [type(command) for command in first] == [Renew]
     assert (second, saves(machine, 20, first=20)) == ((), ())
@@ -140,7 +168,7 @@ def test_renewal_is_asked_for_once() -> None:
 def test_user_who_stops_a_launch_that_makes_room_stops_the_job() -> None:
     machine = running()
     saves(machine, 3)
-    shrinks(machine, 1)
+    wears(machine, 1)
     machine.handle(StopAsked(ExitCode.INTERRUPTED))
 
     (end,) = stops(machine)
@@ -154,13 +182,13 @@ def test_job_that_is_stopping_is_not_renewed() -> None:
     saves(machine, 3)
     machine.handle(StopAsked(ExitCode.INTERRUPTED))
 
-    assert shrinks(machine, 1) == ()
+    assert (shrinks(machine, 1), saves(machine, 1, first=10)) == ((), ())
 
 
 def test_training_that_completes_meanwhile_is_complete() -> None:
     machine = running()
     saves(machine, 3)
-    shrinks(machine, 1)
+    wears(machine, 1)
     first = machine.view.world[0]
     machine.handle(WorkerCompleted(first, 20, "cafe", is_first=True))
     machine.handle(WorkerExited(first, is_clean=True, cause="exit 0"))
@@ -173,9 +201,10 @@ def test_training_that_completes_meanwhile_is_complete() -> None:
 
 def test_launch_that_is_lost_while_it_makes_room_is_charged() -> None:
     machine = running()
-    saves(machine, 2)
+    saves(machine, 1)
     saves(machine, 1, first=9)
-    shrinks(machine, 1)
+    wears(machine, 1)
+    saves(machine, 10, first=20)
     machine.handle(WorkerExited(machine.view.world[0], is_clean=False, cause="signal SIGKILL"))
 
     (launch,) = machine.handle(LaunchEnded())
@@ -184,13 +213,86 @@ def test_launch_that_is_lost_while_it_makes_room_is_charged() -> None:
     assert (len(launch.workers), launch.spent, launch.is_renewal) == (4, 1, False)
 
 
+def dies_whole(machine: JobMachine) -> Command:
+    """Return what follows the deaths of all workers."""
+    for worker in machine.view.world:
+        machine.handle(WorkerExited(worker, is_clean=False, cause="signal SIGKILL"))
+    (command,) = machine.handle(LaunchEnded())
+    return command
+
+
+def test_renewed_launch_pays_earlier_losses_back() -> None:
+    """Else a job of months, which is renewed now and then, would end by the number of losses."""
+    machine = running()
+    saves(machine, 1)
+    launch = dies_whole(machine)
+    join(machine, launch)
+    assert isinstance(launch, Launch)
+    assert launch.spent == 1
+    saves(machine, 3, first=2)
+    wears(machine, 1)
+
+    (launch,) = stops(machine)
+
+    assert isinstance(launch, Launch)
+    assert (launch.spent, launch.is_renewal) == (0, True)
+
+
+def test_renewal_that_does_not_get_on_is_followed_by_a_launch_of_the_size_that_did() -> None:
+    machine = running()
+    saves(machine, 3)
+    wears(machine, 1)
+    (launch,) = stops(machine)
+    join(machine, launch)
+
+    following = dies_whole(machine)
+
+    assert isinstance(following, Launch)
+    assert len(following.workers) == 1
+
+
+def test_last_checkpoint_that_fails_is_no_end_of_a_job_that_nobody_has_stopped() -> None:
+    """The workers would have trained on, had they not been asked to make room."""
+    machine = running(5)
+    saves(machine, 3)
+    wears(machine, 2)
+    for worker in machine.view.world:
+        full = WorkerFailed(worker, "StoppedEarly", "full", "", ExitCode.STOPPED_EARLY)
+        machine.handle(full)
+
+    following = dies_whole(machine)
+
+    assert isinstance(following, Launch)
+    assert (len(following.workers), following.spent, following.is_renewal) == (5, 1, False)
+
+
+def test_later_training_of_a_script_is_renewed_as_the_first_is() -> None:
+    machine = running()
+    saves(machine, 3)
+    for worker in machine.view.world:
+        machine.handle(WorkerCompleted(worker, 3, "cafe", is_first=worker == 0))
+
+    answer = wears(machine, 1)
+
+    assert [type(command) for command in answer] == [Renew]
+
+
+def test_script_that_goes_on_after_its_last_training_is_left_alone() -> None:
+    machine = running()
+    saves(machine, 3)
+    shrinks(machine, 1)
+    machine.handle(WorkerCompleted(machine.view.world[0], 10, "cafe", is_first=True))
+
+    assert saves(machine, 1, first=10) == ()
+
+
 def test_worlds_that_cannot_shrink_are_never_worn() -> None:
     machine = running(can_shrink=False)
     saves(machine, 3)
 
     machine.handle(WorldFormed(machine.view.generation + 1, machine.view.world[:1], 9))
 
-    assert not machine.view.is_renewing
+    assert saves(machine, 20, first=10) == ()
 
 
 def test_supervisor_that_takes_over_goes_on_with_the_renewal() -> None:
@@ -229,7 +331,7 @@ def test_no_launch_is_renewed_that_has_half_of_its_workers_or_too_few_checkpoint
     saves(machine, count)
     left = data.draw(st.integers(1, workers + spares))
 
-    answer = shrinks(machine, left)
+    answer = wears(machine, left, step=30)
 
     may = 2 * left < workers and count >= CHECKPOINTS_BEFORE_A_RENEWAL
     assert [type(command) for command in answer] == ([Renew] if may else [])
