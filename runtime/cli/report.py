@@ -141,7 +141,7 @@ def _recoveries(summary: Report) -> Table:
 
 
 def _relaunches(summary: Report) -> Table:
-    table = Table("relaunched because", "workers", "from step", "from death to next step")
+    table = Table("relaunched because", "workers", "from step", "from death or stop to next step")
     for relaunch in summary.relaunches:
         start = "-" if relaunch.restored_step is None else str(relaunch.restored_step)
         time = describe_ms(relaunch.since_failure_ms)

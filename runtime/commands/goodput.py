@@ -9,7 +9,7 @@ every nanosecond of a run is in exactly one bucket, and the buckets add up to th
 * *repeated work*: steps that a relaunch took back, and so were done in vain;
 * *repair*: a gap after which the generation is another one, the spoilt attempt included;
 * *relaunch*: a gap with a launch in it, whoever asked for it, and waiting for a new job;
-* *renewal*: a gap in which a launch made room for one of all workers;
+* *renewal*: a gap in which a launch made room for one of all workers, and none was lost;
 * *saving stall*: a gap in which a save began;
 * *ending*: after the last step.
 
@@ -166,7 +166,12 @@ class _Marks:
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._launches = sorted(_ns(r["now"]) for r in records if r["event"] in _LAUNCHES)
-        self._renewals = sorted(_ns(r["now"]) for r in records if r.get("is_renewal") is True)
+        self._renewals = sorted(_ns(r["now"]) for r in records if _is_renewal(r))
+        self._losses = sorted(
+            _ns(r["now"])
+            for r in records
+            if r["event"] == "job_started" or (r["event"] == "relaunch" and not _is_renewal(r))
+        )
         self._saves = sorted(
             _ns(r["now"] - r.get("seconds", 0.0)) for r in records if r["event"] in _SAVES
         )
@@ -177,7 +182,8 @@ class _Marks:
             return Bucket.STARTING
         if _is_any_within(self._launches, begin, end):
             is_renewal = _is_any_within(self._renewals, begin, end)
-            return Bucket.RENEWAL if is_renewal else Bucket.RELAUNCH
+            is_loss = _is_any_within(self._losses, begin, end)
+            return Bucket.RENEWAL if is_renewal and not is_loss else Bucket.RELAUNCH
         if before.generation != after.generation:
             return Bucket.REPAIR
         if _is_any_within(self._saves, begin, end):
@@ -188,6 +194,10 @@ class _Marks:
 def _is_any_within(moments: Sequence[int], begin: int, end: int) -> bool:
     """Return whether one of sorted moments is after ``begin``, and not after ``end``."""
     return bisect_right(moments, begin) < bisect_right(moments, end)
+
+
+def _is_renewal(record: Record) -> bool:
+    return record["event"] == "relaunch" and record.get("is_renewal") is True
 
 
 def _committed(records: Sequence[Record]) -> list[Record]:

@@ -130,7 +130,7 @@ class Narration:
             self._journal.record(
                 "relaunch",
                 reason=command.reason,
-                spent=command.relaunch,
+                spent=command.spent,
                 workers=list(command.workers),
                 is_renewal=command.is_renewal,
             )

@@ -48,6 +48,14 @@ def test_what_no_decision_needs_is_not_kept() -> None:
     assert log.events == ()
 
 
+def test_wish_to_make_room_is_kept_once() -> None:
+    log = LaunchLog()
+    log.note({"kind": "renewing", "worker": 0, "now": 1.0})
+    log.note({"kind": "renewing", "worker": 0, "now": 2.0})
+
+    assert log.events == ({"kind": "renewing", "worker": 0, "now": 2.0},)
+
+
 def test_next_launch_begins_with_nothing() -> None:
     log = LaunchLog()
     log.note({"kind": "worker_exited", "worker": 2})

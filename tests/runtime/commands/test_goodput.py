@@ -57,6 +57,19 @@ def test_gap_with_a_launch_is_a_relaunch_and_rolled_back_steps_were_in_vain() ->
     }
 
 
+def test_gap_in_which_a_launch_made_room_is_a_renewal_unless_the_next_one_was_lost() -> None:
+    renewal: Record = {"event": "relaunch", "now": 2.5, "is_renewal": True}
+    begun: Record = {"event": "launch", "now": 2.5}
+    lost: Record = {"event": "relaunch", "now": 4, "is_renewal": False}
+    steps = [step(1, 1), step(2, 2), step(3, 7, 1.0, 2)]
+
+    renewed = _buckets([*steps[:2], renewal, begun, steps[2]], 0, 7)
+    relaunched = _buckets([*steps[:2], renewal, begun, lost, steps[2]], 0, 7)
+
+    assert renewed == {Bucket.TRAINING: 3, Bucket.RENEWAL: 4}
+    assert relaunched == {Bucket.TRAINING: 3, Bucket.RELAUNCH: 4}
+
+
 def test_waiting_for_the_next_job_is_a_relaunch() -> None:
     records = [
         step(1, 1),

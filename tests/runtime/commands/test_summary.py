@@ -242,6 +242,21 @@ def test_relaunch_is_timed_from_the_fault_that_ended_the_job(story: Story) -> No
     assert summarize(story.records).relaunches[0].since_failure_ms == pytest.approx(1020.0)
 
 
+def test_renewal_is_timed_from_its_stop(story: Story) -> None:
+    story.steps(1, 3)
+    story.tell("failure", worker=1, cause="signal SIGKILL", step=3)
+    story.tell("renewing", after=0.02, reason="1 of 4 workers are left")
+    story.tell("stopped", step=3)
+    story.tell("relaunch", after=0.01, reason="worn", spent=0, workers=[4], is_renewal=True)
+    story.tell("launch", generation=2, workers=[0], relaunch=1)
+    story.steps(4, 4, generation=2)
+
+    (renewal,) = summarize(story.records).relaunches
+
+    assert renewal.is_renewal
+    assert renewal.since_failure_ms == pytest.approx(1010.0)
+
+
 def test_resumed_job_adds_its_time_but_not_the_time_between(story: Story) -> None:
     story.steps(1, 4).tell("stopped", step=4).tell("job_ended", exit_code=75, reason="asked to")
     story.now = 3.0  # another boot: the monotonic clock starts anew

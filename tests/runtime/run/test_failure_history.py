@@ -55,6 +55,13 @@ def test_history_is_told_by_jobs_and_relaunches(
     assert found == FailureHistory(seconds, failures)
 
 
+def test_renewal_is_no_failure(path: Path) -> None:
+    renewal = {"event": "relaunch", "now": 2.0, "is_renewal": True}
+    journal = [*lines(("job_started", 1.0)), json.dumps(renewal).encode() + b"\n"]
+
+    assert history(path, journal) == FailureHistory(1.0, 0)
+
+
 def test_torn_lines_tell_nothing(path: Path) -> None:
     journal = lines(("job_started", 10.0), ("step", 20.0))
 

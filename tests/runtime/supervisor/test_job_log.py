@@ -322,12 +322,12 @@ def test_first_launch_is_silent_and_a_relaunch_says_why(told: Told) -> None:
     told.voice.launching(Launch(1, workers, 0, "the job begins"))
     assert told.lines() == []
 
-    told.voice.launching(Launch(3, (WorkerId(2),), 1, "worker 1: signal SIGKILL"))
+    told.voice.launching(Launch(3, (WorkerId(2),), 1, "worker 1: signal SIGKILL", spent=2))
 
     assert told.lines() == ["holdfast: relaunching 1 worker (worker 1: signal SIGKILL)"]
     assert [record["generation"] for record in told.records("launch")] == [1, 3]
     (relaunch,) = told.records("relaunch")
-    assert (relaunch["spent"], relaunch["workers"]) == (1, [2])
+    assert (relaunch["spent"], relaunch["workers"]) == (2, [2])
 
 
 def test_completion_is_kept_once_however_many_tell_it(told: Told) -> None:
