@@ -1,7 +1,7 @@
 """One tracing of a script's own step: its updates, its logs, and what it assigned.
 
 The step runs inside a ``keras.StatelessScope``, so that it changes nothing.  Variables keep
-their own values in it.  So the tapes of the script find them.  Only metrics begin at zero,
+their own values in it.  So the tapes of the script find them.  Only metrics begin anew,
 and seed generators with the microbatch's seeds.
 """
 
@@ -20,6 +20,7 @@ from holdfast.runtime.custom.optimizer_calls import OptimizerCall, caught_calls
 from holdfast.runtime.custom.step_logs import noted_results
 from holdfast.runtime.draws.equal_draws import equal_draws
 from holdfast.runtime.draws.microbatch_draws import draws_from
+from holdfast.runtime.model.model_call import Starts, start_of
 from holdfast.runtime.model.tensors import Batch
 
 
@@ -37,6 +38,13 @@ class CapturedStep:
     results: dict[int, Any] = field(default_factory=dict)
     """The tensors that metrics returned as results, by identity: a metric and a path."""
 
+    starts: Starts = field(default_factory=dict)
+
+    def added(self, metric: Any) -> Any:
+        """Return what the step has added to a metric variable."""
+        value = self.value(metric)
+        return value - self.starts[id(metric)] if id(metric) in self.starts else value
+
     def value(self, variable: Any) -> Any:
         """Return the value that the step leaves the variable with; None is its old one."""
         return self.scope.get_current_value(variable)
@@ -50,6 +58,8 @@ class Step:
     function: Callable[[Any], Any]
     generators: tuple[Any, ...]
     """States of seed generators."""
+    starts: Starts = field(default_factory=dict)
+    """What metric variables begin with, if it is not zero."""
 
     @property
     def seeds(self) -> int:
@@ -69,7 +79,7 @@ class Step:
         shall have others than their own.
         """
         metrics = tuple(self.model.metrics_variables)
-        mapping = [*((v, tf.zeros(v.shape, v.dtype)) for v in metrics), *values]
+        mapping = [*((v, start_of(v, self.starts)) for v in metrics), *values]
         if seeds is not None:
             drawn = enumerate(self.generators)
             mapping += [(v, tf.cast(seeds[i], v.dtype)) for i, v in drawn]
@@ -83,6 +93,7 @@ class Step:
             stack.enter_context(captured.scope)
             captured.logs = self._call(batch, captured.scope)
         captured.assigned = captured.scope.assigned
+        captured.starts = self.starts
         return captured
 
     def _call(self, batch: Batch, scope: Any) -> Any:

@@ -42,6 +42,7 @@ from holdfast.runtime.loss.state_kinds import StateKind, check_kind, notices_of,
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.borrowed_total import BorrowedTotal
+from holdfast.runtime.model.model_call import metric_starts
 from holdfast.runtime.model.named_variables import check_tensors, unchanged
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
@@ -74,8 +75,9 @@ class CustomReplica:
         Step(model, model.train_step, ()).discover(batch)
         self._evaluates = _discovers_evaluation(model, batch)
         generators = seed_states(model)
-        self._step = Step(model, model.train_step, generators)
-        self._evaluation = Evaluation(model, generators)
+        starts = metric_starts(model)
+        self._step = Step(model, model.train_step, generators, starts)
+        self._evaluation = Evaluation(model, generators, starts)
         self._plan: StepPlan | None = None
         self._calls: list[Any] = []
         self._graphs: dict[Hashable, Any] = {}
@@ -168,7 +170,7 @@ class CustomReplica:
         """Return the logs of the script's step, as ``fit`` shows them."""
         del samples
         with unchanged(self._model.metrics_variables):
-            self._vector.assign_metrics(sums)
+            self._vector.assign_metrics(sums, self._step.starts)
             if self._vector.is_evaluation(sums):
                 return self._evaluation.logs.shown(self._vector.evaluation_numbers(sums))
             return self._found.logs.shown(self._kept.numbers)
@@ -176,7 +178,7 @@ class CustomReplica:
     def hold(self, sums: npt.NDArray[np.float64], samples: int) -> None:
         """Let the model's metrics hold the sums, for those who read them from the model."""
         del samples
-        self._vector.assign_metrics(sums)
+        self._vector.assign_metrics(sums, self._step.starts)
 
     def state(self) -> Tensors:
         """Return views of all tensors, which are read-only and keep their values."""
@@ -251,7 +253,7 @@ class CustomReplica:
             if of_state == turn
         ]
         metrics = [
-            captured.value(v) if of_metric == turn else tf.zeros(v.shape, v.dtype)
+            captured.added(v) if of_metric == turn else tf.zeros(v.shape, v.dtype)
             for v, of_metric in zip(captured.metrics, plan.metric_turns, strict=True)
         ]
         found = zip(plan.logs.numbers_in(captured.logs), plan.number_turns, strict=True)

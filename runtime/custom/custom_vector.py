@@ -21,6 +21,7 @@ import tensorflow as tf
 from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.custom.step_logs import Number
 from holdfast.runtime.custom.step_plan import StepPlan
+from holdfast.runtime.model.model_call import Starts
 from holdfast.runtime.model.vector_layout import Place, VectorLayout
 
 _SHARES = 2
@@ -106,12 +107,13 @@ class CustomVector:
         numbers: Floats = sums[self._of_validation] / sums[1]
         return numbers
 
-    def assign_metrics(self, sums: Floats) -> None:
-        """Give the metrics' variables the values of the sums."""
+    def assign_metrics(self, sums: Floats, starts: Starts) -> None:
+        """Give the metrics' variables the values of the sums, beside what they begin with."""
         start = _SHARES
         for variable in self._variables:
             stop = start + math.prod(variable.shape)
-            variable.assign(tf.cast(sums[start:stop].reshape(variable.shape), variable.dtype))
+            value = sums[start:stop].reshape(variable.shape) + starts.get(id(variable), 0)
+            variable.assign(tf.cast(value, variable.dtype))
             start = stop
 
     def _weigh(self, metrics: Sequence[Any], share: float, weighted: Any) -> FloatVector:

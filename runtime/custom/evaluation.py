@@ -12,6 +12,7 @@ from holdfast.runtime.custom import step_rules
 from holdfast.runtime.custom.captured_step import Step, record
 from holdfast.runtime.custom.step_logs import Number, StepLogs
 from holdfast.runtime.custom.traced_graph import traced
+from holdfast.runtime.model.model_call import Starts
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
 
@@ -19,8 +20,8 @@ from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
 class Evaluation:
     """The test step; a model that cannot be called has none, which is told when it is used."""
 
-    def __init__(self, model: Any, generators: tuple[Any, ...]) -> None:
-        self._step = Step(model, model.test_step, generators)
+    def __init__(self, model: Any, generators: tuple[Any, ...], starts: Starts) -> None:
+        self._step = Step(model, model.test_step, generators, starts)
         self._name = f"{type(model).__name__}.test_step"
         self._graphs: dict[Hashable, Any] = {}
         self._logs: StepLogs | None = None
@@ -67,4 +68,4 @@ class Evaluation:
         logs = StepLogs.of(step.model, captured.logs, captured.results, name)
         self._logs = self._logs or logs
         numbers = [tf.cast(tensor, tf.float32) for tensor in logs.numbers_in(captured.logs)]
-        return [captured.value(v) for v in captured.metrics], numbers
+        return [captured.added(v) for v in captured.metrics], numbers

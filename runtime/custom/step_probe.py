@@ -188,7 +188,7 @@ def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> _T
     return _Trial(
         float(batch.samples),
         gradients,
-        [np.asarray(captured.value(v), np.float64) for v in captured.metrics],
+        [np.asarray(captured.added(v), np.float64) for v in captured.metrics],
         {v.path: np.asarray(captured.value(v), np.float64) for v in _state(step, captured)},
     )
 

@@ -98,7 +98,7 @@ class KerasReplica:
         roles = self._sums.roles
         # The samples come first; other parts of the loss have another denominator each.
         self._parts = tuple(dict.fromkeys([Kind.MEAN.name, *(part for part, _ in roles.graded)]))
-        self._left_out = _names_of(model, _no_sums(model, roles.metrics, one))
+        self._left_out = _names_of(model, _no_sums(model, self._sums, one))
         self._layout = VectorLayout.of(roles.shapes)
         self._padding = self._layout.padding()
         self._shape = ContributionShape(self._layout.size, self._sums.measures.size)
@@ -300,11 +300,12 @@ def _build(model: Any, batch: Batch) -> None:
     model.reset_metrics()
 
 
-def _no_sums(model: Any, metrics: Sequence[Any], batch: Batch) -> list[Any]:
+def _no_sums(model: Any, sums: ModelSums, batch: Batch) -> list[Any]:
     """Return the variables that are no sums: an update must add the same to every earlier value."""
+    metrics = sums.roles.metrics
     bases = [2 + np.arange(math.prod(v.shape)).reshape(v.shape) % 5 for v in metrics]
-    from_zero = _updated_metrics(model, metrics, (), batch)
-    from_base = _updated_metrics(model, metrics, zip(metrics, bases, strict=True), batch)
+    from_zero = _updated_metrics(model, sums, (), batch)
+    from_base = _updated_metrics(model, sums, zip(metrics, bases, strict=True), batch)
     found = []
     for i, variable in enumerate(metrics):
         starts_at_zero = not np.any(np.asarray(variable.value))
@@ -330,14 +331,14 @@ def _names_of(model: Any, variables: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _updated_metrics(
-    model: Any, metrics: Iterable[Any], values: Iterable[tuple[Any, Any]], batch: Batch
+    model: Any, sums: ModelSums, values: Iterable[tuple[Any, Any]], batch: Batch
 ) -> list[npt.NDArray[np.float32]]:
     """Return the metric variables after an update that starts from ``values``."""
-    call = ModelCall(model, values)
+    call = ModelCall(model, values, sums.starts)
     with equal_draws(), call.scope:
         prediction, _ = forward(model, batch, training=False)
         update_metrics(model, batch, prediction)
-    return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in metrics]
+    return [np.asarray(tf.cast(call.value(v), tf.float32)) for v in sums.roles.metrics]
 
 
 @functools.lru_cache(maxsize=8)

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.tensors import Batch
 
+Starts: TypeAlias = Mapping[int, Any]
+"""Values that metric variables have after a reset, by identity of the variable, if not zero."""
+
+
+def metric_starts(model: Any) -> Starts:
+    """Reset the metrics, and return what is not zero then: a setting of a metric, say."""
+    model.reset_metrics()
+    values = ((id(v), np.asarray(v.value)) for v in model.metrics_variables)
+    return {key: value for key, value in values if np.any(value)}
+
+
+def start_of(variable: Any, starts: Starts) -> Any:
+    """Return the value with which a microbatch begins to update a metric variable."""
+    found = starts.get(id(variable))
+    return tf.zeros(variable.shape, variable.dtype) if found is None else tf.constant(found)
+
 
 class ModelCall:
-    """The scope of one call of the model: it starts from ``values``, and metrics from zero."""
+    """The scope of one call of the model.
 
-    def __init__(self, model: Any, values: Iterable[tuple[Any, Any]] = ()) -> None:
+    It starts from ``values``, and metrics start from ``starts``, else from zero.
+    """
+
+    def __init__(
+        self, model: Any, values: Iterable[tuple[Any, Any]] = (), starts: Starts | None = None
+    ) -> None:
         trainable = model.trainable_variables
         self.metrics = tuple(model.metrics_variables)
         self.weights = [tf.convert_to_tensor(v.value) for v in trainable]
-        mapping = [(v, tf.zeros(v.shape, v.dtype)) for v in self.metrics]
+        mapping = [(v, start_of(v, starts or {})) for v in self.metrics]
         mapping += zip(trainable, self.weights, strict=True)
         mapping += ((v, tf.cast(value, v.dtype)) for v, value in values)
         self.scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)

@@ -19,7 +19,7 @@ from holdfast.runtime.loss.loss_terms import Term, noted_terms
 from holdfast.runtime.loss.measures import Measures
 from holdfast.runtime.loss.state_kinds import StateKind, travelling
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
+from holdfast.runtime.model.model_call import ModelCall, forward, metric_starts, update_metrics
 from holdfast.runtime.model.tensors import Batch
 
 
@@ -85,6 +85,8 @@ class ModelSums:
         self.state = tuple(v for v in state if not model_rules.is_generator_state(v))
         self.kinds = {True: LossKinds(), False: LossKinds()}
         """What the terms of the loss are divided by, in training and in validation."""
+        self.starts = metric_starts(model)
+        """What metric variables begin with, if it is not zero."""
         self.by_batch: frozenset[str] = frozenset()
         """Paths of metric variables that count batches."""
         self.state_kinds: dict[str, StateKind] = {}
@@ -173,7 +175,7 @@ class ModelSums:
         self, batch: Batch, values: Iterable[tuple[Any, Any]], *, training: bool
     ) -> _Forward:
         model = self._model
-        call = ModelCall(model, values)
+        call = ModelCall(model, values, self.starts)
         with tf.GradientTape(persistent=True) as tape, call.scope:
             tape.watch(call.weights)
             with noted_terms(tape) as terms:

@@ -30,6 +30,7 @@ CASES = {
     "augmented": (custom_models.augmented, BATCH),
     "counting": (custom_models.counting, BATCH),
     "triplets": (custom_models.triplets, ALONE),
+    "measured": (custom_models.measured, BATCH),
 }
 
 

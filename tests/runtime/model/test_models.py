@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from custom_models import share_above
 from keras_harness import (
     FIRST,
     IMAGES,
@@ -17,6 +18,7 @@ from keras_harness import (
     copy_of,
     dense,
 )
+from keras_oracle import assert_step_of_keras
 
 from holdfast.runtime.model.replica import Microbatch, make_model
 
@@ -169,6 +171,17 @@ def test_a_custom_loss_and_metric_are_used(tf: SimpleNamespace) -> None:
     results = replica.results(out[replica.shape.gradient :].astype(np.float64), 7)
 
     assert results == {"loss": 3.0, "own": 0.0}
+
+
+def test_a_metric_keeps_the_setting_in_its_variable(tf: SimpleNamespace) -> None:
+    """A level that is not zero after a reset, and that an update leaves as it is."""
+
+    def make(tf: SimpleNamespace) -> Any:
+        return dense(tf, metrics=[share_above(tf)])
+
+    batch = Microbatch(IMAGES[:12], LABELS[:12].astype(np.float32), 0)
+
+    assert_step_of_keras(tf, make, batch, count=3)
 
 
 def test_a_metric_of_several_values_is_named_by_number(tf: SimpleNamespace) -> None:

@@ -324,3 +324,35 @@ def triplets(tf: SimpleNamespace) -> Any:
     model = Triplets()
     model.compile(optimizer=keras.optimizers.SGD(0.01))
     return model
+
+
+def share_above(tf: SimpleNamespace, level: float = 0.4) -> Any:
+    """Return a metric that counts the targets above a level, which is a variable of its own."""
+    ops = tf.keras.ops
+
+    class ShareAbove(tf.keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="share_above")
+            self.level = self.add_variable((), lambda shape, dtype: level, name="level")
+            self.above = self.add_variable((), "zeros", name="above")
+            self.count = self.add_variable((), "zeros", name="count")
+
+        def reset_state(self) -> None:
+            self.above.assign(0.0)
+            self.count.assign(0.0)
+
+        def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
+            self.above.assign_add(ops.sum(ops.cast(y > self.level, "float32")))
+            self.count.assign_add(ops.cast(ops.size(y), "float32"))
+
+        def result(self) -> Any:
+            return self.above / self.count + self.level
+
+    return ShareAbove()
+
+
+def measured(tf: SimpleNamespace) -> Any:
+    """The step of Keras on changed data, with a metric that keeps a setting in a variable."""
+    model = augmented(tf)
+    model.compile(optimizer="sgd", loss="mse", metrics=[share_above(tf)])
+    return model
