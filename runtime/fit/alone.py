@@ -23,7 +23,7 @@ def fit(model: Any, *args: Any, **arguments: Any) -> Any:
     from holdfast.runtime.fit import keras_fit
 
     try:
-        call = FitCall(*args, **arguments)
+        call = FitCall.of(*args, **arguments)
     except TypeError as error:
-        raise ProgramError(f"fit() takes the arguments of keras.Model.fit: {error}") from error
+        raise ProgramError(f"holdfast.fit() takes the arguments of Keras: {error}") from error
     return keras_fit.fit(model, call)

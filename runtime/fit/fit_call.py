@@ -36,6 +36,19 @@ class FitCall:
     validation_batch_size: int | None = None
     validation_freq: int | Sequence[int] = 1
 
+    @staticmethod
+    def of(*args: Any, **arguments: Any) -> FitCall:
+        """Return the call with the arguments of a script.
+
+        Raises:
+            TypeError: they are not those of ``keras.Model.fit``.
+        """
+        try:
+            return FitCall(*args, **arguments)
+        except TypeError as error:
+            words = str(error).replace(f"{FitCall.__name__}.__init__()", "Model.fit()")
+            raise TypeError(words) from None
+
     def global_batch(self, samples: int) -> int:
         """Return the samples of one update; without a size the steps divide all samples."""
         return self.batch_size or _batch_of(samples, self.steps_per_epoch)

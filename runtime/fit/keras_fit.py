@@ -58,7 +58,7 @@ def prepare(config: WorkerConfig) -> None:
 
 def _fit(model: Any, *args: Any, **arguments: Any) -> Any:
     """Train ``model`` on all workers; arguments and result are those of ``keras.Model.fit``."""
-    return fit(model, FitCall(*args, **arguments))
+    return fit(model, FitCall.of(*args, **arguments))
 
 
 def fit(model: Any, call: FitCall) -> Any:

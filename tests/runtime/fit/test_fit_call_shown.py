@@ -1,4 +1,4 @@
-"""What a call of ``fit`` shows of its training."""
+"""What a call of ``fit`` shows of its training, and of its mistakes."""
 
 from __future__ import annotations
 
@@ -12,3 +12,11 @@ from holdfast.runtime.fit.fit_call import FitCall
 )
 def test_verbose_is_keras_own(verbose: object, shown: int) -> None:
     assert FitCall(verbose=verbose).shown == shown
+
+
+def test_argument_that_fit_does_not_have_is_named_as_the_scripts() -> None:
+    words = r"^Model\.fit\(\) got an unexpected keyword argument 'epoch'"
+
+    with pytest.raises(TypeError, match=words):
+        FitCall.of(None, epoch=3)
+    assert FitCall.of(None, None, 8, epochs=3) == FitCall(batch_size=8, epochs=3)
