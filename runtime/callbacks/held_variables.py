@@ -23,6 +23,9 @@ from holdfast.runtime.callbacks.plain_values import INLINE_BYTES, Json
 
 _GRAPHS = "step"
 
+MOST_BYTES = 1 << 20
+"""Bytes that are kept in all: workers compare them after each hook of a script's callback."""
+
 _OWNERS = (keras.metrics.Metric, keras.Layer, keras.optimizers.Optimizer, tf.Module)
 
 
@@ -42,11 +45,8 @@ class HeldVariables:
 
     def notes(self) -> dict[str, Json]:
         """Return name, type, shape and bytes of each variable that is kept."""
-        return {
-            name: _encode(variable)
-            for name, variable in self._found().items()
-            if _bytes_of(variable) <= INLINE_BYTES
-        }
+        kept, _ = self._divided()
+        return {name: _encode(variable) for name, variable in kept.items()}
 
     def restore(self, notes: Mapping[str, Json]) -> None:
         """Assign what ``notes`` has returned; a variable that the script has changed stays."""
@@ -57,8 +57,8 @@ class HeldVariables:
     def unkept(self) -> list[str]:
         """Return the attributes that hold more than is kept, each with its size."""
         sizes: Counter[str] = Counter()
-        for name, variable in self._found().items():
-            if _bytes_of(variable) > INLINE_BYTES and not name.startswith(f"{_GRAPHS}/"):
+        for name, variable in self._divided()[1].items():
+            if not name.startswith(f"{_GRAPHS}/"):
                 kind, _, attribute = name.partition("/")[0].partition(".")
                 sizes[f"{kind.rpartition('-')[0]}.{attribute}"] += _bytes_of(variable)
         return [f"{name} ({size} bytes)" for name, size in sizes.items()]
@@ -67,9 +67,23 @@ class HeldVariables:
         """Return the variables that a step reads and that are too large, each with its size."""
         return [
             f"{name.removeprefix(f'{_GRAPHS}/')} ({_bytes_of(variable)} bytes)"
-            for name, variable in self._found().items()
-            if name.startswith(f"{_GRAPHS}/") and _bytes_of(variable) > INLINE_BYTES
+            for name, variable in self._divided()[1].items()
+            if name.startswith(f"{_GRAPHS}/")
         ]
+
+    def _divided(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the variables that are kept, and those that are too large or too many."""
+        kept: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        room = MOST_BYTES
+        for name, variable in self._found().items():
+            size = _bytes_of(variable)
+            if size <= min(INLINE_BYTES, room):
+                kept[name] = variable
+                room -= size
+            else:
+                rest[name] = variable
+        return kept, rest
 
     def _found(self) -> dict[str, Any]:
         """Return the variables by name, each once."""

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.testing import JobRun, run_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "callbacks" / "annealing.py"
 OPTIONS = ("--threads", "1", "--save-every", "2")

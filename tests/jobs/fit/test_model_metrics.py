@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.testing import run_job
 
-pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "callbacks" / "reading_metrics.py"
 FAULTS = ("kill worker=0 step=11", "kill worker=1 step=11")

@@ -78,6 +78,19 @@ def test_large_variables_are_named_with_all_their_bytes() -> None:
     assert list(found.notes()) == ["Callback-1.tables/2"]
 
 
+def test_no_more_variables_are_kept_than_there_is_room_for() -> None:
+    import tensorflow as tf
+
+    from holdfast.runtime.callbacks.held_variables import MOST_BYTES
+
+    each = 16_000
+    many = [tf.Variable(tf.zeros(each // 4)) for _ in range(MOST_BYTES // each + 2)]
+    found = held(callback(network=many))
+
+    assert len(found.notes()) == MOST_BYTES // each
+    assert found.unkept() == [f"Callback.network ({2 * each} bytes)"]
+
+
 def test_variables_that_only_graphs_read_have_names_in_the_order_of_reading() -> None:
     import tensorflow as tf
 
