@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -49,24 +50,27 @@ class PoolProcess:
         Raises:
             OSError: the system has no process or descriptor to spare; nothing is left open.
         """
-        ours, theirs = pair()
-        stdout, stderr = os.pipe(), os.pipe()
-        try:
-            process = _spawn(settings, theirs, (stdout[1], stderr[1]))
-        except OSError:
-            ours.close()
-            os.close(stdout[0])
-            os.close(stderr[0])
-            raise
-        finally:
-            theirs.close()
-            os.close(stdout[1])
-            os.close(stderr[1])
-        return PoolProcess(settings, process, ours, stdout[0], stderr[0])
+        with ExitStack() as kept, ExitStack() as given:
+            ours, theirs = pair()
+            kept.callback(ours.close)
+            given.callback(theirs.close)
+            stdout, its_stdout = _pipe(kept, given)
+            stderr, its_stderr = _pipe(kept, given)
+            process = _spawn(settings, theirs, (its_stdout, its_stderr))
+            kept.pop_all()
+        return PoolProcess(settings, process, ours, stdout, stderr)
 
 
 PoolStart: TypeAlias = PoolSettings | PoolProcess
 """A pool to start, or one that was started already."""
+
+
+def _pipe(kept: ExitStack, given: ExitStack) -> tuple[int, int]:
+    """Return a pipe, to be read here and written there; each stack closes one end."""
+    read, write = os.pipe()
+    kept.callback(os.close, read)
+    given.callback(os.close, write)
+    return read, write
 
 
 def _spawn(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
 
-from holdfast.runtime.agent.pool_process import PoolSettings
+from holdfast.runtime.agent import pool_process
+from holdfast.runtime.agent.pool_process import PoolProcess, PoolSettings
 from holdfast.runtime.agent.warm_pool import (
     FORKS_WITHIN_S,
     IMPORTS_WITHIN_S,
@@ -184,6 +186,27 @@ def test_system_without_a_process_to_spare_is_tried_again_and_then_given_up(
     assert "Resource temporarily unavailable" in owner.events[0]["message"]
     pool.close()
     reactor.close()
+
+
+@pytest.mark.parametrize("pipes", [0, 1])
+def test_start_without_a_descriptor_to_spare_leaves_none_open(
+    monkeypatch: pytest.MonkeyPatch, pipes: int
+) -> None:
+    made: list[tuple[int, int]] = []
+
+    def pipe() -> tuple[int, int]:
+        if len(made) == pipes:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(os.pipe2(os.O_CLOEXEC))
+        return made[-1]
+
+    monkeypatch.setattr(pool_process.os, "pipe", pipe)
+    before = set(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(OSError, match="Too many open files"):
+        PoolProcess.start(PoolSettings((), "module:function"))
+
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
