@@ -112,22 +112,30 @@ def _duration(job: Sequence[Record]) -> float:
     return float(ended.get("now", max(record["now"] for record in job)) - job[0]["now"])
 
 
+_AFTER_ALL: Record = {"event": "launch"}
+_BEGINNINGS = ("launch", "job_started")
+
+
 def _what_counts(
     records: Sequence[Record],
 ) -> tuple[list[Record], tuple[EpochReport, ...]]:
     """Return the step records and the epochs that were not rolled back."""
     steps: list[Record] = []
     epochs: list[EpochReport] = []
-    is_starting = True  # only the first restore of a launch tells the step that it begins from
-    for record in records:
+    # Before its first step a launch restores the end of each complete training, and then
+    # the step that it begins from.
+    restored: int | None = None
+    is_starting = True
+    for record in (*records, _AFTER_ALL):
         event = record["event"]
-        if event in ("launch", "job_started"):
-            is_starting = True
+        if event in _BEGINNINGS:
+            if restored is not None:
+                _roll_back(steps, epochs, restored)
+            restored, is_starting = None, True
         elif event == "restored" and is_starting:
-            is_starting = False
-            _roll_back(steps, epochs, record["step"])
+            restored = max(restored or 0, record["step"])
         elif event == "step":
-            is_starting = False
+            restored, is_starting = None, False
             _roll_back(steps, epochs, record["step"] - record.get("steps", 1))
             steps.append(record)
         elif event == "epoch":

@@ -218,6 +218,16 @@ def test_slow_workers_restore_does_not_take_back_steps_of_its_own_launch(story: 
     assert summarize(story.records).steps == 5
 
 
+def test_trainings_that_are_only_restored_again_keep_their_steps(story: Story) -> None:
+    """A script with two trainings, of 4 and 3 steps, is run once more."""
+    story.tell("launch").steps(1, 7).tell("job_started", workers=4).tell("launch")
+    story.tell("restored", step=4).tell("restored", step=7)
+
+    report = summarize(story.records)
+
+    assert (report.steps, report.samples) == (7, 56)
+
+
 def test_relaunch_from_nothing_counts_from_the_first_step(story: Story) -> None:
     story.steps(1, 3)
     story.tell("relaunch", reason="all workers died", spent=1, workers=[4, 5])
