@@ -107,7 +107,7 @@ def _wrong(disturbed: Report, undisturbed: Report) -> list[str]:
         ),
         f"workers 0 to 3 died, and no other worker (died: {died})": died == [0, 1, 2, 3],
         f"workers 0 and 2 were survived in place ({in_place})": in_place == [0, 2],
-        f"one relaunch on the 2 workers left ({sizes})": sizes == [2],
+        f"one relaunch, on all 4 workers ({sizes})": sizes == [4],
         "the undisturbed run was undisturbed": not undisturbed["failures"],
         "every epoch used every sample once": _is_exact(disturbed) and _is_exact(undisturbed),
         f"the accuracy is at least {LEAST_ACCURACY}": _accuracy(disturbed) >= LEAST_ACCURACY,
