@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast.runtime.custom.captured_step import CapturedStep, Step, record
-from holdfast.runtime.loss.state_kinds import StateKind, StateTrial, of_shifted, shifted
+from holdfast.runtime.loss.state_kinds import StateKind, StateTrial, sums_tried_again
 from holdfast.runtime.model.tensors import Batch
 
 MOST_SAMPLES = 16
@@ -150,12 +150,12 @@ def _states(
     """Return what becomes of state; ``part`` are the samples of the first of the parts."""
     twice = _try(step, _map(lambda t: tf.concat([t, t], 0), part))
     kinds = dict(_kinds(step.model, whole, parts, twice))
-    sums = [v for v in step.model.variables if kinds.get(v.path) is StateKind.SUM]
-    if sums:
-        again = _try(step, part, [(v, shifted(v)) for v in sums])
-        one = parts[0].state
-        kinds |= {v.path: of_shifted(one[v.path], again.state[v.path]) for v in sums}
-    return kinds
+    return sums_tried_again(
+        kinds,
+        step.model.variables,
+        parts[0].state,
+        lambda values: _try(step, part, values).state,
+    )
 
 
 def _kinds(

@@ -7,7 +7,7 @@ is, seen from the states that its parts leave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -70,19 +70,37 @@ class StateTrial:
         return _norm(a - b) <= self.tolerance * moved + _ROUNDING * size
 
 
-SHIFT = 3.0
+_SHIFT = 3.0
 """What is added to a sum in one more trial: a sum keeps it whole."""
 
 
-def shifted(variable: Any) -> Any:
+def sums_tried_again(
+    kinds: Mapping[str, StateKind],
+    variables: Iterable[Any],
+    after: Mapping[str, _Values],
+    try_with: Callable[[Sequence[tuple[Any, Any]]], Mapping[str, _Values]],
+) -> dict[str, StateKind]:
+    """Return the kinds by path, after one more trial that tells sums from those that decay.
+
+    ``after`` is what a trial has left in the variables.  ``try_with`` tries the same samples once
+    more, with other values of some variables, and returns what is left then.
+    """
+    sums = [variable for variable in variables if kinds.get(variable.path) is StateKind.SUM]
+    if not sums:
+        return dict(kinds)
+    again = try_with([(variable, _shifted(variable)) for variable in sums])
+    return {**kinds, **{v.path: _of_shifted(after[v.path], again[v.path]) for v in sums}}
+
+
+def _shifted(variable: Any) -> Any:
     """Return the value with which a sum is tried again."""
-    return tf.cast(tf.cast(variable.value, tf.float64) + SHIFT, variable.dtype)
+    return tf.cast(tf.cast(variable.value, tf.float64) + _SHIFT, variable.dtype)
 
 
-def of_shifted(after: _Values, after_shift: _Values) -> StateKind:
+def _of_shifted(after: _Values, after_shift: _Values) -> StateKind:
     """Tell a sum from one that decays, by what it becomes from its value and the shifted one."""
-    difference = _norm(after_shift - after - SHIFT)
-    is_kept = difference <= _OF_A_SHIFT * SHIFT + _ROUNDING * _norm(after)
+    difference = _norm(after_shift - after - _SHIFT)
+    is_kept = difference <= _OF_A_SHIFT * _SHIFT + _ROUNDING * _norm(after)
     return StateKind.SUM if is_kept else StateKind.DECAYED_SUM
 
 

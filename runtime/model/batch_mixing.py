@@ -30,8 +30,7 @@ from holdfast.runtime.loss.state_kinds import (
     StateKind,
     StateTrial,
     check_kind,
-    of_shifted,
-    shifted,
+    sums_tried_again,
 )
 from holdfast.runtime.model.model_sums import ModelSums, TermValues
 from holdfast.runtime.model.nest import leaves, map_leaves
@@ -148,11 +147,12 @@ class Probe:
             parts = ((0.5, value), (0.5, other[path]))
             of_path = (before[path], whole[path], parts, double.state[path])
             kinds[path] = StateTrial(*of_path, self._tolerance).kind
-        sums = [v for v in self._sums.state if kinds.get(v.path) is StateKind.SUM]
-        if sums:
-            again = self._of(self._p, [(v, shifted(v)) for v in sums], training=True).state
-            kinds |= {v.path: of_shifted(small.state[v.path], again[v.path]) for v in sums}
-        return kinds
+        return sums_tried_again(
+            kinds,
+            self._sums.state,
+            small.state,
+            lambda values: self._of(self._p, values, training=True).state,
+        )
 
     def _difference(self, doubts: Sequence[str]) -> str | None:
         """Return in words how four arrangements of the samples contradict each other."""
