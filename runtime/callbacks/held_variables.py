@@ -41,7 +41,7 @@ class HeldVariables:
     def __init__(self, callbacks: Iterable[Any], model: Any, graphs: Sequence[Any]) -> None:
         self._callbacks = _named(callbacks)
         self._model = model
-        self._graphs = graphs
+        self._of_graphs = tuple(_read_by(graphs))
 
     def notes(self) -> dict[str, Json]:
         """Return name, type, shape and bytes of each variable that is kept."""
@@ -51,8 +51,8 @@ class HeldVariables:
     def restore(self, notes: Mapping[str, Json]) -> None:
         """Assign what ``notes`` has returned; a variable that the script has changed stays."""
         for name, variable in self._found().items():
-            if name in notes and _encode(variable)[:2] == notes[name][:2]:
-                variable.assign(_decode(notes[name]))
+            if name in notes:
+                _assign(variable, notes[name])
 
     def unkept(self) -> list[str]:
         """Return the attributes that hold more than is kept, each with its size."""
@@ -102,7 +102,7 @@ class HeldVariables:
             for attribute, value in list(vars(callback).items()):
                 for number, variable in enumerate(_reached(value)):
                     yield f"{name}.{attribute}/{number}", variable
-        yield from _read_by(self._graphs)
+        yield from self._of_graphs
 
 
 def encoded(variables: Iterable[Any]) -> list[Json]:
@@ -114,8 +114,8 @@ def encoded(variables: Iterable[Any]) -> list[Json]:
 def put_back(variables: Iterable[Any], values: Sequence[Json]) -> None:
     """Assign what `encoded` has returned of these variables."""
     for variable, value in zip(variables, values, strict=False):
-        if value is not None and _encode(_inner(variable))[:2] == value[:2]:
-            variable.assign(_decode(value))
+        if value is not None:
+            _assign(_inner(variable), value)
 
 
 def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
@@ -182,7 +182,9 @@ def _encode(variable: Any) -> list[Json]:
     return [variable.dtype.name, list(variable.shape), base64.b64encode(data).decode()]
 
 
-def _decode(found: Json) -> Any:
+def _assign(variable: Any, found: Json) -> None:
+    """Assign what `_encode` has returned, if the variable still has that type and shape."""
     kind, shape, data = found
-    dtype = tf.as_dtype(kind).as_numpy_dtype
-    return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
+    if (variable.dtype.name, list(variable.shape)) == (kind, shape):
+        dtype = variable.dtype.as_numpy_dtype
+        variable.assign(np.frombuffer(base64.b64decode(data), dtype).reshape(shape))
