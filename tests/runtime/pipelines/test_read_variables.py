@@ -88,5 +88,7 @@ def test_states_of_random_layers_may_change() -> None:
 
     found = feed(tf.data.Dataset.range(BATCHES * 2).map(noisy).batch(2))
     read(found, 0)
+    before = noise.seed_generator.state.numpy().tolist()
     noise(tf.ones(3), training=True)
     read(found, 1)
+    assert noise.seed_generator.state.numpy().tolist() != before
