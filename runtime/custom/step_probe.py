@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from holdfast.runtime.custom.captured_step import CapturedStep, Step, record
 from holdfast.runtime.loss.state_kinds import StateKind, StateTrial, sums_tried_again
+from holdfast.runtime.model.model_rules import computes_in_float32
 from holdfast.runtime.model.tensors import Batch
 
 MOST_SAMPLES = 16
@@ -177,9 +178,7 @@ def untried(step: Step) -> Probe:
 
 
 def _tolerance(model: Any) -> float:
-    layers = model._flatten_layers()
-    is_exact = all(getattr(layer, "compute_dtype", "float32") == "float32" for layer in layers)
-    return _EXACT if is_exact else _ROUGH
+    return _EXACT if computes_in_float32(model) else _ROUGH
 
 
 def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> _Trial:

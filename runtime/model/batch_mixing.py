@@ -32,6 +32,7 @@ from holdfast.runtime.loss.state_kinds import (
     check_kind,
     sums_tried_again,
 )
+from holdfast.runtime.model.model_rules import computes_in_float32
 from holdfast.runtime.model.model_sums import ModelSums, TermValues
 from holdfast.runtime.model.nest import leaves, map_leaves
 from holdfast.runtime.model.replica import Microbatch
@@ -101,9 +102,7 @@ class Probe:
         self._p, self._q = p, q
         self._pairs = [_joined(a, b) for a, b in ((p, p), (q, q), (p, q), (q, p))]
         self._seeds = tf.zeros((len(sums.seeds) + 1, 2), tf.int64)
-        layers = model._flatten_layers()
-        is_exact = all(getattr(x, "compute_dtype", "float32") == "float32" for x in layers)
-        self._tolerance = _EXACT if is_exact else _ROUGH
+        self._tolerance = _EXACT if computes_in_float32(model) else _ROUGH
 
     def run(self) -> Finding:
         """Return what the model's loss, metrics and state are made of."""

@@ -155,3 +155,9 @@ def _layers(model: Any) -> list[Any]:
     for layer in getattr(model, "_layers", ()):
         found.extend(_layers(layer))
     return found
+
+
+def computes_in_float32(model: Any) -> bool:
+    """Return whether no layer computes in 16 bits, so that trials agree to float32's rounding."""
+    layers = model._flatten_layers()
+    return all(getattr(layer, "compute_dtype", "float32") == "float32" for layer in layers)
