@@ -33,7 +33,12 @@ class _Moved(ModuleType):
     """A module of version 0.1: at its first use it loads the module that has replaced it."""
 
     def __getattr__(self, name: str) -> object:
-        """Return the name from the module's new home."""
+        """Return the name from the module's new home.
+
+        Libraries ask all modules for their files, which must load nothing.
+        """
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         home = _MOVED[self.__name__.rpartition(".")[2]]
         return getattr(importlib.import_module(home), name)
 

@@ -38,7 +38,7 @@ def take_turns(lock: Path, tell: Callable[[str], None]) -> None:
             return plain(*args, **arguments)
 
     for module in list(sys.modules.values()):
-        if getattr(module, "get_file", None) is plain:
+        if vars(module).get("get_file") is plain:  # a lazy module loads nothing for it
             vars(module)["get_file"] = get_file
     file_utils.urlretrieve = _told(file_utils.urlretrieve, tell)
 

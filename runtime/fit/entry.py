@@ -9,8 +9,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from holdfast.runtime.fit import generated_code
 from holdfast.runtime.fit.directories import share_directories
 from holdfast.runtime.fit.import_watch import when_imported
+from holdfast.runtime.fit.strategy_scopes import leave_out
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.worker import worker
 
@@ -35,8 +37,6 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
 
 def _prepare_tensorflow(config: WorkerConfig) -> None:
     """Fix the numerics of TensorFlow before the script uses it; leave out scopes and files."""
-    from holdfast.runtime.fit import generated_code
-    from holdfast.runtime.fit.strategy_scopes import leave_out
     from holdfast.runtime.model import tensorflow_settings
     from holdfast.runtime.training.stages import stages_of_script
 

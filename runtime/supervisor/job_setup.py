@@ -255,8 +255,14 @@ def job_environment(threads: int) -> dict[str, str]:
     return environment
 
 
-_ALWAYS = ("numpy", "xxhash", "mpi4py", "h5py")
+_ALWAYS = (
+    *("numpy", "xxhash", "mpi4py", "h5py"),
+    *("holdfast.runtime.fit.entry", "holdfast.runtime.training.trainer"),
+)
 """What every worker imports, for any script."""
+
+_FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
+"""What every worker imports as soon as its script has imported Keras."""
 
 _BRINGS_ALONG = {"keras": ("tensorflow", "keras"), "tensorflow": ("tensorflow", "keras")}
 
@@ -269,7 +275,8 @@ def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:
     """
     imported = imported_by(script)
     needed = {name for module in imported for name in _BRINGS_ALONG.get(module, (module,))}
-    return (*_ALWAYS, *(module for module in wanted if module in needed))
+    useful = tuple(module for module in wanted if module in needed)
+    return (*_ALWAYS, *useful, *(_FOR_KERAS if "keras" in useful else ()))
 
 
 def imported_by(script: Path) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import signal
 import tempfile
@@ -20,6 +21,19 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
 LAUNCHER = "prterun"
 """The name of mpiexec's process."""
+WARM = """
+import gc, json, sys
+import keras, numpy as np
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2), "f"), np.ones((8, 1), "f"), batch_size=4, epochs=2, verbose=0)
+young = {id(found) for found in gc.get_objects()}  # warm processes freeze what they have
+late = [name for name, module in sys.modules.items() if id(module) in young]
+print(json.dumps([name for name in late if name.partition(".")[0] == "holdfast"]))
+"""
+THEIR_OWN = {"holdfast.runtime.exchange.mpi_communicator"}
+"""It loads the libraries of MPI, which belong to one job."""
 
 
 @pytest.mark.parametrize("options", [[], ["--no-shrink"]], ids=["in place", "no shrink"])
@@ -84,6 +98,17 @@ def test_script_imports_from_its_own_directory_and_from_pythonpath(tmp_path: Pat
         job = running.wait()
 
     assert "beside named" in job.stdout, job.stderr
+
+
+@pytest.mark.tensorflow
+def test_what_workers_need_is_imported_once_for_all_of_them(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WARM)
+
+    with start_job(JobRequest(script=script, run_dir=tmp_path / "run")) as running:
+        job = running.wait()
+
+    assert set(json.loads(job.stdout.splitlines()[-1])) == THEIR_OWN, job.stderr
 
 
 @pytest.mark.parametrize("is_set", [True, False], ids=["set", "not set"])

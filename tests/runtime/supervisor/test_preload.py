@@ -8,7 +8,12 @@ import pytest
 
 from holdfast.runtime.supervisor.job_setup import useful_preload
 
-ALWAYS = ("numpy", "xxhash", "mpi4py", "h5py")
+ALWAYS = (
+    *("numpy", "xxhash", "mpi4py", "h5py"),
+    *("holdfast.runtime.fit.entry", "holdfast.runtime.training.trainer"),
+)
+KERAS = ("tensorflow", "keras")
+FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)
 WANTED = ("tensorflow", "keras", "sklearn")
 
 
@@ -17,10 +22,10 @@ WANTED = ("tensorflow", "keras", "sklearn")
     [
         ("", ()),
         ("import os", ()),
-        ("import keras", ("tensorflow", "keras")),
-        ("import tensorflow as tf", ("tensorflow", "keras")),
-        ("from keras import layers", ("tensorflow", "keras")),
-        ("import keras.layers, sklearn.datasets", ("tensorflow", "keras", "sklearn")),
+        ("import keras", (*KERAS, *FOR_KERAS)),
+        ("import tensorflow as tf", (*KERAS, *FOR_KERAS)),
+        ("from keras import layers", (*KERAS, *FOR_KERAS)),
+        ("import keras.layers, sklearn.datasets", (*KERAS, "sklearn", *FOR_KERAS)),
         ("def late():\n    from sklearn.datasets import load_digits", ("sklearn",)),
         ("try:\n    import sklearn\nexcept ImportError:\n    pass", ("sklearn",)),
         ("from . import keras", ()),
