@@ -55,11 +55,23 @@ class Step:
     """A script's own ``train_step`` or ``test_step``, and the seeds of what it draws."""
 
     model: Any
-    function: Callable[[Any], Any]
+    method: str
+    """``train_step`` or ``test_step``."""
     generators: tuple[Any, ...]
     """States of seed generators."""
     starts: Starts = field(default_factory=dict)
     """What metric variables begin with, if it is not zero."""
+
+    @property
+    def name(self) -> str:
+        """The step as the user knows it."""
+        return f"{type(self.model).__name__}.{self.method}"
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """The step itself, which takes a batch."""
+        function: Callable[[Any], Any] = getattr(self.model, self.method)
+        return function
 
     @property
     def seeds(self) -> int:
@@ -100,8 +112,7 @@ class Step:
         try:
             return self.function(data_of(batch))
         except AttributeError as error:
-            name = f"{type(self.model).__name__}.{self.function.__name__}"
-            step_rules.check_gradients_of(scope.assigned.values(), name, error)
+            step_rules.check_gradients_of(scope.assigned.values(), self.name, error)
             raise
 
     def discover(self, batch: Batch) -> None:
@@ -113,7 +124,7 @@ class Step:
         try:
             self._trace(batch)
         except Exception as error:  # of the script
-            step_rules.check_traceable(self.model, self.function.__name__, error)
+            step_rules.check_traceable(self.model, self.method, error)
             raise
 
     def _trace(self, batch: Batch) -> None:

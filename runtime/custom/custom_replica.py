@@ -72,20 +72,21 @@ class CustomReplica:
         self._model = model
         first = Microbatch(x, y, 0, weights)
         batch = Batch.of(first)
-        Step(model, model.train_step, ()).discover(batch)
+        Step(model, "train_step", ()).discover(batch)
         self._evaluates = _discovers_evaluation(model, batch)
         generators = seed_states(model)
         starts = metric_starts(model)
-        self._step = Step(model, model.train_step, generators, starts)
+        self._step = Step(model, "train_step", generators, starts)
         self._evaluation = Evaluation(model, generators, starts)
         self._plan: StepPlan | None = None
         self._calls: list[Any] = []
         self._graphs: dict[Hashable, Any] = {}
         self._is_whole = mixing is BatchMixing.HARMLESS
         self._tried = self._try(self._step, batch)
+        self._tried_evaluation = untried(self._evaluation.step)
         self._first_graph = self._graph(first, 0)
         if mixing is BatchMixing.REFUSED:
-            self._refuse(f"{type(model).__name__}.train_step")
+            self._refuse(self._step.name)
         self._vector = self._lay_out(first)
         self._borrowed = BorrowedTotal(self._vector.gradient)
         self._kept = KeptState(self._found)
@@ -115,7 +116,11 @@ class CustomReplica:
     @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know of the training, one line each."""
-        return () if self._is_whole else notices_of(self._tried.states)
+        if self._is_whole:
+            return ()
+        told = (self._step, self._tried), (self._evaluation.step, self._tried_evaluation)
+        odd = [line for step, tried in told for line in tried.measured.notices(step.name)]
+        return *notices_of(self._tried.states), *odd
 
     @property
     def turn(self) -> int:
@@ -205,13 +210,19 @@ class CustomReplica:
 
     def _lay_out(self, first: Microbatch) -> CustomVector:
         """Return the layout, from what the steps do with one microbatch and with its parts."""
-        batch, metrics = Batch.of(first), self._model.metrics_variables
-        weighted = [False] * len(metrics)
         if self._evaluates:
             self._evaluation.learn(first)
-            weighted = list(self._try(self._evaluation.step, batch).weighted)
+            self._tried_evaluation = self._try(self._evaluation.step, Batch.of(first))
+        numbers = self._found.logs.numbers, self._evaluation.numbers
+        tried = self._tried, self._tried_evaluation
         return CustomVector(
-            self._found, metrics, self._evaluation.numbers, (self._tried.weighted, weighted)
+            self._found,
+            self._model.metrics_variables,
+            self._evaluation.numbers,
+            tuple(
+                of_step.measured.weighted_of(some)
+                for of_step, some in zip(tried, numbers, strict=True)
+            ),
         )
 
     def _try(self, step: Step, batch: Batch) -> Probe:
@@ -277,7 +288,7 @@ class CustomReplica:
 def _discovers_evaluation(model: Any, batch: Batch) -> bool:
     """Make what validation needs; a model without ``call`` and ``test_step`` cannot have any."""
     try:
-        Step(model, model.test_step, ()).discover(batch)
+        Step(model, "test_step", ()).discover(batch)
     except Exception:  # any error of the user's code; it is raised again if validation is asked for
         return False
     return True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,23 @@ _SHARES = 2
 Floats = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """Which values of a step are weighted by the microbatch's share of its batch.
+
+    They are means over the batch; all others add up over its microbatches.
+    """
+
+    metrics: Sequence[bool]
+    """For each metric variable."""
+    numbers: Sequence[bool]
+    """For each number of the logs."""
+
+
 class CustomVector:
     """Writes contributions, and finds the parts of totals.
 
-    ``weighted`` and ``weighted_in_validation`` tell which metric variables are weighted by the
-    microbatch's share of its batch.
+    ``weighted`` tells what is weighted, in training and in validation.
     """
 
     def __init__(
@@ -41,7 +54,7 @@ class CustomVector:
         plan: StepPlan,
         metrics: Sequence[Any],
         numbers: Sequence[Number],
-        weighted: tuple[Sequence[bool], Sequence[bool]],
+        weighted: tuple[Weighted, ...],
     ) -> None:
         self._plan = plan
         self._variables = tuple(metrics)
@@ -51,7 +64,11 @@ class CustomVector:
         )
         self.gradient = max(layout.size for layout in self.layouts)
         sizes = [math.prod(v.shape) for v in metrics]
-        self._weighted = tuple(np.repeat(np.array(mask, bool), sizes) for mask in weighted)
+        self._weighted = tuple(np.repeat(np.array(w.metrics, bool), sizes) for w in weighted)
+        self._weighted_numbers = tuple(
+            np.repeat(np.array(of_step.numbers, bool), [number.size for number in some])
+            for of_step, some in zip(weighted, (plan.logs.numbers, numbers), strict=True)
+        )
         first = _SHARES + sum(sizes)
         own = first + sum(number.size for number in plan.logs.numbers)
         self._of_metrics = slice(_SHARES, first)
@@ -72,8 +89,8 @@ class CustomVector:
         out[layout.size : self.gradient] = 0.0
         rest = out[self.gradient :]
         rest[:_SHARES] = share, 0.0
-        rest[self._of_metrics] = self._weigh(metrics, share, self._weighted[0])
-        rest[self._of_numbers] = _flat(numbers) * np.float32(share)
+        rest[self._of_metrics] = _weigh(metrics, share, self._weighted[0])
+        rest[self._of_numbers] = _weigh(numbers, share, self._weighted_numbers[0])
         rest[self._of_validation] = 0.0
 
     def write_evaluation(
@@ -82,9 +99,9 @@ class CustomVector:
         """Write the outputs of a validation graph: metrics and numbers."""
         metrics, numbers = found
         out[:_SHARES] = 0.0, share
-        out[self._of_metrics] = self._weigh(metrics, share, self._weighted[1])
+        out[self._of_metrics] = _weigh(metrics, share, self._weighted[1])
         out[self._of_numbers] = 0.0
-        out[self._of_validation] = _flat(numbers) * np.float32(share)
+        out[self._of_validation] = _weigh(numbers, share, self._weighted_numbers[1])
 
     def places_of_calls(self, turn: int) -> list[tuple[int, list[Place]]]:
         """Return the places of each update's gradients: the update's index, and its places."""
@@ -103,7 +120,7 @@ class CustomVector:
         return bool(sums[0] == 0.0 < sums[1])
 
     def evaluation_numbers(self, sums: Floats) -> Floats:
-        """Return the numbers of validation, as means over the data."""
+        """Return the numbers of validation, as means over its batches."""
         numbers: Floats = sums[self._of_validation] / sums[1]
         return numbers
 
@@ -116,10 +133,11 @@ class CustomVector:
             variable.assign(tf.cast(value, variable.dtype))
             start = stop
 
-    def _weigh(self, metrics: Sequence[Any], share: float, weighted: Any) -> FloatVector:
-        values = _flat(metrics)
-        values[weighted] *= np.float32(share)
-        return values
+
+def _weigh(tensors: Sequence[Any], share: float, weighted: Any) -> FloatVector:
+    values = _flat(tensors)
+    values[weighted] *= np.float32(share)
+    return values
 
 
 def _flat(tensors: Sequence[Any]) -> FloatVector:

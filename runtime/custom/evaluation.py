@@ -21,8 +21,7 @@ class Evaluation:
     """The test step; a model that cannot be called has none, which is told when it is used."""
 
     def __init__(self, model: Any, generators: tuple[Any, ...], starts: Starts) -> None:
-        self._step = Step(model, model.test_step, generators, starts)
-        self._name = f"{type(model).__name__}.test_step"
+        self._step = Step(model, "test_step", generators, starts)
         self._graphs: dict[Hashable, Any] = {}
         self._logs: StepLogs | None = None
 
@@ -60,7 +59,7 @@ class Evaluation:
 
     def _sums(self, batch: Batch, seeds: Any) -> tuple[list[Any], list[Any]]:
         captured = self._step.capture(batch, seeds, record)
-        step, name = self._step, self._name
+        step, name = self._step, self._step.name
         ours = {id(v) for v in (*captured.metrics, *step.generators)}
         step_rules.check_evaluation(
             [v for v, _ in captured.assigned.values() if id(v) not in ours], name

@@ -2,7 +2,8 @@
 
 A value is the result of a metric, or a number of the batch such as a loss.  Results of
 metrics are computed from the sums of their variables.  Of a number, ``fit`` shows that of
-the last batch.  For a batch in parts it is the mean over the parts, weighted by samples.
+the last batch.  For a batch in parts it is the mean over the parts, weighted by samples, or
+their sum, as `step_probe` has found.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class StepLogs:
         """
         if not isinstance(logs, dict):
             raise ProgramError(
-                f"{step} returns a {type(logs).__name__}, not its logs: return a dictionary such "
-                'as {"loss": self.loss_tracker.result()}'
+                f"{step} returns {_described(logs)}, not its logs: return a dictionary such as "
+                '{"loss": self.loss_tracker.result()}'
             )
         entries = tuple(_entry(name, value, noted) for name, value in _flat(logs))
         known = set(model.get_metrics_result())
@@ -115,6 +116,12 @@ def scalars(logs: dict[str, Any]) -> Iterator[tuple[str, float]]:
         values = np.asarray(value, dtype=np.float64)
         for i, number in enumerate(values.reshape(-1).tolist()):
             yield f"{name}/{i}" if values.ndim else name, number
+
+
+def _described(logs: Any) -> str:
+    if logs is None:
+        return "nothing"
+    return "a tensor" if keras.ops.is_tensor(logs) else f"an object of type {type(logs).__name__}"
 
 
 def _noting(metric: Any, noted: dict[int, Any]) -> Any:

@@ -101,7 +101,7 @@ class _Planner:
 
     def plan(self) -> StepPlan:
         step, captured = self._step, self._captured
-        name = f"{type(step.model).__name__}.train_step"
+        name = step.name
         step_rules.check_updates(captured.calls, name)
         for i, update in enumerate(self._updates):
             is_whole = is_consistent(update.reads, self._updates, self._turns, self._turns[i])

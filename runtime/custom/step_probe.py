@@ -2,9 +2,9 @@
 
 A script updates some metrics with values of single samples, and others with one value of the
 batch.  Both are right for a batch, but their sums over microbatches differ.  The trial tells
-which is which.  It also tells whether the gradients of the parts add up to those of the batch,
-as means or as sums over samples, and what becomes of state beside the metrics.  All samples draw
-the same random numbers in it.
+which is which, for numbers of the logs too.  It also tells whether the gradients of the parts
+add up to those of the batch, as means or as sums over samples, and what becomes of state beside
+the metrics.  All samples draw the same random numbers in it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast.runtime.custom.captured_step import CapturedStep, Step, record
+from holdfast.runtime.custom.measured_values import Measured, MeasuredValues
+from holdfast.runtime.custom.step_logs import StepLogs
 from holdfast.runtime.loss.state_kinds import StateKind, StateTrial, sums_tried_again
 from holdfast.runtime.model.model_rules import computes_in_float32
 from holdfast.runtime.model.tensors import Batch
 
 MOST_SAMPLES = 16
 """A batch that mixes its samples shows it with few of them."""
-
-_TINY = 1e-12
 
 _EXACT, _ROUGH = 1e-2, 2e-1
 """Tolerances in float32, and with layers that compute in 16 bits."""
@@ -43,8 +43,8 @@ _OF_STATE = 0.2
 class Probe:
     """What the trial found."""
 
-    weighted: tuple[bool, ...]
-    """For each metric variable whether it is updated with values of the whole batch."""
+    measured: MeasuredValues
+    """How metrics and numbers of the logs follow from those of the parts."""
     whole: float
     """The norm of the gradients of the batch."""
     parts: float
@@ -75,11 +75,9 @@ class Probe:
 class _Trial:
     """What a step does with some samples."""
 
-    samples: float
+    measured: Measured
     gradients: list[Any]
     """Those of each update in one vector."""
-    metrics: list[Any]
-    """Metric variables, updated from zero."""
     state: dict[str, Any]
     """Other variables that the step assigns, by path."""
 
@@ -88,27 +86,29 @@ def probe(step: Step, batch: Batch) -> Probe:
     """Try a step on some samples, and on two parts of them."""
     whole, *parts = _cut(batch)
     tried, one, other = (_try(step, some) for some in (whole, *parts))
-    n1, n2 = (part.samples / tried.samples for part in (one, other))
-    weighted = []
-    for metric in _grouped(step.model):
-        pairs = [(tried.metrics[i], one.metrics[i], other.metrics[i]) for i in metric]
-        added = sum(_distance(m, m1 + m2) for m, m1, m2 in pairs)
-        mean = sum(_distance(m, n1 * m1 + n2 * m2) for m, m1, m2 in pairs)
-        weighted += [bool(mean < added)] * len(metric)
+    measured = MeasuredValues.of(
+        step.model.metrics,
+        tried.measured,
+        (one.measured, other.measured),
+        _tolerance(step.model),
+    )
     states = _states(step, parts[0], tried, (one, other)) if tried.state else {}
     for scale in _SCALES:
         if all(_norm(gradients) > 0.0 for gradients in tried.gradients):
             break
         with _moved(step.model.trainable_variables, scale):
             tried, one, other = (_try(step, some) for some in (whole, *parts))
-    return _of_gradients(tried, (one, other), (tuple(weighted), states), _tolerance(step.model))
+    return _of_gradients(tried, (one, other), (measured, states), _tolerance(step.model))
 
 
 def _of_gradients(
-    whole: _Trial, parts: tuple[_Trial, _Trial], known: tuple[Any, Any], tolerance: float
+    whole: _Trial,
+    parts: tuple[_Trial, _Trial],
+    known: tuple[MeasuredValues, dict[str, StateKind]],
+    tolerance: float,
 ) -> Probe:
     one, other = parts
-    share = one.samples / whole.samples
+    share = one.measured.samples / whole.measured.samples
     apart, summed = [], set()
     for i, gradients in enumerate(whole.gradients):
         g1, g2 = one.gradients[i], other.gradients[i]
@@ -118,9 +118,9 @@ def _of_gradients(
             summed.add(i)
         apart.append(added if i in summed else mean)
     vector, other_vector = (np.concatenate([np.zeros(0), *g]) for g in (whole.gradients, apart))
-    weighted, states = known
+    measured, states = known
     return Probe(
-        weighted,
+        measured,
         _norm(vector),
         _norm(other_vector),
         _norm(vector - other_vector),
@@ -165,16 +165,17 @@ def _kinds(
     before = {v.path: np.asarray(v.value, np.float64) for v in model.variables}
     for path, value in whole.state.items():
         if all(path in of_trial for of_trial in (before, twice.state, *(p.state for p in parts))):
-            first, second = ((p.samples / whole.samples, p.state[path]) for p in parts)
+            first, second = (
+                (p.measured.samples / whole.measured.samples, p.state[path]) for p in parts
+            )
             of_path = (before[path], value, (first, second), twice.state[path])
             yield path, StateTrial(*of_path, _OF_STATE * _tolerance(model)).kind
 
 
 def untried(step: Step) -> Probe:
     """Return what holds for a step whose batches are never cut: nothing is weighted."""
-    return Probe(
-        (False,) * len(step.model.metrics_variables), 0.0, 0.0, 0.0, _tolerance(step.model)
-    )
+    nothing = MeasuredValues((False,) * len(step.model.metrics_variables))
+    return Probe(nothing, 0.0, 0.0, 0.0, _tolerance(step.model))
 
 
 def _tolerance(model: Any) -> float:
@@ -184,12 +185,19 @@ def _tolerance(model: Any) -> float:
 def _try(step: Step, batch: Batch, values: Sequence[tuple[Any, Any]] = ()) -> _Trial:
     captured = step.capture(batch, None, record, values)
     gradients = [_flat(call.gradients) for call, _ in captured.calls]
+    metrics = [np.asarray(captured.added(v), np.float64) for v in captured.metrics]
     return _Trial(
-        float(batch.samples),
+        Measured(float(batch.samples), metrics, dict(_shown(step, captured))),
         gradients,
-        [np.asarray(captured.added(v), np.float64) for v in captured.metrics],
         {v.path: np.asarray(captured.value(v), np.float64) for v in _state(step, captured)},
     )
+
+
+def _shown(step: Step, captured: CapturedStep) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers of the logs."""
+    logs = StepLogs.of(step.model, captured.logs, captured.results, step.name)
+    for number, tensor in zip(logs.numbers, logs.numbers_in(captured.logs), strict=True):
+        yield number.name, np.asarray(tensor, np.float64)
 
 
 def _flat(gradients: Sequence[Any]) -> Any:
@@ -225,19 +233,5 @@ def _map(change: Any, batch: Batch) -> Batch:
     )
 
 
-def _grouped(model: Any) -> Iterator[list[int]]:
-    """Yield the indexes of each metric's variables."""
-    start = 0
-    for metric in model.metrics:
-        stop = start + len(metric.variables)
-        yield list(range(start, stop))
-        start = stop
-
-
 def _norm(vector: Any) -> float:
     return float(np.linalg.norm(vector))
-
-
-def _distance(found: Any, expected: Any) -> float:
-    scale = np.abs(found).sum() + np.abs(expected).sum() + _TINY
-    return float(np.abs(found - expected).sum() / scale)

@@ -73,7 +73,7 @@ def test_step_without_an_update(tf: SimpleNamespace) -> None:
 def test_step_that_returns_no_logs(tf: SimpleNamespace) -> None:
     message = refused(tf, lambda model, x, y, t: model.descend(x, y))
 
-    assert "returns a SymbolicTensor, not its logs" in message
+    assert "Own.train_step returns a tensor, not its logs" in message
 
 
 def test_metric_from_before_and_after_an_update(tf: SimpleNamespace) -> None:

@@ -31,6 +31,7 @@ CASES = {
     "counting": (custom_models.counting, BATCH),
     "triplets": (custom_models.triplets, ALONE),
     "measured": (custom_models.measured, BATCH),
+    "logged": (custom_models.logged, BATCH),
 }
 
 
@@ -88,6 +89,7 @@ def test_step_in_parts_is_the_step_of_keras(tf: SimpleNamespace, case: str, coun
             )
     shown = replica.results(sums, STEPS * batch.samples)
     assert set(shown) == set(logs)
+    assert replica.notices == ()
     for name, value in logs.items():
         np.testing.assert_allclose(shown[name], value, rtol=2e-4, err_msg=name)
 
@@ -116,8 +118,9 @@ def test_bytes_do_not_depend_on_who_computes_what(tf: SimpleNamespace, case: str
         assert {name: array.tobytes() for name, array in worker.state().items()} == expected
 
 
-def test_own_test_step_is_that_of_keras(tf: SimpleNamespace) -> None:
-    make, batch = CASES["penalised"]
+@pytest.mark.parametrize("case", ["penalised", "logged"])
+def test_own_test_step_is_that_of_keras(tf: SimpleNamespace, case: str) -> None:
+    make, batch = CASES[case]
     replica = replica_for(tf, make, batch)
     out = np.empty(replica.shape.metrics, np.float32)
 
@@ -129,6 +132,15 @@ def test_own_test_step_is_that_of_keras(tf: SimpleNamespace) -> None:
     expected = replica.model.evaluate(batch.x, batch.y, batch_size=13, verbose=0, return_dict=True)
 
     assert shown == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_the_parts_of_a_batch_cannot_measure_is_named(tf: SimpleNamespace) -> None:
+    replica = replica_for(tf, partial(custom_models.logged, oddly=True), BATCH)
+
+    metric, number = replica.notices
+
+    assert metric.startswith("metric 'steepest' of Logged.train_step is neither a sum nor a mean")
+    assert number.startswith("'norm' in the logs of Logged.train_step is neither a mean nor a sum")
 
 
 @pytest.mark.parametrize(("scale", "overflows"), [(2.0**10, False), (2.0**40, True)])

@@ -356,3 +356,45 @@ def measured(tf: SimpleNamespace) -> Any:
     model = augmented(tf)
     model.compile(optimizer="sgd", loss="mse", metrics=[share_above(tf)])
     return model
+
+
+def logged(tf: SimpleNamespace, *, oddly: bool = False) -> Any:
+    """A step whose logs have means and sums over the batch; ``oddly`` also what is neither."""
+    keras, t = tf.keras, tf.tensorflow
+
+    class Logged(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = keras.layers.Dense(2)
+            self.steepest = keras.metrics.Mean(name="steepest")
+
+        def call(self, inputs: Any) -> Any:
+            return self.out(inputs)
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with t.GradientTape() as tape:
+                errors = t.reduce_sum((self(x, training=True) - y) ** 2, axis=1)
+                loss = t.reduce_mean(errors)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            shown = {
+                "loss": loss,
+                "error": t.reduce_sum(errors),
+                "samples": t.shape(x)[0],
+                "rate": 0.5,
+            }
+            if oddly:
+                self.steepest.update_state(t.reduce_max(errors))
+                norm = t.linalg.global_norm(gradients)
+                shown |= {"norm": norm, "steepest": self.steepest.result()}
+            return shown
+
+        def test_step(self, data: Any) -> Any:
+            x, y = data
+            errors = t.reduce_sum((self(x, training=False) - y) ** 2, axis=1)
+            return {"loss": t.reduce_mean(errors), "error": t.reduce_sum(errors)}
+
+    model = Logged()
+    model.compile(optimizer="sgd")
+    return model
