@@ -29,7 +29,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -90,10 +90,14 @@ class Journal:
         Never raises for a full or failing file system, and waits a second at most for one
         that hangs (see the top of this file).
         """
-        line = self._line(event, fields)
+        self.record_all([(event, fields)])
+
+    def record_all(self, events: Iterable[tuple[str, Record]]) -> None:
+        """Append several events as ``record`` does, and wait for all of them together."""
+        lines = [self._line(event, fields) for event, fields in events]
         was_behind = self._calls.is_behind
-        if not self._calls.run(lambda: self._write(line)):
-            self._lost += 1
+        if not self._calls.run(lambda: self._write_all(lines)):
+            self._lost += len(lines)
         if self._calls.is_behind and not was_behind:
             _LOG.warning("journal %s: its file system hangs; events wait", self._path)
 
@@ -104,6 +108,10 @@ class Journal:
         """
         self._calls.run(self._close)
         self._calls.close(_ENDS_WITHIN_S)
+
+    def _write_all(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            self._write(line)
 
     def _write(self, line: bytes) -> None:
         if not self._is_there():

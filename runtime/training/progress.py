@@ -30,6 +30,7 @@ class Progress:
 
     def __init__(self, replica: Replica, job: TrainingJob, records: LoopRecords) -> None:
         self._replica = replica
+        self._turns = replica if isinstance(replica, TurnTaker) else None
         self._job = job
         self._records = records
         self.cursor = Cursor.start(replica.shape.metrics, job.stage.begin)
@@ -112,7 +113,7 @@ class Progress:
 
     @property
     def _turn(self) -> int:
-        return self._replica.turn if isinstance(self._replica, TurnTaker) else 0
+        return 0 if self._turns is None else self._turns.turn
 
     def _commit_evaluation(self, total: Total) -> None:
         sums = pass_sums(self._replica, self._replica.shape.metrics, total.contribution)

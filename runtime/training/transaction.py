@@ -158,7 +158,8 @@ class Transaction:
         # One vector for the leaf being computed, and at most one held for each microbatch.
         self.vectors = SharedVectors.create(self.size, microbatches + 1)
         self._sums = PartialSums(microbatches, self.vectors.allocate)
-        self._has_samples = not isinstance(contributor, Gatherer)
+        self._gatherer = contributor if isinstance(contributor, Gatherer) else None
+        self._has_samples = self._gatherer is None
 
     @property
     def lacks_samples(self) -> bool:
@@ -171,8 +172,8 @@ class Transaction:
         Raises:
             WorldBroken: a member died.
         """
-        assert isinstance(self._contributor, Gatherer)
-        self._contributor.gather(cursor, self._sums.missing(owned), communicator)
+        assert self._gatherer is not None
+        self._gatherer.gather(cursor, self._sums.missing(owned), communicator)
         self._has_samples = True
 
     def compute(self, index: int, owned: Collection[int]) -> None:
@@ -184,7 +185,7 @@ class Transaction:
             write_lanes(leaf, samples, proof)
             self._sums.add_leaf(m, leaf)
         # Each time anew: survivors of a death must all take part, whatever each of them has.
-        self._has_samples = not isinstance(self._contributor, Gatherer)
+        self._has_samples = self._gatherer is None
 
     def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:
         """Return the vectors of the maximal subtrees that ``worker`` owns, in leaf order."""

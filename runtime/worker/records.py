@@ -147,9 +147,9 @@ class LoopRecords:
         is_young = self._written - self._made < _EACH_STEP_S
         commits = tuple(self._unwritten)
         self._unwritten.clear()
-        for commit in commits if is_young else _merged(commits):
-            stamp = {"now": commit.now, "time": commit.time, "generation": commit.generation}
-            self._context.journal.record(commit.event, **stamp, **commit.fields)
+        kept = commits if is_young else tuple(_merged(commits))
+        if kept:
+            self._context.journal.record_all((commit.event, commit.record) for commit in kept)
 
     def _tell_epoch(self) -> None:
         """Tell the agent of the last epoch that has ended in this launch, if there is one."""
@@ -196,6 +196,12 @@ class _Commit(NamedTuple):
     time: float
     generation: int
     fields: Mapping[str, Any]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The fields of the journal's record."""
+        stamp = {"now": self.now, "time": self.time, "generation": self.generation}
+        return stamp | dict(self.fields)
 
 
 def _merged(commits: Iterable[_Commit]) -> Iterator[_Commit]:

@@ -82,6 +82,19 @@ def test_list_of_events_has_each_event_that_the_code_records() -> None:
     assert recorded | chosen == EVENTS
 
 
+def test_events_that_are_recorded_together_come_one_after_the_other(path: Path) -> None:
+    journal = _journal(path)
+
+    journal.record("job_started", workers=2)
+    journal.record_all([("step", {"step": 1, "now": 0.25}), ("epoch", {"epoch": 1})])
+    journal.record_all([])
+    journal.close()
+
+    begun, step, epoch = read_journal(path)
+    assert [record["event"] for record in (begun, step, epoch)] == ["job_started", "step", "epoch"]
+    assert (step["step"], step["now"], epoch["epoch"]) == (1, 0.25, 1)
+
+
 def test_second_journal_appends_to_the_first(path: Path) -> None:
     for source in ("supervisor", "worker 0"):
         journal = _journal(path, source)
