@@ -125,6 +125,11 @@ class LaunchOverdue:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeIsShort:
+    """So little of the job's time is left that a launch of all workers is not worth its start."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """A request to stop the job; ``exit_code`` applies if the job is killed while it trains."""
 
@@ -142,6 +147,7 @@ Event: TypeAlias = (
     | LaunchRenewing
     | LaunchEnded
     | LaunchOverdue
+    | TimeIsShort
     | StopAsked
 )
 

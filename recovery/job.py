@@ -53,6 +53,7 @@ from holdfast.recovery.event import (
     LaunchRenewing,
     Renew,
     StopAsked,
+    TimeIsShort,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -114,6 +115,7 @@ class JobMachine:
         self._next_generation = terms.first_generation
         self._relaunches = 0
         self._stop_code: ExitCode | None = None
+        self._is_short_of_time = False
         self._has_checkpoint = terms.has_checkpoint
         self._fits = terms.workers  # so many have made the newest checkpoint
 
@@ -181,7 +183,7 @@ class JobMachine:
     @property
     def _is_worn(self) -> bool:
         """Whether so few workers train that a launch of all is worth its start."""
-        is_ending = self.is_stopping or self._view.is_renewing
+        is_ending = self.is_stopping or self._view.is_renewing or self._is_short_of_time
         return not is_ending and self._terms.can_shrink and self._terms.is_worn(self._view.world)
 
     def _form(self, event: Event) -> Commands:
@@ -204,6 +206,12 @@ class JobMachine:
             return ()
         self._view = view.seeing(LaunchRenewing(view.workers[0]))
         return (Renew(f"{len(view.world)} of {self._terms.workers} workers are left"),)
+
+    def _hurry(self, event: Event) -> Commands:
+        """Remember it: no launch is renewed any more."""
+        assert isinstance(event, TimeIsShort)
+        self._is_short_of_time = True
+        return ()
 
     def _join(self, event: Event) -> Commands:
         """Keep it; when all have joined, the job is running."""
@@ -319,6 +327,7 @@ TRANSITIONS: MappingProxyType[tuple[JobState, type[Event]], _Action] = MappingPr
     {(state, seen): JobMachine._note for state in _ALIVE for seen in _TOLD}
     | {(state, seen): JobMachine._note for state in _NOT_RUNNING for seen in _PROGRESS}
     | {(state, LaunchEnded): JobMachine._conclude for state in _ALIVE}
+    | {(state, TimeIsShort): JobMachine._hurry for state in _ALIVE}
     | {
         (JobState.LAUNCHING, WorkerJoined): JobMachine._join,
         (JobState.LAUNCHING, WorkerExited): JobMachine._die_early,

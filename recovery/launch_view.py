@@ -13,6 +13,7 @@ from holdfast.recovery.event import (
     LaunchOverdue,
     LaunchRenewing,
     StopAsked,
+    TimeIsShort,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -69,7 +70,7 @@ class LaunchView:
     def concerns(self, event: Event) -> bool:
         """Return whether ``event`` is about this launch, not a late report of an older one."""
         match event:
-            case LaunchEnded() | LaunchOverdue() | StopAsked():
+            case LaunchEnded() | LaunchOverdue() | StopAsked() | TimeIsShort():
                 return True
             case WorldFormed(workers=workers):
                 return set(workers) <= set(self.workers)

@@ -24,6 +24,9 @@ LEAVE_S = 10.0
 UNMEASURED_S = 15.0
 """What a save and a step take together before any was measured."""
 
+HURRY_S = 300.0
+"""So long before the last save a new launch is not worth its start any more."""
+
 _SAFETY = 2.0
 _NEWEST_SAVES = 5
 _LARGEST_SHARE = 0.5
@@ -33,8 +36,10 @@ class Due(IntEnum):
     """What the time asks for."""
 
     NOTHING = 0
-    SAVE = 1
-    END = 2
+    HURRY = 1
+    """Begin nothing that takes long to pay."""
+    SAVE = 2
+    END = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class Deadline:
         """Return the deadline with what is due at ``now``."""
         left_s = self.ends_at - now
         leave_s = min(LEAVE_S, self.lead_s / 2)
-        found = Due.END if left_s <= leave_s else Due.SAVE if left_s <= self.lead_s else Due.NOTHING
+        bounds = {Due.END: leave_s, Due.SAVE: self.lead_s, Due.HURRY: self.lead_s + HURRY_S}
+        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), Due.NOTHING)
         return replace(self, due=max(self.due, found))
 
 

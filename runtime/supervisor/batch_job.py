@@ -113,7 +113,7 @@ class BatchJob:
         before, self._deadline = self._deadline.due, self._deadline.look(now)
         if self._deadline.due is before:
             return Due.NOTHING
-        if not self._is_own_limit:
+        if self._deadline.due >= Due.SAVE and not self._is_own_limit:
             self._hit_limit = self._hit_limit or not self._orders
         return self._deadline.due
 

@@ -27,6 +27,7 @@ from holdfast.recovery.event import (
     LaunchEnded,
     Renew,
     StopAsked,
+    TimeIsShort,
     WorkerExited,
 )
 from holdfast.recovery.job import JobMachine, JobState, JobTerms
@@ -159,6 +160,9 @@ class Supervisor:
         """Stop before the time of the job is up, and cut short what would not end by then."""
         due = self._batch.look(time.time())
         if due is Due.NOTHING or self._end is not None:
+            return
+        if due is Due.HURRY:
+            self._handle(TimeIsShort())
             return
         is_late = due is Due.END
         if is_late or not self._narration.is_after_training:  # nothing is left to be saved

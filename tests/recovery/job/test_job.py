@@ -23,6 +23,7 @@ from holdfast.recovery.event import (
     LaunchRenewing,
     Renew,
     StopAsked,
+    TimeIsShort,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -41,6 +42,7 @@ Transcript: TypeAlias = list[tuple[Event, str]]
 ALL_EVENTS = (
     *(WorkerJoined, WorldFormed, CheckpointCommitted, WorkerFailed, WorkerCompleted),
     *(WorkerStopped, WorkerExited, LaunchRenewing, LaunchEnded, LaunchOverdue, StopAsked),
+    TimeIsShort,
 )
 
 
@@ -478,7 +480,7 @@ def in_state(state: JobState) -> JobMachine:
 
 def example_of(kind: type[Event]) -> Event:
     examples = [joined(0), formed(1, 0), saved(), raised(0), completed(0), stopped(0), died(0)]
-    examples.append(LaunchRenewing(WorkerId(0)))
+    examples += [LaunchRenewing(WorkerId(0)), TimeIsShort()]
     return next(event for event in (*examples, ENDED, STOP, LATE) if isinstance(event, kind))
 
 

@@ -18,6 +18,7 @@ from holdfast.recovery.event import (
     LaunchRenewing,
     Renew,
     StopAsked,
+    TimeIsShort,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -112,6 +113,22 @@ def test_launch_that_cannot_save_is_not_asked_to_stop() -> None:
     (asked,) = shrinks(machine, 1)
 
     assert asked == AskToSave()
+    assert not machine.view.is_renewing
+
+
+@pytest.mark.parametrize("is_worn_before", [False, True])
+def test_launch_is_not_renewed_just_before_the_end_of_the_time(*, is_worn_before: bool) -> None:
+    machine = running()
+    saves(machine, 3)
+
+    if is_worn_before:
+        assert shrinks(machine, 1) == (AskToSave(),)
+        machine.handle(TimeIsShort())
+    else:
+        machine.handle(TimeIsShort())
+        assert shrinks(machine, 1) == ()
+
+    assert saves(machine, CHECKPOINTS_OF_A_SMALL_LAUNCH, first=10) == ()
     assert not machine.view.is_renewing
 
 

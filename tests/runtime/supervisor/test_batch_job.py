@@ -186,6 +186,13 @@ def test_each_moment_is_told_once() -> None:
     assert seen == [Due.NOTHING, Due.SAVE, Due.NOTHING, Due.END, Due.NOTHING]
 
 
+def test_job_that_only_has_to_hurry_has_not_hit_its_limit() -> None:
+    job = job_of()
+
+    assert job.look(3400.0) is Due.HURRY
+    assert not job.wants_requeue
+
+
 def test_longer_saves_bring_the_moment_forward() -> None:
     job = job_of()
     job.saved({"step": 5, "seconds": 100.0, "step_seconds": 20.0})
@@ -235,7 +242,7 @@ def test_earliest_end_counts(
     said = list[str]()
     job.introduce(lambda text, event: said.append(text))
 
-    assert job.look(now + 0.4 * left_s) is Due.NOTHING
+    assert job.look(now + 0.4 * left_s) < Due.SAVE
     assert job.look(now + left_s) is Due.END
     assert said[0].startswith("Slurm job 7, time until ")
     assert said[0].endswith(f"({source})")
