@@ -167,7 +167,9 @@ class _Training:
         if job.rate is not None:
             self._rate = ScaledRate(self._model.optimizer, job.rate)
             context.inform(f"the learning rate grows with the batch: {job.rate}")
-        mixing = BatchMixing.of(job.microbatches, is_accepted=self._options.accept_batch_mixing)
+        is_accepted = self._options.accept_batch_mixing
+        workers = len(context.config.workers)
+        mixing = BatchMixing.of(job.microbatches, workers, is_accepted=is_accepted)
         first = job.first_microbatch
         with advice_on_parts(first.samples, job.microbatches, self._model.name, context.notify):
             return kept_replica(self._model, first, mixing)

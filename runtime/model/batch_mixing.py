@@ -55,12 +55,18 @@ class BatchMixing(Enum):
     REFUSED = "told, and not trained"
     ACCEPTED = "trained with the loss of each microbatch"
     HARMLESS = "not looked for: a batch is one microbatch"
+    ALONE = "not looked for: one worker computes whole batches, and no other one joins it"
+
+    @property
+    def keeps_batches_whole(self) -> bool:
+        """Whether a batch is one microbatch."""
+        return self in (BatchMixing.HARMLESS, BatchMixing.ALONE)
 
     @staticmethod
-    def of(microbatches: int, *, is_accepted: bool) -> BatchMixing:
-        """Return what a job does about mixing."""
+    def of(microbatches: int, workers: int, *, is_accepted: bool) -> BatchMixing:
+        """Return what a job does about mixing; ``workers`` is how many its launch has."""
         if microbatches == 1:
-            return BatchMixing.HARMLESS
+            return BatchMixing.ALONE if workers == 1 else BatchMixing.HARMLESS
         return BatchMixing.ACCEPTED if is_accepted else BatchMixing.REFUSED
 
 

@@ -12,9 +12,8 @@ make are read from the scope instead:
 * metric variables: updated from zero, so that they are sums.
 
 A second graph divides the total by its samples, lets the optimizer apply the
-gradients and assigns the moving statistics.  Tensors leave and enter as views.  Outputs
-are copied once, into the contribution.  The total is handed back through DLPack, which
-needs every tensor to begin at a multiple of 64 bytes.
+gradients and assigns the moving statistics.  Tensors leave and enter as views, and are
+copied once at most (`gradient_sums`).
 
 Invariant: between two calls of ``apply``, ``load`` or ``finish`` no variable changes.
 """
@@ -42,10 +41,10 @@ from holdfast.runtime.loss.loss_terms import Kind
 from holdfast.runtime.loss.state_kinds import arrived, notices_of
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
-from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
+from holdfast.runtime.model.gradient_sums import GradientSums, KeptGradients, SummedGradients
 from holdfast.runtime.model.graph_cache import GraphCache
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
-from holdfast.runtime.model.model_sums import ModelSums
+from holdfast.runtime.model.model_sums import ModelSums, Roles
 from holdfast.runtime.model.named_variables import check_tensors, model_variables, unchanged
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
@@ -56,7 +55,10 @@ from holdfast.runtime.model.tensors import (
     flat_tensors,
     shape_key,
 )
-from holdfast.runtime.model.vector_layout import VectorLayout
+
+
+WORTH_KEEPING = 1 << 20
+"""So many floats of gradients are not copied if nobody adds them up."""
 
 
 class KerasReplica:
@@ -99,10 +101,8 @@ class KerasReplica:
         # The samples come first; other parts of the loss have another denominator each.
         self._parts = tuple(dict.fromkeys([Kind.MEAN.name, *(part for part, _ in roles.graded)]))
         self._left_out = _names_of(model, _no_sums(model, self._sums, one))
-        self._layout = VectorLayout.of(roles.shapes)
-        self._padding = self._layout.padding()
-        self._shape = ContributionShape(self._layout.size, self._sums.measures.size)
-        self._borrowed = BorrowedTotal(self._layout.size)
+        self._gradients = _gradient_sums(roles, mixing)
+        self._shape = ContributionShape(self._gradients.size, self._sums.measures.size)
         self._update = self._trace_update()
 
     @property
@@ -123,11 +123,8 @@ class KerasReplica:
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of gradients, moving statistics and metrics over ``batch``."""
         *tensors, metrics = self._run(batch, training=True)
-        for place, tensor in zip(self._layout.places, tensors, strict=True):
-            out[place.start : place.stop] = np.asarray(tensor).reshape(-1)
-        for gap in self._padding:
-            out[gap] = 0.0
-        out[self._layout.size :] = np.asarray(metrics)
+        self._gradients.write(out, tensors)
+        out[self._gradients.size :] = np.asarray(metrics)
 
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of the metrics over validation samples."""
@@ -146,13 +143,12 @@ class KerasReplica:
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
-        self._update(self._divisors(total, samples), self._borrowed.rows(total))
+        self._update(self._divisors(total, samples), self._gradients.given(total))
 
     def takes_overflow(self, total: FloatVector) -> bool:
         """Return whether only gradients are not finite, and the optimizer skips such a step."""
-        return self._scale.takes_overflow(
-            total[self._layout.places[len(self._sums.roles.graded) - 1].stop :]
-        )
+        rest = self._gradients.after(len(self._sums.roles.graded), total)
+        return self._scale.takes_overflow(rest)
 
     def finish(self) -> None:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""
@@ -215,7 +211,7 @@ class KerasReplica:
     def _try(self, first: Microbatch, mixing: BatchMixing) -> None:
         """Find out what the model's loss and state are made of, and trace the first graph."""
         finding = None
-        if mixing is not BatchMixing.HARMLESS:
+        if not mixing.keeps_batches_whole:
             finding = Probe(self._model, self._sums, first).run()
         # It refuses what would also look like mixing.
         self._first_graph = self._graph(first, training=True)
@@ -259,26 +255,26 @@ class KerasReplica:
 
     def _trace_update(self) -> Any:
         """Build the graph that divides the sums and updates everything."""
-        roles, places = self._sums.roles, self._layout.places
+        roles = self._sums.roles
         parts = self._parts
         variables = roles.graded_variables
 
-        def update(divisors: Any, sums: Any) -> None:
+        def update(divisors: Any, given: Any) -> None:
+            sums = self._gradients.tensors(given)
             means: dict[int, Any] = {}
-            for (part, variable), place in zip(roles.graded, places, strict=False):
+            for (part, variable), total in zip(roles.graded, sums, strict=False):
                 divisor = divisors[parts.index(part)]
-                mean = tf.math.divide_no_nan(tensor_at(sums, place), divisor)
+                mean = tf.math.divide_no_nan(total, divisor)
                 known = means.get(id(variable))
                 means[id(variable)] = mean if known is None else known + mean
             self._model.optimizer.apply([means[id(v)] for v in variables], list(variables))
-            moving_places = places[len(roles.graded) :]
-            for variable, place in zip(roles.moving, moving_places, strict=True):
+            for variable, total in zip(roles.moving, sums[len(roles.graded) :], strict=True):
                 kind = self._sums.kind_of(variable)
-                variable.assign(arrived(variable, tensor_at(sums, place), divisors[0], kind))
+                variable.assign(arrived(variable, total, divisors[0], kind))
 
         return tf.function(update, autograph=False).get_concrete_function(
             tf.TensorSpec((len(parts),), tf.float32),
-            self._borrowed.specification,
+            self._gradients.specification,
         )
 
     def _divisors(self, total: FloatVector, samples: int) -> Any:
@@ -286,11 +282,19 @@ class KerasReplica:
         parts = self._parts
         if len(parts) == 1:
             return _constant(samples)
-        metrics, known = total[self._layout.size :], {Kind.MEAN.name: samples, Kind.SUM.name: 1}
+        metrics, known = total[self._gradients.size :], {Kind.MEAN.name: samples, Kind.SUM.name: 1}
         entry = self._sums.measures.denominator_of
         return tf.constant(
             [known[part] if part in known else metrics[entry(part)] for part in parts], tf.float32
         )
+
+
+def _gradient_sums(roles: Roles, mixing: BatchMixing) -> GradientSums:
+    """Return where gradients lie; each tensor that is kept costs 10 us, a copy far less if small."""
+    floats = sum(map(math.prod, roles.shapes))
+    if mixing is BatchMixing.ALONE and floats >= WORTH_KEEPING:
+        return KeptGradients(roles.shapes, len(roles.graded))
+    return SummedGradients(roles.shapes)
 
 
 def _build(model: Any, batch: Batch) -> None:

@@ -178,5 +178,7 @@ def _build_keras(
     made = make_model(model)
     if isinstance(made, Replica):
         return made
-    mixing = batch_mixing.BatchMixing.of(job.microbatches, is_accepted=accepts_mixing)
+    mixing = batch_mixing.BatchMixing.of(
+        job.microbatches, len(config.workers), is_accepted=accepts_mixing
+    )
     return replica_of_keras(made, job.first_microbatch, mixing)
