@@ -56,7 +56,6 @@ from holdfast.runtime.model.tensors import (
     shape_key,
 )
 
-
 WORTH_KEEPING = 1 << 20
 """So many floats of gradients are not copied if nobody adds them up."""
 
@@ -290,7 +289,7 @@ class KerasReplica:
 
 
 def _gradient_sums(roles: Roles, mixing: BatchMixing) -> GradientSums:
-    """Return where gradients lie; each tensor that is kept costs 10 us, a copy far less if small."""
+    """Return where gradients lie: to hand a tensor over costs 10 us, as the copy of a small one."""
     floats = sum(map(math.prod, roles.shapes))
     if mixing is BatchMixing.ALONE and floats >= WORTH_KEEPING:
         return KeptGradients(roles.shapes, len(roles.graded))
