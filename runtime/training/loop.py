@@ -138,10 +138,8 @@ class TrainingLoop:
         self._context.page.phase = Phase.RESTORING
         membership, numerics = self._membership, self._job.numerics
         membership.join(NO_STATE)
-        membership.together(lambda: check_peers(self._context, membership.communicator, numerics))
-        membership.together(
-            lambda: check_same_work(self._context, membership.communicator, self._job)
-        )
+        membership.together(lambda: check_peers(self._context, membership, numerics))
+        membership.together(lambda: check_same_work(membership, self._job))
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -34,21 +34,21 @@ _MAY_BE_LEFT_OUT = ("shuffle", "steps per epoch", "learning rate")
 """Parts of a job's identity that only some jobs have."""
 
 
-def check_same_work(context: WorkerContext, communicator: Communicator, job: TrainingJob) -> None:
+def check_same_work(membership: Membership, job: TrainingJob) -> None:
     """Compare the job of all workers of the world with that of rank 0.
 
     Raises:
         ProgramError: they differ; raised on all workers alike.
         WorldBroken: a member died.
     """
-    cards = communicator.allgather_bytes(json.dumps(job.card).encode())
+    cards = membership.communicator.allgather_bytes(json.dumps(job.card).encode())
     everyones = [json.loads(card) for card in cards]
-    for rank, theirs in enumerate(everyones):
+    workers = membership.world.workers
+    for worker, theirs in zip(workers, everyones, strict=True):
         name = _first_difference(everyones[0], theirs)
         if name is not None:
-            workers = context.config.workers
             raise ProgramError(
-                f"{name} of worker {workers[rank]} is {theirs.get(name)}, and that of worker "
+                f"{name} of worker {worker} is {theirs.get(name)}, and that of worker "
                 f"{workers[0]} is {everyones[0].get(name)}: every worker runs the whole script, so "
                 "all must see the same; seed every random generator, and sort lists of files"
             )

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.worker.context import WorkerContext
 
 
-def check_peers(context: WorkerContext, communicator: Communicator, mine: Numerics) -> None:
+def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
     """Compare the numerics of all workers of the world with those of rank 0.
 
     Raises:
         UsageError: they differ and the job is strict; raised on all workers alike.
         WorldBroken: a member died.
     """
-    cards = communicator.allgather_bytes(json.dumps(mine.to_json()).encode())
+    cards = membership.communicator.allgather_bytes(json.dumps(mine.to_json()).encode())
     everyones = [Numerics.from_json(json.loads(card)) for card in cards]
-    for rank, theirs in enumerate(everyones):
-        subject = f"worker {context.config.workers[rank]} has other numerics than worker 0"
-        _judge(context, subject, differences(everyones[0], theirs, "worker 0 has"))
+    workers = membership.world.workers
+    for worker, theirs in zip(workers, everyones, strict=True):
+        subject = f"worker {worker} has other numerics than worker {workers[0]}"
+        _judge(context, subject, differences(everyones[0], theirs, f"worker {workers[0]} has"))
 
 
 def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> None:
