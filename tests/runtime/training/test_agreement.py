@@ -5,20 +5,24 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rounds_companion import MESSAGE, RoundsCompanion
 from simulation import STEPS, Ending, Launch, SimulatedJob, TinyReplica, wait_for_nothing
 
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import Decision
+from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.agreement import agree_on_effects
-from holdfast.runtime.training.companion import Notes
+from holdfast.runtime.training.agreement import _decode, _encode, agree_on_effects
+from holdfast.runtime.training.companion import Alone, Notes
 from holdfast.runtime.training.job_state import JobState
 
 _create = HeartbeatPage.create
@@ -156,6 +160,76 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
     SimulatedJob(tmp_path / "run", numerics).launch(terms)
 
     assert waited == {"prepare": {False}, "end": {False}}
+
+
+@given(
+    effects=st.builds(Effects, st.booleans(), st.binary(max_size=64), st.binary(max_size=64)),
+    message=st.binary(max_size=100),
+)
+def test_effects_and_message_arrive_as_they_were_sent(effects: Effects, message: bytes) -> None:
+    assert _decode(_encode(effects) + message) == (effects, message)
+
+
+class Effective(Alone):
+    """A companion whose round had these effects, and what it hears of the decision."""
+
+    has_effects = True
+
+    def __init__(self, rank: int, effects: Effects) -> None:
+        self._rank = rank
+        self._effects = effects
+        self.heard: list[object] = []
+
+    def lead(self, *, is_first: bool) -> None:
+        self.heard.append(is_first)
+
+    def effects(self) -> Effects:
+        return self._effects
+
+    def message(self) -> bytes:
+        return b"from %d" % self._rank
+
+    def notes(self) -> Notes:
+        return {"of": self._rank}
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
+        self.heard += [decision, message, notes]
+
+
+USUAL = Effects(wants_stop=False, notes=b"n", state=b"s")
+FIRSTS = {"of": 0}
+
+
+@pytest.mark.parametrize(
+    ("other", "decision", "notes", "weights"),
+    [
+        (USUAL, Decision(False, False, False), None, [0.0, 1.0, 2.0]),
+        (Effects(True, b"n", b"s"), Decision(True, False, False), None, [0.0, 1.0, 2.0]),
+        (Effects(False, b"m", b"s"), Decision(False, True, False), FIRSTS, [0.0, 1.0, 2.0]),
+        (Effects(False, b"n", b"t"), Decision(False, False, True), FIRSTS, [0.0, 0.0, 0.0]),
+    ],
+    ids=["alike", "stop", "notes", "state"],
+)
+def test_what_differs_is_taken_from_the_first_worker(
+    other: Effects, decision: Decision, notes: Notes | None, weights: list[float]
+) -> None:
+    world = World(1, tuple(map(WorkerId, range(3))), 3)
+
+    def program(communicator: FakeCommunicator) -> tuple[list[object], float]:
+        rank, replica, page = communicator.rank, TinyReplica(), _create()
+        replica.weights += np.float32(rank)
+        companion = Effective(rank, other if rank == 2 else USUAL)
+        membership = Membership(world.workers[rank], world, communicator, clock=lambda: 0.0)
+        agree_on_effects(membership, JobState(replica, companion), Cursor.start(1), page)
+        communicator.leave()
+        page.close()
+        return companion.heard, float(replica.weights[0])
+
+    found = run_world(3, program)
+
+    assert found == [
+        ([rank == 0, decision, b"from 0", notes], weight) for rank, weight in enumerate(weights)
+    ]
 
 
 def deaths_of(dice: random.Random, most: int) -> dict[int, int]:

@@ -6,11 +6,17 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from resumed_run import Run
+from resumed_run import Run, Weights
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.format.record import Header
+from holdfast.checkpoint.store.save import save
+from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
+from holdfast.runtime.training.companion import Alone
+from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.stage import Stage
 
 
 @pytest.fixture
@@ -104,3 +110,117 @@ def test_order_that_only_the_checkpoint_has_is_refused(run: Run) -> None:
 
     with pytest.raises(UsageError, match="with shuffle=False, and the script has shuffle=True"):
         run.restore(ranks=2)
+
+
+def save_of(run: Run, stage: Stage, step: int, **fields: object) -> None:
+    """Save a state of a training of the run's script."""
+    cursor = stage.into({**run.job.identity, "step": step, **fields})
+    state = JobState(Weights(float(step)), Alone()).tensors(Cursor.start(1))
+    save(run.store, state, header=Header("run", 1, step), cursor=cursor)
+
+
+def train(run: Run, stage: Stage, steps: int) -> None:
+    """Let the script come to one of its trainings, which ends at so many steps."""
+    plan = dataclasses.replace(run.job.work_plan, begin=stage.begin, epochs=steps - stage.begin)
+    run.job = dataclasses.replace(run.job, stage=stage, work_plan=plan)
+
+
+FIRST, SECOND = Stage(), Stage(2, 10)
+
+
+def test_each_training_goes_on_from_its_own_checkpoints(run: Run) -> None:
+    save_of(run, FIRST, 10)
+    save_of(run, SECOND, 15)
+    save_of(run, Stage(3, 20), 25)
+
+    found = []
+    for stage, steps in [(FIRST, 10), (SECOND, 20), (Stage(3, 20), 30)]:
+        train(run, stage, steps)
+        found.append(run.restore(ranks=2))
+
+    assert found == [[(step, step)] * 2 for step in (10, 15, 25)]
+
+
+def test_training_that_has_no_checkpoint_yet_begins_though_the_one_before_has_some(
+    run: Run,
+) -> None:
+    save_of(run, FIRST, 5)
+    save_of(run, FIRST, 10)
+    train(run, SECOND, 20)
+
+    assert run.restore(ranks=2) == [None, None]
+    assert run.reasons() == []
+
+
+def test_training_that_begins_elsewhere_now_is_refused(run: Run) -> None:
+    save_of(run, SECOND, 15)
+    train(run, Stage(2, 12), 20)
+
+    with pytest.raises(UsageError) as refused:
+        run.restore(ranks=2)
+
+    assert "training 2 of the script begins at step 12 now, and at another one" in str(
+        refused.value
+    )
+    assert "an earlier training of the script has changed; start over" in str(refused.value)
+
+
+def test_training_may_not_grow_once_the_next_one_has_begun(run: Run) -> None:
+    save_of(run, FIRST, 10)
+    save_of(run, SECOND, 15)
+    train(run, FIRST, 12)
+
+    with pytest.raises(UsageError, match=r"training 1 .* has ended at step 10 .* asks for 12 st"):
+        run.restore(ranks=2)
+
+
+def test_training_that_its_callbacks_have_ended_may_ask_for_more_steps(run: Run) -> None:
+    save_of(run, FIRST, 10, **{"companion is over": True})
+    save_of(run, SECOND, 15)
+    train(run, FIRST, 12)
+
+    assert run.restore(ranks=2) == [(10, 10.0)] * 2
+
+
+def test_training_may_grow_as_long_as_no_other_has_begun(run: Run) -> None:
+    save_of(run, FIRST, 10)
+    train(run, FIRST, 12)
+
+    assert run.restore(ranks=2) == [(10, 10.0)] * 2
+
+
+def test_earlier_training_prunes_nothing_of_a_later_one(run: Run) -> None:
+    save_of(run, FIRST, 10)
+    for step in (11, 12, 13):
+        save_of(run, SECOND, step)
+    train(run, FIRST, 10)
+
+    run.restore(ranks=2)
+
+    assert run.store.steps() == (13, 12, 11, 10)
+
+
+def test_step_that_was_restored_is_recorded_once(run: Run) -> None:
+    run.save(10, 1.0, writers=2)
+
+    run.restore(ranks=3)
+
+    (restored,) = run.journal("restored")
+    assert (restored["step"], restored["generation"], restored["on_disk"]) == (10, 2, True)
+
+
+def test_checkpoint_of_another_run_is_rejected(run: Run) -> None:
+    run.save(10, 1.0, writers=2)
+    state = JobState(Weights(2.0), Alone()).tensors(Cursor.start(1))
+    save(run.store, state, header=Header("other", 1, 20), cursor=dict(run.job.identity))
+
+    assert run.restore(ranks=2) == [(10, 1.0)] * 2
+    assert run.reasons() == ["it belongs to run other, not to run"]
+
+
+def test_checkpoint_of_unknown_numerics_is_refused(tmp_path: Path) -> None:
+    found = Run(tmp_path)
+    found.save(10, 1.0, writers=2)
+
+    with pytest.raises(UsageError, match="checkpoint step 10: the job's numerics have missing"):
+        found.restore(ranks=2)

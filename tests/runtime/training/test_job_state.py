@@ -1,0 +1,145 @@
+"""The whole state of a worker: its tensors, and what a manifest keeps of its companion."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from rounds_companion import RoundsCompanion
+from simulation import TinyReplica
+
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.ledger import Ledger
+from holdfast.runtime.exchange.communicator import WorldBroken
+from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
+from holdfast.runtime.training.catch_up import share_notes
+from holdfast.runtime.training.companion import Alone, Notes
+from holdfast.runtime.training.job_state import JobState, notes_of, was_over
+from holdfast.runtime.worker.random_states import go_on_from
+
+CURSOR = Cursor(6, 2, Ledger(9, 2**63 + 1), np.array([0.5, 2.0]))
+
+
+def rounds(fill: float) -> JobState:
+    """Return a state whose replica and companion hold ``fill`` everywhere."""
+    replica = TinyReplica()
+    replica.weights += np.float32(fill)
+    replica.velocity -= np.float32(fill)
+    companion = RoundsCompanion(replica)
+    companion.kept += fill
+    return JobState(replica, companion)
+
+
+def bytes_of(state: JobState) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in state.tensors(CURSOR).items()}
+
+
+def test_loaded_state_is_the_saved_one_with_companion_and_cursor() -> None:
+    saved, loaded = rounds(3.0), rounds(0.0)
+    assert bytes_of(saved) != bytes_of(loaded)
+
+    cursor = loaded.load(saved.tensors(CURSOR))
+
+    assert bytes_of(loaded) == bytes_of(saved)
+    assert {name: value.tobytes() for name, value in cursor.tensors().items()} == {
+        name: value.tobytes() for name, value in CURSOR.tensors().items()
+    }
+
+
+def test_names_of_the_parts_do_not_clash() -> None:
+    names = list(rounds(1.0).tensors(CURSOR))
+
+    assert names == sorted(names)
+    assert {"companion/kept", "cursor/step", "velocity", "weights"} < set(names)
+
+
+def test_state_without_a_companion_keeps_no_field() -> None:
+    assert JobState(TinyReplica(), Alone()).fields(is_complete=True) == {}
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_manifest_tells_what_the_companion_knows_and_whether_it_has_ended_the_stage(
+    *, is_over: bool
+) -> None:
+    state = rounds(1.0)
+    state.companion.is_over = is_over  # type: ignore[misc]
+
+    fields = json.loads(json.dumps(state.fields(is_complete=False)))
+
+    assert notes_of(fields) == state.companion.notes()
+    assert was_over(fields) == is_over
+    assert "random states" not in fields
+
+
+def test_training_that_was_complete_leaves_the_generators_as_it_did_then() -> None:
+    random.seed(3)
+    state, again = rounds(1.0), rounds(1.0)
+    saved = json.loads(json.dumps(state.fields(is_complete=True)))
+    first = random.random()
+
+    again.restored(6, saved)
+    states = again.random_at_end(6)
+
+    assert again.random_at_end(7) is None  # it was trained on here, and has drawn itself
+    assert states is not None
+    go_on_from(states)
+    assert random.random() == first
+
+
+def test_training_that_was_not_complete_leaves_no_generators() -> None:
+    state = rounds(1.0)
+
+    state.restored(6, state.fields(is_complete=False))
+
+    assert state.random_at_end(6) is None
+
+
+@pytest.mark.parametrize(
+    ("cursor", "notes", "is_over"),
+    [
+        ({}, None, False),
+        ({"companion": ["a list"], "companion is over": 1}, None, False),
+        ({"companion": {"rounds": 3}, "companion is over": True}, {"rounds": 3}, True),
+    ],
+    ids=["none", "of another kind", "both"],
+)
+def test_manifest_without_notes_of_a_companion_has_none(
+    *, cursor: Mapping[str, object], notes: Notes | None, is_over: bool
+) -> None:
+    assert notes_of(cursor) == notes
+    assert was_over(cursor) == is_over
+
+
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize("notes", [None, {}, {"tale": ["größer", 1.5, None]}])
+def test_everyone_gets_the_notes_of_the_source(notes: Notes | None) -> None:
+    def program(communicator: FakeCommunicator) -> Any:
+        mine = notes if communicator.rank == 1 else {"mine": "x" * 99 * communicator.rank}
+        found = share_notes(communicator, 1, mine)
+        communicator.leave()
+        return [found]
+
+    assert run_world(3, program) == [[notes]] * 3
+
+
+@pytest.mark.usefixtures("one_core")
+def test_notes_are_whole_or_the_world_is_broken_when_their_source_dies() -> None:
+    notes = {"tale": list(range(20))}
+
+    def program(communicator: FakeCommunicator) -> Any:
+        try:
+            found: Any = share_notes(communicator, 0, notes if communicator.rank == 0 else None)
+        except WorldBroken:
+            found = "broken"
+        communicator.leave()
+        return found
+
+    found = [end for moment in range(1, 30) for end in run_world(2, program, deaths={0: moment})]
+
+    assert all(end in (None, "broken", notes) for end in found)
+    assert "broken" in found
+    assert notes in found

@@ -1,0 +1,255 @@
+"""The job that a script describes: what must not change, and whose wish counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from configs import worker_config
+from simulation import FEATURES, TinyReplica, data
+
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.ledger import Ledger, fingerprint
+from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.work_plan import Work
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.data import Data, SampleIds, Samples
+from holdfast.runtime.model.weights_source import WeightsSource
+from holdfast.runtime.options.rate_scale import RateScaling
+from holdfast.runtime.pipelines.feed import Feed, FeedTerms
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.training.stage import ONLY_STAGE, Stage
+from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
+
+NUMERICS = Numerics.here(threads=1)
+REQUEST = TrainingRequest(data(23), None, global_batch=9, epochs=2)
+LATER = [Stage().over(Stage().wanted, 10), Stage(2, 10)]
+
+
+class Pipeline:
+    """Batches of 7 samples."""
+
+    name, advice, is_endless = "the test's pipeline", "leave it alone", False
+    batches: int | None = 4
+
+    def __init__(self, *, repeats: bool = False) -> None:
+        self.repeats = repeats
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        return 0, ((np.full((7, FEATURES), n), np.arange(7)) for n in range(4))
+
+    def leave(self, number: int, start: int) -> None: ...
+
+    def array(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+
+class Bare(Data):
+    """So many samples, which tell nothing else of themselves."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def read(self, ids: SampleIds) -> Samples:
+        raise AssertionError("nothing is read before the job is known")
+
+
+def feed(*, repeats: bool = False) -> Feed:
+    return Feed(Pipeline(repeats=repeats), FeedTerms(3))
+
+
+def job(
+    stages: list[Stage] | None = None, options: dict[str, Any] | None = None, **changes: Any
+) -> TrainingJob:
+    """Return the job of a request with some changes, under some options."""
+    request = dataclasses.replace(REQUEST, **changes)
+    config = worker_config(microbatches=2, seed=5, **(options or {}))
+    return describe_job(request, config, NUMERICS, stages or (ONLY_STAGE,))
+
+
+SHUFFLED = {"seed": 5, "microbatches": 2, "samples": 23, "global batch": 9}
+
+
+@pytest.mark.parametrize(
+    ("changes", "identity"),
+    [
+        ({}, SHUFFLED),
+        ({"is_shuffled": False}, {**SHUFFLED, "shuffle": 0}),
+        ({"data": feed()}, {"seed": 5, "microbatches": 2, "batches an epoch": 3}),
+        (
+            {"scaling": RateScaling("linear", 4)},
+            {**SHUFFLED, "learning rate": "linear x4 over 6 steps"},
+        ),
+        ({"epochs": 7, "save_every": 3, "keep": 9, "verify_every": 2}, SHUFFLED),
+    ],
+    ids=["shuffled", "in order", "pipeline", "scaled rate", "free to change"],
+)
+def test_identity_is_what_a_run_may_not_change(
+    changes: dict[str, Any], identity: dict[str, object]
+) -> None:
+    assert job(**changes).identity == identity
+
+
+def test_workers_compare_more_than_a_run_that_goes_on() -> None:
+    card = job(validation=data(11)).card
+
+    assert card == {
+        "the number of the training": 1,
+        **{f"the {name}": value for name, value in SHUFFLED.items()},
+        "the number of epochs": 2,
+        "the digest of the training data": data(23).fingerprint(),
+        "the digest of the validation data": data(11).fingerprint(),
+    }
+
+
+def test_checkpoint_holds_identity_samples_and_training() -> None:
+    assert job(LATER).save_terms.fields == {
+        **job(LATER).identity,
+        "data": data(23).fingerprint(),
+        "stage": 2,
+        "stage begin": 10,
+    }
+    assert job(data=Bare(23)).save_terms.fields == SHUFFLED
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [(data(23), "9 samples a step"), (feed(), "a batch of the test's pipeline a step")],
+    ids=["arrays", "pipeline"],
+)
+def test_step_is_told_in_the_users_words(source: Any, words: str) -> None:
+    assert job(data=source).step_in_words == words
+
+
+def test_model_is_built_with_the_first_samples() -> None:
+    of_arrays, of_feed = job().first_microbatch, job(data=feed()).first_microbatch
+
+    ids = SampleOrder(5, 23, 9, 2).microbatch(0, 0)
+    assert of_arrays.y.tolist() == data(23).read(ids)[1].tolist()
+    assert of_feed.y.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("places", "covers"), [(range(20), True), (range(1, 21), False)])
+def test_epoch_of_a_pipeline_has_as_many_samples_as_its_batches(
+    *, places: range, covers: bool
+) -> None:
+    ledger = Ledger(len(places), fingerprint(places))
+    cursor = dataclasses.replace(Cursor.start(1), ledger=ledger)
+
+    assert job(data=feed()).covers_epoch(cursor) == covers
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"global_batch": 0}, "global_batch must be at least 1, got 0; change the script"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"verify_every": -1}, "verify_every must be at least 0, got -1"),
+        ({"data": Bare(0)}, "the number of samples must be at least 1, got 0"),
+    ],
+)
+def test_job_of_nothing_is_refused_with_its_value(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ProgramError, match=complaint):
+        job(**changes)
+
+
+@pytest.mark.parametrize(("asked", "every"), [(None, 6), (0, 0), (4, 4)])
+def test_command_line_decides_how_often_states_are_compared(asked: int | None, every: int) -> None:
+    described = job(options={"verify_every": asked}, verify_every=6)
+
+    assert described.work_plan.verify_every == every
+
+
+@pytest.mark.parametrize(
+    ("source", "steps", "pass_steps"),
+    [(data(23), 3, 3), (feed(), 3, 4), (feed(repeats=True), 3, None)],
+    ids=["arrays", "pipeline", "pipeline without an end"],
+)
+def test_pass_over_the_data_may_be_longer_than_an_epoch(
+    source: Any, steps: int, pass_steps: int | None
+) -> None:
+    plan = job(data=source).work_plan
+
+    assert (plan.steps_per_epoch, plan.pass_steps) == (steps, pass_steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "order"),
+    [
+        ({}, None),
+        ({"validation": data(11)}, SequentialOrder(11, 9, 2)),
+        ({"validation": data(11), "validation_batch": 4}, SequentialOrder(11, 4, 2)),
+        ({"validation": feed()}, BatchOrder(5, 3, 2)),
+    ],
+    ids=["none", "batch of the training", "batch of its own", "pipeline"],
+)
+def test_validation_visits_its_samples_in_their_order(changes: dict[str, Any], order: Any) -> None:
+    described = job(**changes)
+
+    assert described.validation_order == order
+    assert described.work_plan.has_validation == (order is not None)
+
+
+@pytest.mark.parametrize("source", [data(23), feed()], ids=["arrays", "pipeline"])
+def test_later_training_draws_with_seeds_of_its_own(source: Any) -> None:
+    first, later = job(data=source).order, job(LATER, data=source).order
+
+    assert first.seed == 5
+    assert later == dataclasses.replace(first, seed=LATER[-1].seed(5))
+
+
+SCRIPTS, USERS = Path("/script.npz"), Path("/user.npz")
+
+
+@pytest.mark.parametrize(
+    ("stages", "wish", "users", "source"),
+    [
+        (None, None, {}, None),
+        (None, SCRIPTS, {}, WeightsSource(SCRIPTS)),
+        (None, SCRIPTS, {"initial": USERS, "initial_step": 3}, WeightsSource(USERS, 3)),
+        (LATER, SCRIPTS, {"initial": USERS, "initial_step": 3}, WeightsSource(SCRIPTS)),
+        (LATER, None, {"initial": USERS}, None),
+    ],
+    ids=["none", "script", "user before script", "later training", "later, no wish"],
+)
+def test_first_weights_of_the_user_are_those_of_the_runs_begin(
+    stages: list[Stage] | None,
+    wish: Path | None,
+    users: dict[str, Any],
+    source: WeightsSource | None,
+) -> None:
+    assert job(stages, users, initial=wish).initial == source
+
+
+def test_ends_of_all_trainings_stay_for_ever_once_there_are_several() -> None:
+    assert job().retention.forever == frozenset()
+    assert job(LATER).retention.forever == {10, 16}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacking"),
+    [
+        ({}, {Work.TRAIN: False}),
+        ({"validation": data(11)}, {Work.TRAIN: False, Work.EVALUATE: False}),
+        ({"data": feed(), "validation": feed()}, {Work.TRAIN: True, Work.EVALUATE: True}),
+        ({"data": feed(), "validation": data(11)}, {Work.TRAIN: True, Work.EVALUATE: False}),
+    ],
+    ids=["training", "validation", "pipelines", "both"],
+)
+def test_only_work_on_a_pipeline_waits_for_samples_of_another_worker(
+    changes: dict[str, Any], lacking: dict[Work, bool]
+) -> None:
+    page = HeartbeatPage.create()
+
+    transactions = job(**changes).transactions(TinyReplica(), page)
+
+    assert {work: found.lacks_samples for work, found in transactions.items()} == lacking
+    page.close()

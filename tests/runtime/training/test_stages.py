@@ -1,0 +1,282 @@
+"""The trainings of a script, one after the other: where each begins, and what ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+from configs import without_faults, worker_config
+from hypothesis import given
+from hypothesis import strategies as st
+from simulation import STEPS, TinyReplica, data
+
+from holdfast.checkpoint.upkeep.retention import Wanted
+from holdfast.recovery.partial import FloatVector
+from holdfast.runtime.errors import ExitCode, NoMoreTraining, ProgramError, StopRequested
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, RequestFlag
+from holdfast.runtime.training import stages as stages_module
+from holdfast.runtime.training.repair_count import RepairCount
+from holdfast.runtime.training.stage import Stage, stage_of
+from holdfast.runtime.training.stages import StageEnd, Stages, alone, is_first, stages_of_script
+from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
+from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+
+REQUEST = TrainingRequest(data(), data(11), global_batch=9, epochs=2, save_every="1h")
+
+
+@pytest.fixture(autouse=True)
+def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contexts, "_current", None)
+    monkeypatch.setattr(contexts, "_planned_steps", 0)
+    monkeypatch.setattr(contexts, "_failure", None)
+    monkeypatch.setattr(stages_module, "_stages", None)
+    monkeypatch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
+
+
+class Script:
+    """A script that trains alone in a run directory, and what its worker tells."""
+
+    def __init__(self, run_dir: Path, generation: int = 1) -> None:
+        config = worker_config(run_dir=run_dir, generation=generation, microbatches=2)
+        self.page, self._journal = HeartbeatPage.create(), journal_of(config)
+        self.told: list[dict[str, object]] = []
+        injector = without_faults(config)
+        self.context = WorkerContext(
+            config, LocalCommunicator(), self._journal, self.page, injector, self.told.append
+        )
+        self.stages = Stages(self.context)
+
+    def train(self, replica: Any = None, request: TrainingRequest = REQUEST) -> StageEnd:
+        return self.stages.train(request, lambda job, context: replica or TinyReplica())
+
+    def heard(self, kind: str) -> list[dict[str, object]]:
+        return [report for report in self.told if report["kind"] == kind]
+
+    def close(self) -> None:
+        self._journal.close()
+        self.page.close()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Script]:
+    script = Script(tmp_path)
+    yield script
+    script.close()
+
+
+class BuiltIn(Exception):
+    """The phase in which a replica was built."""
+
+
+class Broken(TinyReplica):
+    """A replica whose first update fails."""
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        raise ValueError("no such column\nand more words")
+
+
+def build(_: TrainingJob, context: WorkerContext) -> NoReturn:
+    raise BuiltIn(context.page.phase)
+
+
+def test_next_training_is_no_conclusion_any_more() -> None:
+    page = HeartbeatPage.create()
+    page.phase = Phase.CONCLUDING
+    stages = Stages.__new__(Stages)
+    stages._context = SimpleNamespace(config=worker_config(), page=page)  # type: ignore[assignment]
+    stages._stages = [Stage()]
+
+    with pytest.raises(BuiltIn) as caught:
+        stages._train(TrainingRequest(data(), None, global_batch=9, epochs=2), build, alone)
+
+    page.close()
+    assert caught.value.args == (Phase.STARTING,)
+
+
+def test_training_begins_at_the_step_at_which_the_one_before_has_ended(script: Script) -> None:
+    first, second = script.train(), script.train()
+
+    assert [first.cursor.step, second.cursor.step] == [STEPS, 2 * STEPS]
+    assert script.stages.stage == Stage(3, 2 * STEPS)
+    assert [told["number"] for told in script.heard("training")] == [1, 2]
+    assert [told["step"] for told in script.heard("complete")] == [STEPS, 2 * STEPS]
+    assert script.page.phase is Phase.CONCLUDING
+
+
+def test_script_that_is_run_again_gets_its_trainings_without_an_update(
+    script: Script, tmp_path: Path
+) -> None:
+    ends = [script.train(), script.train()]
+
+    again = Script(tmp_path, generation=2)
+    restored = [again.train(Broken()), again.train(Broken())]
+    again.close()
+
+    assert [end.sha256 for end in restored] == [end.sha256 for end in ends]
+    assert [end.metrics for end in restored] == [end.metrics for end in ends]
+
+
+def test_end_of_a_training_has_the_metrics_of_its_last_epoch(script: Script) -> None:
+    end = script.train()
+    (told,) = script.heard("complete")
+
+    assert (set(end.metrics), set(end.validation)) == ({"loss"}, {"loss"})
+    assert end.metrics != end.validation
+    assert (told["metrics"], told["validation"]) == (end.metrics, end.validation)
+    assert (told["sha256"], told["is_first"], end.random) == (end.sha256, True, None)
+
+
+def test_training_that_failed_is_followed_by_no_other(script: Script) -> None:
+    with pytest.raises(ValueError, match="no such column") as failed:
+        script.train(Broken())
+    assert script.page.phase is Phase.FAILED
+    with pytest.raises(NoMoreTraining, match="training 1 of the script has not come to") as refused:
+        script.train()
+
+    assert refused.value.__cause__ is contexts.failure() is failed.value
+    (told,) = script.heard("training_failed")
+    assert told["error"] == "ValueError: no such column"
+    assert len(script.heard("training")) == 1
+
+
+def test_training_that_was_stopped_ends_every_later_one_in_the_same_way(script: Script) -> None:
+    script.page.ask(RequestFlag.STOP)
+
+    with pytest.raises(StopRequested, match=r"stopped at step 1 of 6 with a checkpoint") as stopped:
+        script.train()
+    with pytest.raises(StopRequested) as again:
+        script.train()
+
+    assert again.value is stopped.value
+    assert [told["step"] for told in script.heard("stopped")] == [1]
+    assert script.heard("training_failed") == []
+    assert script.page.phase is not Phase.FAILED
+
+
+def test_run_that_is_beyond_the_scripts_wish_says_so(script: Script, tmp_path: Path) -> None:
+    script.train()
+
+    shorter = TrainingRequest(data(), data(11), global_batch=9, epochs=1)
+    again = Script(tmp_path, generation=2)
+    end = again.train(Broken(), shorter)
+    again.close()
+
+    assert end.cursor.step == STEPS
+    (notice,) = again.heard("notice")
+    assert "the run is at step 6, and the script asks for 3 steps" in str(notice["text"])
+
+
+def test_notices_of_a_replica_are_shown_before_it_trains(script: Script) -> None:
+    class Talking(Broken):
+        notices = ("the seed is ignored",)
+
+    with pytest.raises(ValueError, match="no such column"):
+        script.train(Talking())
+
+    assert script.heard("notice") == [{"kind": "notice", "text": "the seed is ignored"}]
+
+
+def test_metric_that_no_epoch_has_is_refused_before_the_first_update(script: Script) -> None:
+    wish = TrainingRequest(data(), None, global_batch=9, epochs=2, keep_best=("val_loss", "min"))
+
+    with pytest.raises(ProgramError, match="keep_best asks for 'val_loss'"):
+        script.train(Broken(), wish)
+
+
+def test_script_has_one_row_of_trainings_in_the_surroundings_of_its_worker(script: Script) -> None:
+    contexts.install(script.context)
+    assert is_first()
+
+    stages = stages_of_script()
+
+    assert stages.context is script.context
+    assert stages_of_script() is stages
+    assert is_first() is stages.is_first is True
+
+
+FIRST, LATER = Stage(), Stage(2, 10)
+
+
+@given(number=st.integers(1, 5), begin=st.integers(0, 99), other=st.integers(1, 5))
+def test_checkpoint_belongs_to_the_training_that_has_saved_it(
+    number: int, begin: int, other: int
+) -> None:
+    saved = Stage(number, begin).into({"seed": 7})
+
+    assert saved["seed"] == 7
+    assert stage_of(saved) == number
+    assert Stage(other, begin).is_of(saved) == (other == number)
+    assert Stage(number, begin).begins_as(saved)
+    assert Stage(number, begin + 1).begins_as(saved) == (number == 1)
+
+
+def test_first_training_goes_without_saying() -> None:
+    assert FIRST.into({"seed": 7}) == {"seed": 7}
+    assert stage_of({"stage": "two"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "step", "may_have"),
+    [(FIRST, 0, True), (LATER, 9, False), (LATER, 10, False), (LATER, 11, True)],
+)
+def test_step_at_which_a_training_begins_is_a_checkpoint_of_the_one_before(
+    *, stage: Stage, step: int, may_have: bool
+) -> None:
+    assert stage.may_have(step) == may_have
+
+
+@pytest.mark.parametrize(
+    ("saved", "is_followed"),
+    [(LATER, True), (Stage(2, 11), False), (Stage(3, 10), False), (FIRST, False)],
+    ids=["next", "next, elsewhere", "next but one", "itself"],
+)
+def test_only_the_next_training_tells_where_this_one_has_ended(
+    *, saved: Stage, is_followed: bool
+) -> None:
+    assert FIRST.is_followed_at(10, saved.into({})) == is_followed
+
+
+def test_each_training_shuffles_in_a_way_of_its_own_wherever_it_begins() -> None:
+    seeds = [Stage(number, 10 * number).seed(7) for number in (1, 2, 3)]
+
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 3
+    assert Stage(2, 99).seed(7) == seeds[1]
+
+
+def test_training_that_is_over_hands_on_its_last_step_but_not_its_wishes() -> None:
+    over = LATER.over(Wanted(every=5, after=10), 30)
+
+    assert over.wanted == Wanted(every=5, after=10, until=30)
+    assert over.after(30) == Stage(3, 30, Wanted())
+
+
+@pytest.mark.parametrize(
+    ("workers", "most"), [(1, 32), (16, 32), (17, 34)], ids=["one", "small", "large"]
+)
+def test_world_is_given_up_after_too_many_repairs_without_a_step(workers: int, most: int) -> None:
+    repairs = RepairCount(worker_config(workers=range(workers)))
+
+    repairs.attempts = most
+    assert not repairs.is_hopeless
+    repairs.attempts = most + 1
+    assert repairs.is_hopeless
+
+
+def test_world_that_may_not_shrink_is_given_up_at_its_first_death() -> None:
+    assert RepairCount(worker_config(shrink=False)).is_hopeless
+
+
+def test_world_that_is_given_up_tells_its_repairs() -> None:
+    repairs = RepairCount(worker_config())
+    repairs.attempts = 33
+
+    lost = repairs.lost()
+
+    assert "a member of the world died, and 32 repairs in a row have not" in str(lost)
+    assert lost.exit_code is ExitCode.RECOVERY_IMPOSSIBLE
