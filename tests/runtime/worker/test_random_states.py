@@ -43,3 +43,18 @@ def test_numbers_of_keras_are_drawn_again_by_another_process_too() -> None:
 
     assert [float(value) for value in keras.random.normal((2,))] == first
     assert draw() == after
+
+
+def test_generator_that_the_script_has_put_in_place_is_left_alone() -> None:
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        states = random_states()
+        before = np.random.get_state(legacy=False)
+        go_on_from(states)
+        after = np.random.get_state(legacy=False)
+    finally:
+        np.random.set_bit_generator(own)
+
+    assert "numpy" not in states
+    assert after == before

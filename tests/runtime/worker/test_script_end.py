@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from configs import worker_config
 
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.evidence.stacks import MOST_CHARACTERS
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.worker import run_script
@@ -26,13 +28,17 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "_failure", None)
 
 
-def end_of(folder: Path, text: str, phase: Phase) -> Any:
-    script = folder / "train.py"
-    script.write_text(text)
+def page_in(phase: Phase = Phase.STARTING) -> HeartbeatPage:
     page = HeartbeatPage.create()
     page.phase = phase
     page.resume(59)
-    return run_script(worker_config(script=script), page)
+    return page
+
+
+def end_of(folder: Path, text: str, phase: Phase) -> Any:
+    script = folder / "train.py"
+    script.write_text(text)
+    return run_script(worker_config(script=script), page_in(phase))
 
 
 @pytest.mark.parametrize("phase", TRAINED)
@@ -178,3 +184,77 @@ def test_traceback_is_bounded_and_keeps_both_ends(tmp_path: Path) -> None:
     assert len(report["traceback"]) <= MOST_CHARACTERS
     assert report["traceback"].startswith("Traceback")
     assert report["traceback"].endswith("end\n")
+
+
+def test_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import pathlib, sys\nassert __name__ == '__main__'\n"
+        "seen = pathlib.Path(__file__).with_name('seen')\n"
+        "seen.write_text('\\n'.join([sys.path[0], *sys.argv]))\n"
+    )
+
+    report = run_script(worker_config(script=script, argv=("--rate", "0.1")), page_in())
+
+    assert report is None
+    assert (tmp_path / "seen").read_text().splitlines() == [
+        str(tmp_path), str(script), "--rate", "0.1",
+    ]  # fmt: skip
+
+
+def test_worker_is_prepared_before_the_first_line_of_its_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import pathlib\npathlib.Path(__file__).with_name('prepared').unlink()\n")
+
+    def prepare(_: WorkerConfig) -> None:
+        (tmp_path / "prepared").touch()
+
+    assert run_script(worker_config(script=script), page_in(), prepare) is None
+
+
+def test_script_that_cannot_be_prepared_is_not_begun(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import pathlib\npathlib.Path(__file__).with_name('begun').touch()\n")
+
+    def prepare(_: WorkerConfig) -> None:
+        raise UsageError("this Keras is too old")
+
+    report: Any = run_script(worker_config(script=script), page_in(), prepare)
+
+    assert (report["type"], report["message"]) == ("UsageError", "this Keras is too old")
+    assert not (tmp_path / "begun").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise ImportError('libcuda is missing', name='tensorflow.python')",
+        "exec('raise ImportError(\"libcuda is missing\")', {'__name__': 'keras.src'})",
+    ],
+    ids=["by name", "within"],
+)
+def test_tensorflow_that_cannot_be_imported_comes_with_advice(tmp_path: Path, text: str) -> None:
+    report = end_of(tmp_path, text, Phase.STARTING)
+
+    assert (report["type"], report["exit_code"]) == ("UsageError", 2)
+    assert report["message"].startswith("TensorFlow cannot be imported: libcuda is missing; ins")
+    assert report["traceback"] == ""
+
+
+def test_other_module_that_is_missing_is_the_scripts_error(tmp_path: Path) -> None:
+    report = end_of(tmp_path, "import keras_of_nobody", Phase.STARTING)
+
+    assert (report["type"], report["exit_code"]) == ("ModuleNotFoundError", 1)
+    assert report["where"] == "<module> (train.py:1)"
+
+
+@pytest.mark.parametrize(
+    ("phase", "is_in_training"),
+    [(phase, True) for phase in (*TRAINING, Phase.FAILED)] + [(phase, False) for phase in TRAINED],
+)
+def test_report_tells_whether_the_script_was_in_its_training(
+    *, tmp_path: Path, phase: Phase, is_in_training: bool
+) -> None:
+    report = end_of(tmp_path, "raise KeyError('loss')", phase)
+
+    assert report["is_in_training"] == is_in_training

@@ -1,18 +1,26 @@
-"""What the ranks of a script that nobody launched tell each other before they train."""
+"""How a script that nobody launched begins and ends, and what its ranks tell each other."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.runtime.errors import RunDirectoryBusy, UsageError
+from holdfast.runtime.errors import RunDirectoryBusy, StopRequested, UsageError
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker import standalone
+from holdfast.runtime.worker.context import journal_of
 
 
 class Rank(LocalCommunicator):
@@ -123,3 +131,154 @@ def test_each_epoch_is_said_unless_nobody_wants_to_hear(
     standalone._tell(epoch, is_quiet=True)
 
     assert capsys.readouterr().out == "Epoch 1/2 - loss: 0.5000\n"
+
+
+def first_config(monkeypatch: pytest.MonkeyPatch) -> WorkerConfig:
+    """Return what a script runs on that is run once more, by two ranks."""
+    leases: list[Any] = []
+    monkeypatch.setattr(standalone, "_hold", leases.append)
+    config = standalone._agreed_config(Rank(0))
+    leases[0].release()
+    return config
+
+
+def test_script_that_is_run_again_goes_on_with_its_run_in_a_new_generation(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = first_config(monkeypatch)
+    journal = journal_of(first)
+    journal.record("world", generation=first.generation + 4)
+    journal.close()
+
+    again = first_config(monkeypatch)
+
+    assert (first.generation, again.generation) == (1, 6)
+    assert (again.run_id, again.run_dir) == (first.run_id, directory.path)
+    assert again.workers == (0, 1)
+    assert (again.options.workers, again.microbatches) == (2, 2)
+
+
+def test_fresh_start_sets_the_run_aside(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = first_config(monkeypatch)
+    monkeypatch.setenv("HOLDFAST_FRESH", "1")
+
+    again = first_config(monkeypatch)
+
+    assert again.run_id != first.run_id
+    assert (directory.path / "previous-1" / "RUN.json").exists()
+
+
+def test_environment_comes_before_the_file(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("holdfast.toml").write_text("[run]\nseed = 7\nthreads = 1\n")
+    monkeypatch.setenv("HOLDFAST_SEED", "9")
+
+    config = first_config(monkeypatch)
+
+    assert (config.seed, config.threads) == (9, 1)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """How this process would have ended: each signal that it sent itself, and its exit."""
+    found: list[tuple[str, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: found.append(("signal", number)))
+    monkeypatch.setattr(os, "_exit", lambda code: found.append(("exit", int(code))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageError("no such option"), 2, "holdfast: error: no such option\n"),
+        (StopRequested("run again"), 75, "holdfast: error: run again\n"),
+        (KeyError("loss"), 1, "KeyError: 'loss'\n"),
+    ],
+    ids=["job", "stop", "script"],
+)
+def test_script_by_itself_ends_with_words_and_a_code(
+    ends: list[tuple[str, int]],
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    standalone._die_with_words(is_mpi=False)(type(error), error, None)
+
+    assert ends == [("exit", code)]
+    assert capsys.readouterr().err == said
+
+
+def test_rank_of_mpiexec_dies_as_its_survivors_can_see(
+    ends: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = UsageError("no such option")
+
+    standalone._die_with_words(is_mpi=True)(UsageError, error, None)
+
+    assert ends[0] == ("signal", signal.SIGKILL)
+    assert capsys.readouterr().err == "holdfast: error: no such option\n"
+
+
+def test_script_that_ended_well_leaves_when_all_leave(ends: list[tuple[str, int]]) -> None:
+    left: list[list[tuple[str, int]]] = []
+
+    class Leaving(LocalCommunicator):
+        def leave(self) -> None:
+            left.append(list(ends))
+
+    standalone._leave(Leaving())
+
+    assert left == [[]]
+    assert ends == [("exit", 0)]
+
+
+@pytest.mark.parametrize("failure", [None, StopRequested("run again")], ids=["well", "caught"])
+def test_script_that_has_caught_the_end_of_its_training_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
+) -> None:
+    died: list[BaseException] = []
+    monkeypatch.setattr(contexts, "_failure", failure)
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: died.append(error))
+
+    standalone._die_of_caught_failure()
+
+    assert died == ([] if failure is None else [failure])
+
+
+class Broken(io.StringIO):
+    """A stream that takes nothing any more."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stream", [None, Broken()], ids=["closed", "broken"])
+def test_stream_that_takes_nothing_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    standalone._tell({"kind": "epoch", "epoch": 1, "step": 7})
+
+
+def test_script_by_itself_has_neither_agent_nor_peers(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: list[object] = []
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(standalone, "atexit", SimpleNamespace(register=at_exit.append))
+    before = sys.excepthook
+
+    context = standalone.standalone()
+
+    assert (context.communicator.size, context.config.workers) == (1, (0,))
+    assert (context.ask_agent, context.send_snapshot) == (None, None)
+    assert at_exit == [context.journal.close, standalone._die_of_caught_failure]
+    assert sys.excepthook is not before
+    context.journal.close()
+    context.page.close()

@@ -1,0 +1,158 @@
+"""A worker's surroundings: who makes them, what they say to its agent, and what they remember."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import without_faults, worker_config
+
+from holdfast.recovery.fault import Site
+from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.journal import Journal, read_journal
+from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.worker.context import WorkerContext, injector_of, journal_of
+from holdfast.runtime.worker.injector import InjectedFault
+
+
+@pytest.fixture(autouse=True)
+def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contexts, "_current", None)
+    monkeypatch.setattr(contexts, "_planned_steps", 0)
+    monkeypatch.setattr(contexts, "_failure", None)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+
+
+class Ranked(LocalCommunicator):
+    """A communicator that has only a rank."""
+
+    rank = 2
+
+
+def context_of(config: WorkerConfig, told: list[dict[str, object]] | None = None) -> WorkerContext:
+    """Return surroundings without a page and a journal."""
+    nothing: Any = None
+    tell = ([] if told is None else told).append
+    return WorkerContext(config, Ranked(), nothing, nothing, without_faults(config), tell)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> WorkerConfig:
+    return worker_config(3, (3, 4), run_dir=tmp_path, run_id="run")
+
+
+@pytest.fixture
+def journal(config: WorkerConfig) -> Iterator[Journal]:
+    journal = journal_of(config)
+    yield journal
+    journal.close()
+
+
+def test_script_without_an_agent_makes_its_surroundings_once(config: WorkerConfig) -> None:
+    made: list[WorkerContext] = []
+
+    def make() -> WorkerContext:
+        made.append(context_of(config))
+        return made[-1]
+
+    found = [contexts.current(otherwise=make) for _ in range(2)]
+
+    assert found == made * 2
+    assert len(made) == 1
+
+
+def test_surroundings_of_the_agent_come_first(config: WorkerConfig) -> None:
+    installed = context_of(config)
+    contexts.install(installed)
+
+    assert contexts.current(otherwise=lambda: context_of(config)) is installed
+
+
+def test_rank_is_that_of_the_world_else_that_of_mpiexec_else_the_first(
+    config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [contexts.rank()]
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
+    ranks.append(contexts.rank())
+    contexts.install(context_of(config))
+    ranks.append(contexts.rank())
+
+    assert ranks == [0, 5, 2]
+
+
+def test_first_error_of_a_training_is_the_one_that_counts() -> None:
+    first = ValueError("first")
+    assert contexts.failure() is None
+
+    contexts.fail(first)
+    contexts.fail(OSError("later"))
+
+    assert contexts.failure() is first
+
+
+def test_steps_of_the_newest_training_are_planned() -> None:
+    planned = [contexts.planned_steps()]
+
+    for steps in (6, 12):
+        contexts.plan(steps)
+        planned.append(contexts.planned_steps())
+
+    assert planned == [0, 6, 12]
+
+
+def test_steps_that_any_launch_has_rejected_are_unsound(config: WorkerConfig) -> None:
+    history = FailureHistory(rejected=(10, 20))
+    context = context_of(dataclasses.replace(config, history=history))
+
+    context.rejected.add(30)
+
+    assert context.unsound == {10, 20, 30}
+
+
+def test_quiet_users_hear_what_goes_wrong_but_no_progress(config: WorkerConfig) -> None:
+    told: list[dict[str, object]] = []
+    context = context_of(config, told)
+
+    context.notify("the disk is full")
+    context.inform("the page was written")
+
+    assert told == [
+        {"kind": "notice", "text": "the disk is full"},
+        {"kind": "notice", "text": "the page was written", "is_progress": True},
+    ]
+
+
+def test_saves_of_each_worker_are_counted_from_one(config: WorkerConfig) -> None:
+    one, other = context_of(config), context_of(config)
+
+    assert [next(one.saves), next(one.saves), next(other.saves)] == [1, 2, 1]
+
+
+def test_worker_signs_what_it_records(config: WorkerConfig, journal: Journal) -> None:
+    journal.record("warning")
+
+    (record,) = read_journal(config.run_dir / "journal.jsonl")
+    assert (record["run_id"], record["source"]) == ("run", "worker 3")
+
+
+def test_fault_stands_in_the_journal_before_it_strikes(
+    config: WorkerConfig, journal: Journal
+) -> None:
+    faults = ("raise worker=3 step=7 site=vote attempt=2", "kill worker=4 step=7 site=vote")
+    options = dataclasses.replace(config.options, faults=faults)
+    injector = injector_of(dataclasses.replace(config, options=options), journal)
+    injector.visit(7, Site.VOTE)
+
+    with pytest.raises(InjectedFault):
+        injector.visit(7, Site.VOTE)
+
+    (record,) = read_journal(config.run_dir / "journal.jsonl")
+    named = {name: record[name] for name in ("event", "worker", "step", "site", "attempt", "kind")}
+    assert named == {
+        "event": "fault", "worker": 3, "step": 7, "site": "vote", "attempt": 2, "kind": "raise",
+    }  # fmt: skip
