@@ -213,3 +213,39 @@ def test_differences_are_named_with_both_values() -> None:
         "--shrink yes, not no",
         "--preload tensorflow,keras, not left out",
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"snapshot_copies": 3}, "--snapshot-copies must be 1 or 2, got 3"),
+        ({"snapshot_copies": 0}, "--snapshot-copies must be 1 or 2, got 0"),
+        ({"scale_rate": "cubic"}, "--scale-lr must be linear or sqrt, got 'cubic'"),
+        ({"scale_batch": 0}, "--scale-batch must be at least 1, got 0"),
+        ({"grace_s": 0.0}, "--grace must be a positive number of seconds, got 0.0"),
+        ({"deadline_s": -1.0}, "--deadline must be a positive number of seconds, got -1.0"),
+        ({"stall_timeout_s": -1.0}, "--stall-timeout must be a number of seconds, or 0 or never"),
+        ({"wait_lease_s": -1.0}, "--wait-lease must be a number of seconds, or 0 or never"),
+        ({"initial_step": -1}, "--step must be at least 0, got -1"),
+    ],
+)
+def test_bound_of_an_option_is_kept(
+    options: JobOptions, change: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{complaint}"):
+        dataclasses.replace(options, **change)
+
+
+def test_values_at_the_bounds_are_taken(options: JobOptions) -> None:
+    for change in (
+        {"snapshot_copies": 1, "scale_rate": "sqrt", "initial_step": 0, "verify_every": 0},
+        {"snapshot_copies": 2, "scale_rate": "linear", "stall_timeout_s": 0.0, "seed": 0},
+        {"spares": 0, "max_restarts": 0, "scrub_every_s": 0.0, "wait_lease_s": 0.0},
+    ):
+        dataclasses.replace(options, **change)  # type: ignore[arg-type]
+
+
+def test_modules_that_the_user_has_named_are_those_beside_the_default(options: JobOptions) -> None:
+    assert options.named_modules == ()
+    named = dataclasses.replace(options, preload=("keras", "sklearn", "torch"))
+    assert named.named_modules == ("sklearn", "torch")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.options.rate_scale import RULES, RateScale, RateScaling
+from holdfast.runtime.options.rate_scale import RULES, RateScale, RateScaling, scale_of
 
 
 def _scale(rule: str, factor: int, steps_per_epoch: int, epochs: int) -> RateScale:
@@ -53,3 +53,12 @@ def test_scale_says_what_it_does() -> None:
 @pytest.mark.parametrize(("rule", "factor"), [(None, 8), ("linear", 1)])
 def test_nothing_is_scaled_without_a_rule_or_a_larger_batch(rule: str | None, factor: int) -> None:
     assert RateScaling.of(rule, factor) is None
+
+
+def test_short_training_warms_up_until_its_end() -> None:
+    scale = scale_of(RateScaling("linear", 4), steps_per_epoch=10, epochs=2)
+
+    assert scale is not None
+    assert scale.at(19) < 4.0
+    assert scale.at(20) == pytest.approx(4.0)
+    assert scale_of(None, steps_per_epoch=10, epochs=2) is None

@@ -1,3 +1,5 @@
+"""What a run fixes for good, and what another job of it may still wish."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -6,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.run_terms import open_or_create_record
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.options.run_terms import open_or_create_record, script_sha256
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 
 @pytest.fixture
@@ -70,3 +73,74 @@ def test_record_has_the_digest_of_the_script_that_begins_the_run(
     record, _ = open_or_create_record(directory, options, None)
 
     assert record.script_sha256 == hashlib.sha256(b"one()").hexdigest()
+
+
+def _began(options: JobOptions) -> RunRecord:
+    return open_or_create_record(RunDirectory(options.run_dir), options, None)[0]
+
+
+def test_new_run_has_the_terms_that_were_asked_for(options: JobOptions) -> None:
+    asked = dataclasses.replace(options, workers=3, microbatches=6, seed=7, threads=2)
+
+    record = _began(asked)
+
+    assert (record.microbatches, record.seed, record.threads) == (6, 7, 2)
+    assert record.numerics["threads"] == 2
+    assert record.key_id is None
+
+
+def test_script_that_cannot_be_read_has_no_digest(tmp_path: Path) -> None:
+    assert script_sha256(tmp_path / "gone.py") is None
+    assert script_sha256(tmp_path) is None
+
+
+@pytest.mark.parametrize(("name", "flag"), [("microbatches", "--microbatches"), ("seed", "--seed")])
+def test_term_that_fixes_the_bytes_cannot_be_another_one(
+    options: JobOptions, name: str, flag: str
+) -> None:
+    _began(dataclasses.replace(options, microbatches=4, seed=4))
+
+    with pytest.raises(UsageError, match=f"was begun with {name} 4, not 5; .*{flag}.*--fresh"):
+        _began(dataclasses.replace(options, **{name: 5}))  # type: ignore[arg-type]
+
+    _began(dataclasses.replace(options, **{name: 4}))  # type: ignore[arg-type]
+
+
+def test_threads_are_those_of_the_job_and_stay_those_of_the_run_if_none_are_given(
+    options: JobOptions,
+) -> None:
+    began = _began(dataclasses.replace(options, threads=2))
+
+    assert _began(options).threads == 2
+    assert _began(dataclasses.replace(options, threads=5)) == dataclasses.replace(began, threads=5)
+    assert _began(options).threads == 2
+
+
+def test_strict_job_is_refused_if_it_would_compute_in_another_way(options: JobOptions) -> None:
+    _began(dataclasses.replace(options, threads=2))
+    strict = dataclasses.replace(options, strict=True)
+
+    assert _began(strict).threads == 2
+    with pytest.raises(UsageError, match=r"threads is 1, but the run began with 2.*--strict"):
+        _began(dataclasses.replace(strict, threads=1))
+
+
+def test_strict_job_is_refused_if_nobody_knows_how_the_run_began(options: JobOptions) -> None:
+    record = dataclasses.replace(_began(options), numerics={"threads": 1})
+    directory = RunDirectory(options.run_dir)
+    directory.record_path.write_bytes(record.encode())
+
+    assert _began(options).numerics == {"threads": 1}
+    with pytest.raises(UsageError, match=r"the numerics of the run in .* have changed: .* missing"):
+        _began(dataclasses.replace(options, strict=True))
+
+
+def test_run_keeps_the_key_that_it_was_begun_with(options: JobOptions) -> None:
+    directory = RunDirectory(options.run_dir)
+    key = KeyFile("/keys/1", "00112233aabbccdd")
+    record, _ = open_or_create_record(directory, options, key)
+
+    assert record.key_id == key.key_id
+    assert open_or_create_record(directory, options, key) == (record, True)
+    with pytest.raises(UsageError, match="was begun with key 00112233aabbccdd; give it with"):
+        open_or_create_record(directory, options, None)

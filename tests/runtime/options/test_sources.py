@@ -10,13 +10,16 @@ import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.option import IMPORT
+from holdfast.runtime.options.option import IMPORT, RUN
 from holdfast.runtime.options.sources import (
     Sources,
     build_options,
+    check_script,
     default_run_dir,
+    keys_of,
     mistyped_variables,
     read_config_file,
+    refuse_unknown,
 )
 
 if sys.version_info >= (3, 11):
@@ -191,3 +194,81 @@ def test_variable_that_is_nearly_an_option_is_named_with_it() -> None:
         "warning: HOLDFAST_WORKER is no option of holdfast and is ignored; "
         "did you mean HOLDFAST_WORKERS?"
     ]
+
+
+def test_number_of_the_batch_system_comes_after_all_wishes_and_before_the_default() -> None:
+    tasks = {"workers": ("SLURM_NTASKS of Slurm job 7", 6)}
+
+    def workers(table: dict[str, Any], environ: dict[str, str]) -> tuple[int, str]:
+        sources = Sources({}, environ, table, Path("/here"), allocation=tasks)
+        built = build_options(Path("train.py"), (), sources)
+        return built.options.workers, built.origins["workers"]
+
+    assert workers({}, {}) == (6, "SLURM_NTASKS of Slurm job 7")
+    assert workers({"workers": 4}, {}) == (4, "holdfast.toml")
+    assert workers({}, {"HOLDFAST_WORKERS": "3"}) == (3, "HOLDFAST_WORKERS")
+
+
+def test_number_of_the_batch_system_that_makes_no_sense_is_refused_with_its_place() -> None:
+    tasks = {"workers": ("NSLOTS of SGE job 7", 0)}
+
+    with pytest.raises(UsageError, match=r"^NSLOTS of SGE job 7 must be at least 1, got 0$"):
+        build_options(Path("t.py"), (), Sources({}, {}, {}, Path("/"), allocation=tasks))
+
+
+def test_script_that_is_no_readable_file_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    with pytest.raises(UsageError, match=r"train\.py does not exist; give the path of a Python"):
+        check_script(script)
+
+    script.mkdir()
+    with pytest.raises(UsageError, match=r"train\.py is not a readable file; give the path"):
+        check_script(script)
+
+    script.rmdir()
+    script.touch()
+    check_script(script)
+
+
+def test_unknown_options_are_named_as_they_are_typed_with_those_that_are_known() -> None:
+    refuse_unknown("holdfast.toml", "run", {"run_dir": "x"}, ["run_dir", "seed"])
+
+    with pytest.raises(UsageError) as refusal:
+        refuse_unknown("holdfast.toml", "run", {"b_b": 1, "seed": 1, "a_a": 2}, ["run_dir", "seed"])
+
+    assert str(refusal.value) == (
+        "holdfast.toml sets unknown options under [run]: a-a, b-b; known are run-dir, seed"
+    )
+
+
+def test_table_of_a_command_may_hold_the_options_that_have_a_flag_there() -> None:
+    run, its_import = keys_of(RUN), keys_of(IMPORT)
+
+    assert run == sorted(run)
+    assert {"save_every", "inject"} <= set(run) - set(its_import)
+    assert "step" in set(its_import) - set(run)
+    assert not {"script", "argv", "trains"} & {*run, *its_import}
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_told"),
+    [
+        ("HOLDFAST_SAVE_EVRY", True),
+        ("HOLDFAST_SEEDS", True),
+        ("HOLDFAST_SEED", False),
+        ("HOLDFAST_LIBRARY_OF_MINE", False),
+        ("SEEDS", False),
+    ],
+)
+def test_only_a_name_of_ours_with_a_slip_is_told(variable: str, *, is_told: bool) -> None:
+    assert bool(list(mistyped_variables({variable: "1"}))) == is_told
+
+
+def test_config_file_that_nobody_may_read_as_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_bytes(b'[run]\nsave-every = "\xff"\n')
+
+    with pytest.raises(UsageError, match=r"cannot be read: .*; correct it or move it away"):
+        read_config_file(path)
+    with pytest.raises(UsageError, match=r"cannot be read: .*; correct it or move it away"):
+        read_config_file(tmp_path)
