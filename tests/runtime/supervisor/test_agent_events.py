@@ -9,6 +9,9 @@ import pytest
 from holdfast.recovery.event import (
     CheckpointCommitted,
     Event,
+    ExitCode,
+    LaunchEnded,
+    LaunchRenewing,
     WorkerCompleted,
     WorkerExited,
     WorkerFailed,
@@ -78,3 +81,30 @@ def test_only_what_a_relaunch_may_mend_is_a_death(error: str, *, is_death: bool)
 )
 def test_message_that_changes_nothing_is_no_event(message: dict[str, Any]) -> None:
     assert event_of(message) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [
+        ({"kind": "renewing", "worker": 3}, LaunchRenewing(WORKER)),
+        ({"kind": "launch_ended", "words": ""}, LaunchEnded()),
+        (
+            {"kind": "launch_ended", "words": "no slots"},
+            LaunchEnded("mpiexec started no worker: no slots"),
+        ),
+    ],
+    ids=["renewing", "ended", "never begun"],
+)
+def test_word_on_the_whole_launch_becomes_an_event(message: dict[str, Any], event: Event) -> None:
+    assert event_of(message) == event
+
+
+@pytest.mark.parametrize(("fields", "is_in_training"), [({}, False), ({"is_in_training": 1}, True)])
+def test_error_says_whether_it_has_ended_a_training(
+    fields: dict[str, Any], *, is_in_training: bool
+) -> None:
+    event = event_of(report(**ERROR, type="ValueError", **fields))
+
+    assert isinstance(event, WorkerFailed)
+    assert event.is_in_training is is_in_training
+    assert event.exit_code is ExitCode.PROGRAM_FAILED

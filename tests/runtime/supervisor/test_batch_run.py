@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.runtime.batch.allocation import Allocation, Scheduler
-from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.batch.finding import CHAIN
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor import batch_run
@@ -54,3 +56,81 @@ def test_job_that_a_person_starts_is_what_was_asked_for(
     codes = [batch_run.run_batch_job(options, allocation) for _ in range(3)]
 
     assert (codes, started) == ([ExitCode.DONE] * 3, fresh)
+
+
+IN_BATCH = replace(BY_HAND, chain="slurm 7", is_batch=True)
+
+
+class Runs:
+    """Stands in for the job: ends with a code or an error, and notes what it was asked for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, end: ExitCode | Exception) -> None:
+        self.end, self.asked, self.said = end, list[JobOptions](), list[str]()
+        self.hits_limit = False
+        patch.setattr(batch_run, "run_job", self._run)
+        patch.setattr(batch_run, "say", self.said.append)
+
+    def _run(self, asked: JobOptions, batch: BatchJob, link: ChainLink) -> ExitCode:
+        self.asked.append(asked)
+        if isinstance(self.end, Exception):
+            raise self.end
+        if self.hits_limit:
+            batch.repeats(signal.SIGUSR1, is_stopping=False, now=0.0)
+        batch.incarnation = link.begin(RUN)
+        return self.end
+
+
+def test_job_of_a_complete_run_has_nothing_to_do_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions
+) -> None:
+    runs = Runs(monkeypatch, ExitCode.DONE)
+
+    codes = [batch_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
+
+    assert codes == [ExitCode.DONE] * 2
+    assert len(runs.asked) == 1
+    assert runs.said == [f"the run in {options.run_dir} is complete: Slurm job 7 has nothing to do"]
+
+
+def test_job_after_one_that_stopped_early_goes_on_with_its_run(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions
+) -> None:
+    runs = Runs(monkeypatch, ExitCode.STOPPED_EARLY)
+
+    codes = [batch_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
+
+    assert codes == [ExitCode.STOPPED_EARLY] * 2
+    assert [asked.fresh for asked in runs.asked] == [True, False]
+    assert runs.said == [
+        "--fresh began this run with the first incarnation; this one goes on with it"
+    ]
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_link_leaves_a_run_alone_that_another_link_still_has(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions, *, is_chain: bool
+) -> None:
+    """Of a single job it is an error that its user must see."""
+    runs = Runs(monkeypatch, RunDirectoryBusy("pid 3 has it"))
+    if is_chain:
+        monkeypatch.setenv(CHAIN, "mine")
+    else:
+        monkeypatch.delenv(CHAIN, raising=False)
+
+    if is_chain:
+        assert batch_run.run_batch_job(options, IN_BATCH) == ExitCode.RUN_DIRECTORY_BUSY
+        assert runs.said == ["pid 3 has it; Slurm job 7 leaves it alone"]
+    else:
+        with pytest.raises(RunDirectoryBusy, match="pid 3 has it"):
+            batch_run.run_batch_job(options, IN_BATCH)
+
+
+@pytest.mark.parametrize(("hits_limit", "code"), [(True, 99), (False, ExitCode.STOPPED_EARLY)])
+def test_job_that_its_limit_stops_gets_the_exit_code_of_its_batch_system(
+    monkeypatch: pytest.MonkeyPatch, options: JobOptions, code: int, *, hits_limit: bool
+) -> None:
+    runs = Runs(monkeypatch, ExitCode.STOPPED_EARLY)
+    runs.hits_limit = hits_limit
+    job = Allocation(Scheduler.SGE, "5", chain="sge 5", requeue_code=99)
+
+    assert batch_run.run_batch_job(options, job) == code

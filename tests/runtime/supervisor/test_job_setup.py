@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from configs import worker_config
+from supervised import setup_in
 
+from holdfast.recovery.event import Launch
+from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.supervisor.job_setup import check_files, job_environment
+from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.job_setup import (
+    JobSetup,
+    check_files,
+    job_environment,
+    open_journal,
+    setup_of_takeover,
+)
+from holdfast.runtime.supervisor.takeover import Takeover
 
 
 @pytest.fixture
@@ -17,6 +34,21 @@ def options(tmp_path: Path) -> JobOptions:
     script = tmp_path / "train.py"
     script.write_text("")
     return JobOptions(script, tmp_path / "run")
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Iterator[JobSetup]:
+    made = setup_in(tmp_path)
+    yield made
+    made.journal.close()
+    made.lease.release()
+
+
+def taken(prepared: JobSetup, config: WorkerConfig) -> Takeover:
+    """Return a job in the setup's run directory as its agent tells it."""
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Takeover))
+    told = {"agent": SimpleNamespace(pid=4711), "environment": {"A": "1"}, "cwd": Path("/work")}
+    return Takeover(**{**fields, **told, "config": config, "lease": prepared.lease})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -75,3 +107,124 @@ def test_environment_of_a_job_is_that_outside_of_any_mpi_job(
     assert not enclosing.keys() & environment.keys()
     assert settings.items() <= environment.items()
     assert environment["OMP_NUM_THREADS"] == "2"
+
+
+def test_thread_pools_of_all_libraries_have_the_threads_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    monkeypatch.setenv("MKL_NUM_THREADS", "64")
+
+    environment = job_environment(threads=3)
+
+    assert {environment[name] for name in pools} == {"3"}
+
+
+def test_environment_makes_runs_alike_unless_the_user_wants_it_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTHONHASHSEED", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    plain = job_environment(threads=1)
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+
+    assert (plain["PYTHONHASHSEED"], plain["TF_CPP_MIN_LOG_LEVEL"]) == ("0", "2")
+    assert job_environment(threads=1)["PYTHONHASHSEED"] == "7"
+
+
+def test_environment_brings_this_python_and_no_plugins_of_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HDF5_PLUGIN_PATH", "/tmp/of-anybody")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    environment = job_environment(threads=1)
+
+    assert "HDF5_PLUGIN_PATH" not in environment
+    assert environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"is_resumed": False, "saved_step": 3}, ""),
+        ({"is_resumed": True, "saved_step": None}, "from the beginning"),
+        ({"is_resumed": True, "saved_step": 40}, "from step 40"),
+    ],
+)
+def test_starting_point_is_that_of_the_newest_checkpoint(
+    prepared: JobSetup, fields: dict[str, Any], words: str
+) -> None:
+    begun = dataclasses.replace(prepared, **fields)
+    mirrored = dataclasses.replace(begun.options, repair_from=Path("/copy"))
+
+    assert begun.starting_point == words
+    assert dataclasses.replace(begun, options=mirrored).starting_point == ""
+
+
+def test_workers_are_told_the_terms_of_the_run_and_those_of_the_launch(prepared: JobSetup) -> None:
+    record = dataclasses.replace(prepared.record, microbatches=6, seed=9, threads=2)
+    workers = (WorkerId(5), WorkerId(6), WorkerId(7))
+
+    config = dataclasses.replace(prepared, record=record).worker_config(
+        Launch(3, workers, 1, "again")
+    )
+
+    assert (config.worker, config.workers, config.generation) == (5, workers, 3)
+    assert (config.microbatches, config.seed, config.threads) == (6, 9, 2)
+    assert (config.run_id, config.options) == ("r", prepared.options)
+
+
+def test_history_that_workers_are_told_grows_with_the_journal(prepared: JobSetup) -> None:
+    launch = Launch(1, (WorkerId(0),), 0, "")
+    assert prepared.worker_config(launch).history.rejected == ()
+
+    prepared.journal.record("rejected", step=7)
+
+    assert prepared.worker_config(launch).history.rejected == (7,)
+
+
+def test_job_that_is_taken_over_keeps_its_own_terms(prepared: JobSetup) -> None:
+    config = worker_config(workers=(3, 4), run_dir=prepared.options.run_dir, generation=5)
+    asked = dataclasses.replace(config.options, workers=8, max_restarts=9)
+    found = taken(prepared, config)
+
+    made = setup_of_takeover(found, asked)
+    made.journal.close()
+
+    assert (made.options, made.first_generation, made.is_resumed) == (config.options, 5, True)
+    assert (made.environment, made.cwd, made.lease) == ({"A": "1"}, Path("/work"), prepared.lease)
+    assert made.warning == (
+        "the job keeps the options that it was started with: --workers 2, not 8; "
+        "--max-restarts 3, not 9"
+    )
+    for asked_for in (None, config.options):
+        again = setup_of_takeover(found, asked_for)
+        again.journal.close()
+        assert again.warning is None
+
+
+def test_job_whose_run_has_lost_its_record_is_not_taken_over(prepared: JobSetup) -> None:
+    config = worker_config(run_dir=prepared.options.run_dir)
+    (prepared.options.run_dir / "RUN.json").unlink()
+
+    with pytest.raises(UsageError, match=r"has lost its RUN\.json .*; stop the job \(pid 4711\)"):
+        setup_of_takeover(taken(prepared, config), None)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.mkdir(), "cannot be written: Is a directory; make it writable"),
+        (lambda path: path.symlink_to("/dev/null"), "is a symbolic link"),
+    ],
+    ids=["directory", "link"],
+)
+def test_journal_that_cannot_be_written_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], None], words: str
+) -> None:
+    directory = RunDirectory(tmp_path)
+    spoil(directory.journal_path)
+
+    with pytest.raises(UsageError, match=words):
+        open_journal(directory, "r")

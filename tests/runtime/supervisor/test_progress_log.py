@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
+import termios
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.runtime.progress.live_line import Part
 from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.progress_log import ProgressLog
+from holdfast.runtime.supervisor.screen import Screen
 
 REPORT = StepReport(
     now=1.0, step=7, steps=60, epoch=1, epochs=6, step_of_epoch=7, steps_per_epoch=10,
@@ -141,3 +149,109 @@ def test_script_after_its_training_is_told_apart(phase: str | None, *, is_after:
 
     assert log.is_after_training == is_after
     assert ("script after training" in terminal.live[-1]) == (phase == "concluding")
+
+
+@pytest.fixture
+def streams() -> Iterator[list[int]]:
+    """Give stdout and stderr of this process back at the end."""
+    kept = [os.dup(number) for number in (1, 2)]
+    yield kept
+    for number, descriptor in enumerate(kept, start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _screen_on(out: Path, err: Path) -> Screen:
+    for number, path in ((1, out), (2, err)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return Screen(may_draw=True)
+
+
+def test_lines_of_training_go_to_stdout_and_those_about_the_job_to_stderr(
+    streams: list[int], tmp_path: Path
+) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    screen = _screen_on(out, err)
+
+    screen.say(b"holdfast: starting\n")
+    screen.print("Epoch 1/2 \udcff")
+    screen.close()
+
+    assert out.read_text() == "Epoch 1/2 ?\n"
+    assert err.read_text() == "holdfast: starting\n"
+    assert screen.dropped == 0
+
+
+def test_lines_for_one_file_keep_their_order(streams: list[int], tmp_path: Path) -> None:
+    screen = _screen_on(tmp_path / "both", tmp_path / "both")
+
+    for number in range(50):
+        screen.print(f"epoch {number}")
+        screen.say(b"holdfast: %d\n" % number)
+    screen.close()
+
+    lines = (tmp_path / "both").read_text().splitlines()
+    assert lines == [f"{who}{n}" for n in range(50) for who in ("epoch ", "holdfast: ")]
+
+
+def test_lines_that_a_full_disk_does_not_take_are_counted_for_both_streams(
+    streams: list[int],
+) -> None:
+    screen = _screen_on(Path("/dev/full"), Path("/dev/null"))
+
+    screen.print("lost")
+    screen.say(b"taken\n")
+    screen.close()
+
+    assert screen.dropped == 1
+
+
+def test_file_is_no_place_for_a_live_line(streams: list[int], tmp_path: Path) -> None:
+    screen = _screen_on(tmp_path / "out", tmp_path / "err")
+
+    assert (screen.can_draw, screen.columns) == (False, 79)
+    screen.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "can_draw"),
+    [
+        ("xterm", {"wanted", "ours"}, True),
+        ("dumb", {"wanted", "ours"}, False),
+        ("xterm", {"ours"}, False),
+        ("xterm", {"wanted"}, False),
+    ],
+    ids=["terminal", "dumb terminal", "nobody wants one", "in the background"],
+)
+def test_live_line_needs_a_terminal_that_is_ours(
+    streams: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    facts: set[str],
+    *,
+    can_draw: bool,
+) -> None:
+    controller, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setattr(os, "tcgetpgrp", lambda fd: os.getpgrp() + ("ours" not in facts))
+    os.dup2(terminal, 2)
+
+    screen = Screen(may_draw="wanted" in facts)
+
+    assert (screen.can_draw, screen.columns) == (can_draw, 99)
+    screen.close()
+    os.close(terminal)
+    os.close(controller)
+
+
+def test_line_beside_a_job_is_one_line_whatever_it_holds(
+    streams: list[int], tmp_path: Path
+) -> None:
+    _screen_on(tmp_path / "out", tmp_path / "err").close()
+
+    say("the disk\n  is slow \udcff")
+
+    assert (tmp_path / "err").read_text() == "holdfast: the disk is slow ?\n"

@@ -1,0 +1,252 @@
+"""How a job comes to its run directory, what it says there, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from supervised import WARM, Agent, completed, joined, setup_in
+
+from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.journal import Journal, read_journal
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor import job_run, supervisor
+from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
+from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover
+from holdfast.runtime.system.held_process import HeldProcess
+
+FREE = "the setup of a job that may begin"
+ORPHAN = cast(Takeover, "a job without its supervisor")
+NOBODY = None
+
+Answer = str | Takeover | Exception | None
+
+
+class Directory:
+    """A run directory that answers as a test wants, on a clock of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now, self.sleeps, self.said = 50.0, list[float](), list[str]()
+        self.setups: list[Answer] = []
+        self.takeovers: list[Answer] = []
+        patch.setattr(job_run, "prepare_job", lambda options: _given(self.setups))
+        patch.setattr(job_run, "find_takeover", lambda *_, **__: _given(self.takeovers))
+        patch.setattr(job_run, "say", self.said.append)
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
+        patch.setattr(job_run, "time", clock)
+
+    def prepare(self, wait_lease_s: float = 0.0) -> object:
+        options = JobOptions(Path("train.py"), Path("/run"), wait_lease_s=wait_lease_s)
+        return job_run._prepare(options)
+
+    def _sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+
+def _given(answers: list[Answer]) -> Answer:
+    answer = answers.pop(0)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> Directory:
+    return Directory(monkeypatch)
+
+
+def test_free_directory_is_taken_at_once(directory: Directory) -> None:
+    directory.setups = [FREE]
+
+    assert directory.prepare(wait_lease_s=60.0) == FREE
+    assert (directory.sleeps, directory.said) == ([], [])
+
+
+def test_job_without_its_supervisor_is_taken_over_in_place_of_a_new_one(
+    directory: Directory,
+) -> None:
+    directory.setups = [RunDirectoryBusy("pid 3 has it")]
+    directory.takeovers = [ORPHAN]
+
+    assert directory.prepare() == ORPHAN
+
+
+@pytest.mark.parametrize(
+    ("takeover", "words"),
+    [(NOBODY, "pid 3 has it"), (RunDirectoryBusy("pid 4 supervises it"), "pid 4 supervises it")],
+    ids=["nobody knows more", "its agent knows more"],
+)
+def test_busy_directory_is_refused_in_the_words_of_who_knows_most(
+    directory: Directory, takeover: Answer, words: str
+) -> None:
+    directory.setups = [RunDirectoryBusy("pid 3 has it")]
+    directory.takeovers = [takeover]
+
+    with pytest.raises(RunDirectoryBusy, match=f"^{words}$"):
+        directory.prepare()
+
+    assert directory.sleeps == []
+
+
+def test_busy_directory_is_waited_for_and_that_is_said_once(directory: Directory) -> None:
+    directory.setups = [*[RunDirectoryBusy("pid 3 has it")] * 3, FREE]
+    directory.takeovers = [NOBODY] * 3
+
+    assert directory.prepare(wait_lease_s=60.0) == FREE
+
+    assert directory.sleeps == [1.0] * 3
+    assert directory.said == ["waiting for 60 s at most: pid 3 has it"]
+
+
+def test_wait_for_a_busy_directory_ends(directory: Directory) -> None:
+    directory.setups = [RunDirectoryBusy("pid 3 has it")] * 9
+    directory.takeovers = [NOBODY] * 9
+
+    with pytest.raises(RunDirectoryBusy, match="pid 3 has it"):
+        directory.prepare(wait_lease_s=5.0)
+
+    assert directory.sleeps == [1.0] * 5
+
+
+def test_directory_of_an_agent_that_was_ended_is_taken_without_a_wait(
+    directory: Directory,
+) -> None:
+    directory.setups = [RunDirectoryBusy("pid 3 has it"), FREE]
+    directory.takeovers = [StoppedAgentEnded("ended the job in /run")]
+
+    assert directory.prepare() == FREE
+    assert directory.said == ["ended the job in /run; going on from its newest checkpoint"]
+
+
+def test_attach_refuses_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no run: it has no RUN.json"):
+        job_run.attach(tmp_path)
+
+
+def test_attach_to_a_run_that_has_completed_nothing_names_the_command_that_begins_it(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(RunDirectory(tmp_path).journal_path, run_id="r", source="test")
+    journal.record("launch")
+    journal.close()
+
+    with pytest.raises(UsageError, match=r"no job lives in .*; start or resume it with `holdfast"):
+        job_run.attach(tmp_path)
+
+
+def test_attach_that_had_to_end_the_job_names_the_command_that_goes_on(
+    directory: Directory, tmp_path: Path
+) -> None:
+    (tmp_path / "RUN.json").touch()
+    directory.takeovers = [StoppedAgentEnded("ended the job in /run")]
+
+    with pytest.raises(UsageError, match=r"^ended the job in /run; go on from .* `holdfast run`$"):
+        job_run.attach(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "is_used"), [(3 << 24, True), ((3 << 24) - 1, False)], ids=["enough", "too few"]
+)
+def test_memory_is_used_only_if_it_has_room_for_all_workers_and_spares(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int, *, is_used: bool
+) -> None:
+    """Workers that find no room there wait for each other for ever."""
+    options = JobOptions(Path("train.py"), tmp_path, workers=2, spares=1)
+    monkeypatch.setattr(job_run, "_MEMORY", str(tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free_bytes))
+
+    assert job_run._memory_directory(options) == (str(tmp_path) if is_used else None)
+
+
+def test_system_without_such_a_memory_uses_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(job_run, "_MEMORY", str(tmp_path / "gone"))
+
+    assert job_run._memory_directory(JobOptions(Path("train.py"), tmp_path)) is None
+
+
+class Started:
+    """A job of one launch; the agent and all that is not of this process are stand-ins."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.setup = setup_in(folder)
+        self.agent = Agent(WARM, *joined(0, 1), *completed(0, 1))
+        self.bases: list[Path] = []
+        self.dead: tuple[Path, ...] = ()
+        patch.setattr(job_run, "_prepare", lambda options: self.setup)
+        patch.setattr(job_run, "block", lambda: None)
+        patch.setattr(job_run, "_memory_directory", lambda options: str(folder))
+        patch.setattr(job_run, "remove_dead_directories", lambda *places: self.dead)
+        patch.setattr(supervisor, "start_agent", self._start)
+
+    def _start(self, terms: AgentTerms, environment: dict[str, str]) -> AgentProcess:
+        self.bases.append(terms.directory)
+        return AgentProcess(self.agent.ours, cast(HeldProcess, self.agent.process), 10.0)
+
+    def close(self) -> None:
+        self.agent.close()
+        self.setup.lease.release()
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    made = Started(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def test_job_that_is_done_says_so_and_leaves_no_directory_in_memory(
+    started: Started, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started.dead = (Path("/dev/shm/holdfast-1-aaaaaaaa"),)
+
+    assert job_run.run_job(started.setup.options) == ExitCode.DONE
+
+    (base,) = started.bases
+    assert base.parent == started.setup.options.run_dir.parent
+    assert not base.exists()
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("holdfast: removed /dev/shm/holdfast-1-aaaaaaaa, which a job that")
+    assert said[1].startswith("holdfast: starting train.py on 2 workers")
+    assert said[-1] == "holdfast: completed step 9, state sha256 cafe"
+
+
+def test_lease_names_the_agent_for_whoever_takes_the_job_over(started: Started) -> None:
+    run_dir = RunDirectory(started.setup.options.run_dir)
+
+    job_run.run_job(started.setup.options)
+
+    assert run_dir.agent_socket() == started.bases[0] / "agent.sock"
+
+
+def test_link_of_a_chain_begins_before_anything_is_started(started: Started) -> None:
+    class Link:
+        def begin(self, run_id: str) -> str:
+            assert started.bases == []
+            return f"incarnation 3 of {run_id}"
+
+    job_run.run_job(started.setup.options, link=cast(Any, Link()))
+
+    records = read_journal(RunDirectory(started.setup.options.run_dir).journal_path)
+    (told,) = [record for record in records if record["event"] == "incarnation"]
+    assert told["text"] == "incarnation 3 of r"
+
+
+def test_job_is_taken_over_with_its_own_batch_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process may be outside of it, so its own environment tells nothing."""
+    gone_on: list[object] = []
+    orphan = Takeover(**dict.fromkeys(Takeover.__dataclass_fields__))  # type: ignore[arg-type]
+    monkeypatch.setattr(job_run, "_prepare", lambda options: orphan)
+    monkeypatch.setattr(job_run, "batch_of", lambda takeover: ("batch of", takeover))
+    monkeypatch.setattr(job_run, "_go_on", lambda *words: gone_on.extend(words))
+    options = JobOptions(Path("train.py"), Path("/run"))
+
+    job_run.run_job(options)
+
+    assert gone_on == [orphan, options, ("batch of", orphan), None]

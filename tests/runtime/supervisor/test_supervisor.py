@@ -1,0 +1,295 @@
+"""The supervisor between its machine and an agent whose words are written beforehand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervised import COLD, ENDED, WARM, Agent, Job, completed, exited, joined, report
+
+from holdfast.recovery.event import ExitCode, Launch
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.batch.allocation import Allocation, Scheduler
+from holdfast.runtime.supervisor import supervisor as module
+from holdfast.runtime.supervisor.batch_job import BatchJob
+from holdfast.runtime.supervisor.job_log import Narration
+from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.system.channel import FDS, Message
+
+TERM, USR2, HUP = signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP
+Make = Callable[..., Job]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    jobs: list[Job] = []
+
+    def made(*agents: Agent, **options: Any) -> Job:
+        jobs.append(Job(tmp_path, list(agents), **options))
+        monkeypatch.setattr(module, "start_agent", jobs[-1].start_agent)
+        return jobs[-1]
+
+    yield made
+    for job in jobs:
+        job.close()
+        for agent in job.agents:
+            agent.close()
+
+
+def test_job_that_completes_has_launched_once_and_leaves_nothing(make: Make) -> None:
+    agent = Agent(WARM, *joined(0, 1), *completed(0, 1))
+    job = make(agent, faults=("kill worker=7 step=3",))
+
+    assert job.supervisor.run() == ExitCode.DONE
+    job.close()
+
+    assert agent.kinds == ["launch", "shutdown"]
+    launch = agent.told[0]
+    assert launch["config"]["workers"] == [0, 1]
+    assert launch["mpi"] == {"mpiexec": "/opt/mpiexec", "library": "Open MPI", "ulfm": True}
+    assert (launch["relaunch"], launch["spent"]) == (0, 0)
+    assert b"completed step 9, state sha256 cafe" in job.said
+    assert b"--inject 'kill worker=7 step=3 site=compute attempt=1' never struck" in job.said
+    assert not job.base.exists()
+
+
+def test_agent_and_workers_are_started_on_the_terms_of_the_job(make: Make) -> None:
+    agent = Agent()
+    job = make(agent, heartbeat_timeout_s=3.0, spares=1)
+
+    job.begin()
+
+    (terms,) = job.terms
+    assert (terms.directory, terms.cwd, terms.preload) == (job.base, Path("/work"), ("numpy",))
+    assert (terms.heartbeat_timeout_s, terms.lease) == (3.0, job.setup.lease.fileno())
+    assert job.base.stat().st_mode & 0o777 == 0o700
+    assert agent.told[0]["config"]["workers"] == [0, 1, 2]
+
+
+def test_lost_launch_is_followed_by_one_of_new_workers(make: Make) -> None:
+    agent = Agent(WARM, *joined(0, 1), exited(0), exited(1), ENDED, *joined(2, 3), *completed(2, 3))
+    job = make(agent)
+
+    assert job.supervisor.run() == ExitCode.DONE
+
+    again = agent.told[1]
+    assert (again["config"]["workers"], again["config"]["generation"]) == ([2, 3], 3)
+    assert (again["relaunch"], again["spent"]) == (1, 2)
+    assert len(job.terms) == 1
+
+
+def test_job_ends_when_its_budget_is_spent(make: Make) -> None:
+    agent = Agent(WARM, *joined(0, 1), exited(0), exited(1), ENDED)
+    job = make(agent, max_restarts=1)
+
+    assert job.supervisor.run() == ExitCode.RECOVERY_IMPOSSIBLE
+
+    assert agent.kinds == ["launch"]
+    assert b"error: the restart budget of 1 allows no other relaunch" in job.said
+
+
+def test_death_of_the_agent_ends_its_launch_and_another_agent_follows(make: Make) -> None:
+    first = Agent(WARM, *joined(0, 1), dies=True)
+    second = Agent(WARM, *joined(2, 3), *completed(2, 3))
+    job = make(first, second)
+
+    assert job.supervisor.run() == ExitCode.DONE
+
+    assert second.kinds == ["launch"]
+    assert b"the agent of this host died, and its workers with it" in job.said
+    assert b"relaunching 2 workers (worker 0: its agent died, worker 1: its agent died)" in job.said
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_shrunk", "is_killed"), [(2, True, False), (2, False, True), (1, False, False)]
+)
+def test_death_ends_the_launch_only_if_others_would_wait_for_ever(
+    make: Make, workers: int, *, is_shrunk: bool, is_killed: bool
+) -> None:
+    agent = Agent()
+    job = make(agent, workers=workers, shrink=is_shrunk)
+
+    job.begin(WARM, *joined(*range(workers)), exited(0))
+
+    assert agent.kinds == ["launch", *["kill"] * is_killed]
+
+
+def test_signal_that_the_agent_has_got_stops_the_job_once(make: Make) -> None:
+    first, second = ({"kind": "signalled", "signal": name} for name in ("SIGTERM", "SIGINT"))
+    stopped = [report(worker, "stopped", step=7) for worker in (0, 1)]
+    leaving = [exited(worker, is_clean=True) for worker in (0, 1)]
+    agent = Agent(WARM, *joined(0, 1), first, second, *stopped, *leaving, ENDED)
+    job = make(agent)
+
+    assert job.supervisor.run() == ExitCode.STOPPED_EARLY
+
+    assert agent.kinds == ["launch", "stop"]
+    assert b"SIGTERM: stopping" in job.said
+
+
+def test_second_order_to_stop_ends_the_launch_at_once(make: Make) -> None:
+    agent = Agent()
+    job = make(agent)
+    job.begin(WARM, *joined(0, 1))
+
+    job.supervisor.signals.hear(bytes([TERM]))
+    job.supervisor.signals.hear(bytes([signal.SIGINT]))
+
+    assert agent.kinds == ["launch", "stop", "kill"]
+    assert b"SIGINT: stopping at once" in job.said
+
+
+def test_warning_of_a_batch_system_after_its_limit_cuts_no_save_short(make: Make) -> None:
+    agent = Agent()
+    job = make(agent, batch=BatchJob(Allocation(Scheduler.SLURM, "7", "slurm 7")))
+    job.begin(WARM, *joined(0, 1))
+
+    job.supervisor.signals.hear(bytes([USR2]))
+    job.supervisor.signals.hear(bytes([TERM]))
+
+    assert agent.kinds == ["launch", "stop"]
+    assert job.said.endswith(b"holdfast: SIGTERM: the job is stopping already\n")
+
+
+def test_request_to_save_and_a_lost_terminal_stop_nothing(make: Make) -> None:
+    agent = Agent()
+    job = make(agent)
+    job.begin(WARM, *joined(0, 1))
+
+    job.supervisor.signals.hear(bytes([USR2]))
+    job.supervisor.signals.hear(bytes([HUP]))
+
+    assert agent.kinds == ["launch", "save"]
+    assert job.said.endswith(b"holdfast: SIGHUP: the job goes on without its terminal\n")
+
+
+def test_agent_that_answers_nothing_is_killed_and_followed_by_another(make: Make) -> None:
+    silent, next_one = Agent(), Agent()
+    job = make(silent, next_one)
+    job.begin(WARM, *joined(0, 1))
+
+    job.look(10, hears=False)
+    assert not silent.process.is_killed
+    job.look(2, hears=False)
+
+    assert silent.process.is_killed
+    assert next_one.told[0]["config"]["workers"] == [2, 3]
+    assert b"killing the agent of this host and its workers: it has not answered for" in job.said
+
+
+@pytest.mark.parametrize(
+    ("ready", "bound_s", "why"),
+    [
+        (WARM, 180, b"its workers have not all initialised MPI"),
+        (COLD, 900, b"its warm process has not imported everything"),
+    ],
+    ids=["warm", "cold"],
+)
+def test_launch_that_does_not_begin_in_time_is_killed(
+    make: Make, ready: Message, bound_s: int, why: bytes
+) -> None:
+    agent = Agent()
+    job = make(agent)
+    job.begin(ready, *joined(0))
+
+    job.look(bound_s, hears=True)
+    assert agent.kinds == ["launch"]
+    job.look(2, hears=True)
+
+    assert agent.kinds == ["launch", "kill"]
+    assert why in job.said
+
+
+def test_launch_that_runs_has_no_bound_and_one_that_stops_has_that_of_the_user(make: Make) -> None:
+    agent = Agent()
+    job = make(agent, grace_s=30.0)
+    job.begin(WARM, *joined(0, 1))
+    job.look(1000, hears=True)
+    assert agent.kinds == ["launch"]
+
+    job.supervisor.signals.hear(bytes([TERM]))
+    job.look(30, hears=True)
+    assert agent.kinds == ["launch", "stop"]
+    job.look(2, hears=True)
+
+    assert agent.kinds == ["launch", "stop", "kill"]
+
+
+def test_launch_that_mpiexec_could_not_begin_is_tried_again_with_its_words(make: Make) -> None:
+    agent = Agent(WARM, ENDED | {"words": "no slots"}, *joined(2, 3), *completed(2, 3))
+    job = make(agent)
+
+    assert job.supervisor.run() == ExitCode.DONE
+
+    assert b"relaunching 2 workers (mpiexec started no worker: no slots)" in job.said
+
+
+def test_mistake_of_the_supervisor_leaves_agent_and_workers_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Narration, message: Message) -> None:
+        if message["kind"] == "odd":
+            raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(Narration, "heard", fail)
+    agent = Agent(WARM, *joined(0, 1), {"kind": "odd"})
+    job = make(agent)
+
+    with pytest.raises(ZeroDivisionError):
+        job.supervisor.run()
+    job.close()
+
+    assert agent.kinds == ["launch"]
+    assert job.base.is_dir()
+    assert b"the supervisor failed (ZeroDivisionError: a mistake); the workers go on" in job.said
+
+
+def test_mistake_before_the_first_launch_ends_the_agent(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(JobSetup, "worker_config")
+    agent = Agent()
+    job = make(agent)
+
+    with pytest.raises(AttributeError, match="worker_config"):
+        job.supervisor.run()
+    job.close()
+
+    assert agent.kinds == ["shutdown"]
+    assert not job.base.exists()
+
+
+def test_job_that_was_taken_over_is_gone_on_with(make: Make) -> None:
+    launch = Launch(4, (WorkerId(7), WorkerId(8)), 1, "taken over", spent=1)
+    lost = [exited(7), exited(8), ENDED]
+    agent = Agent(*lost, *joined(9, 10), *completed(9, 10))
+    job = make(agent, takes_over=launch)
+
+    assert job.supervisor.run() == ExitCode.DONE
+
+    (again,) = agent.told
+    assert (again["config"]["workers"], again["config"]["generation"]) == ([9, 10], 6)
+    assert (again["relaunch"], again["spent"]) == (2, 3)
+    assert job.terms == []
+
+
+def test_run_directory_that_was_removed_is_made_again_and_its_lease_handed_on(make: Make) -> None:
+    agent = Agent()
+    job = make(agent)
+    job.begin(WARM, *joined(0, 1))
+    shutil.rmtree(job.directory.path)
+
+    job.supervisor._on_message(report(0, "checkpoint", step=5))
+
+    (lease,) = agent.told[1:]
+    assert lease["kind"] == "lease"
+    assert os.path.samestat(os.fstat(lease[FDS][0]), job.directory.lease_path.stat())
+    assert job.directory.load_record() == job.setup.record
+    assert job.directory.agent_socket() == job.base / "agent.sock"
+    os.close(lease[FDS][0])
+    job.supervisor._keeper.lease.release()
