@@ -1,7 +1,18 @@
+"""The agent and its supervisor: what is told, what is kept for the next one, who stands still."""
+
 from __future__ import annotations
+
+import os
+import signal
 
 import pytest
 
+from holdfast.runtime.agent import standing_still
+from holdfast.runtime.agent.standing_still import (
+    PeerSilence,
+    StandingStill,
+    kill_standing_parent,
+)
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.system.channel import Message, pair
 
@@ -119,3 +130,66 @@ def test_process_that_connects_anew_is_not_killed_by_its_own_succession() -> Non
     assert link.channel is None
     for channel in (first_end, second, second_end):
         channel.close()
+
+
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 5.0), (6.0, 6.0)])
+def test_peer_may_be_silent_for_some_seconds_even_if_workers_may_not(
+    timeout_s: float, limit_s: float
+) -> None:
+    silence = PeerSilence(timeout_s)
+
+    found = [silence.look(100.0 + second) for second in range(round(limit_s) + 2)]
+
+    assert found[:-1] == [None] * (round(limit_s) + 1)
+    assert found[-1] == pytest.approx(limit_s + 1.0)
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The processes that are stopped."""
+    pids: set[int] = set()
+    monkeypatch.setattr(standing_still, "is_stopped", pids.__contains__)
+    return pids
+
+
+def test_only_a_process_that_was_stopped_for_too_long_is_named(stopped: set[int]) -> None:
+    still = StandingStill(2.0)
+    stopped |= {11, 12}
+
+    for second in range(3):
+        assert still.look((11, 12, 13), 100.0 + second / 2) == {}
+    stopped.remove(12)
+    for second in range(3, 5):
+        assert still.look((11, 12, 13), 100.0 + second / 2) == {}
+
+    assert still.look((11, 12, 13), 102.5) == {11: 2.5}
+
+
+def test_process_that_goes_on_for_a_moment_stands_still_anew(stopped: set[int]) -> None:
+    still = StandingStill(2.0)
+
+    for half in range(40):
+        stopped.symmetric_difference_update({11} if half % 4 == 0 else ())
+        assert still.look((11,), 100.0 + half / 2) == {}
+
+
+@pytest.mark.parametrize(
+    ("is_parent", "stands", "is_killed"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_only_a_stopped_parent_of_this_very_process_is_killed(
+    stopped: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_parent: bool,
+    stands: bool,
+    is_killed: bool,
+) -> None:
+    parent = os.getppid() if is_parent else 1 << 30
+    stopped |= {parent} if stands else set()
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *words: killed.append(words))
+
+    kill_standing_parent(parent)
+
+    assert killed == [(parent, signal.SIGKILL)] * is_killed
