@@ -7,7 +7,7 @@ lines, and a guard's rank by its environment.  The supervisor is the process tha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from holdfast.runtime.chaos.strike import Target
 from holdfast.runtime.mpiexec import guard
@@ -19,10 +19,9 @@ _NAMES = {
     Target.WRITER: "holdfast-writer",
 }
 _WORKER = re.compile(r"holdfast-w(\d+)")
-_RANK = re.compile(rb"OMPI_COMM_WORLD_RANK=(\d+)")
-_MPIEXEC_LINE = "--with-ft\0ulfm"
+_RANK = re.compile(rb"(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)")
 _GUARD_END = f"\0-S\0{guard.__file__}\0"
-"""The command line of a guard ends with its file; that of mpiexec goes on."""
+"""The command lines of mpiexec and of its guards end so; only a guard has a rank."""
 
 
 def find_victims(
@@ -38,10 +37,10 @@ def find_victims(
         named = {pid: _WORKER.fullmatch(name) for pid, name in processes.items()}
         return {int(match[1]): pid for pid, match in named.items() if match}
     if target is Target.GUARD:
-        ranks = {pid: _rank_of_guard(pid) for pid in processes}
+        ranks = {pid: _rank_of(pid) for pid in _started_with_guard(processes)}
         return {rank: pid for pid, rank in ranks.items() if rank is not None}
     if target is Target.MPIEXEC:
-        found = [pid for pid in processes if _MPIEXEC_LINE in command_line(pid)]
+        found = [pid for pid in _started_with_guard(processes) if _rank_of(pid) is None]
     else:
         found = [pid for pid, name in processes.items() if name == _NAMES[target]]
     return dict(enumerate(sorted(found)))
@@ -55,9 +54,12 @@ def choose_victim(
     return found[sorted(found)[index % len(found)]] if found else None
 
 
-def _rank_of_guard(pid: int) -> int | None:
-    if not command_line(pid).endswith(_GUARD_END):
-        return None
+def _started_with_guard(processes: Iterable[int]) -> list[int]:
+    """Return mpiexec and its guards."""
+    return [pid for pid in processes if command_line(pid).endswith(_GUARD_END)]
+
+
+def _rank_of(pid: int) -> int | None:
     for variable in variables_of(pid):
         match = _RANK.fullmatch(variable)
         if match:
