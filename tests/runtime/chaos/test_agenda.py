@@ -63,3 +63,18 @@ def test_plan_without_end_is_taken_strike_by_strike() -> None:
 
     assert 60 < sum(counts) < 140
     assert set(counts) == {0, 1}
+
+
+def test_plan_without_end_has_nothing_that_never_came() -> None:
+    agenda = Agenda(strikes_by_mtbf(3, 10.0, DEFAULT_BLOWS), is_endless=True)
+    agenda.due(0.0, _progress())
+
+    assert agenda.unstruck() == []
+
+
+def test_strikes_at_the_same_moment_come_together_in_the_order_of_the_plan() -> None:
+    plan = parse_plan("kill pool at 2s\nkill agent at step 3\nkill pool at 2s\nterm agent at 3s")
+    agenda = Agenda(plan)
+
+    assert agenda.due(2.5, _progress(step=3)) == list(plan[:3])
+    assert agenda.unstruck() == list(plan[3:])

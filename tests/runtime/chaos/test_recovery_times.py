@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.runtime.chaos.recovery_times import (
     Hit,
@@ -11,7 +15,7 @@ from holdfast.runtime.chaos.recovery_times import (
     recovery_times,
     unexplained,
 )
-from holdfast.runtime.chaos.strike import PROCESS_BLOWS, Blow, Kind, Target
+from holdfast.runtime.chaos.strike import PROCESS_BLOWS, Blow, Kind, Target, parse_blows
 from holdfast.runtime.commands.goodput import Bucket, Span
 
 S = 1_000_000_000
@@ -86,3 +90,50 @@ def test_strikes_on_helpers_do_not_interrupt(blow: Blow) -> None:
         assert not can_interrupt(blow)
     elif blow.target is Target.AGENT:
         assert can_interrupt(blow)
+
+
+@pytest.mark.parametrize(
+    ("line", "interrupts"),
+    [
+        ("kill worker", True),
+        ("stop guard", True),
+        ("kill mpiexec", True),
+        ("kill supervisor", False),
+        ("term supervisor", True),
+        ("term agent", True),
+        ("term worker", False),
+        ("stop+cont worker", False),
+        ("full disk", True),
+        ("full shm", True),
+        ("full stderr", False),
+    ],
+)
+def test_failure_model_tells_which_strikes_stop_training(line: str, *, interrupts: bool) -> None:
+    (blow,) = parse_blows(line)
+
+    assert can_interrupt(blow) is interrupts
+
+
+_LENGTHS = st.tuples(st.sampled_from([TRAINING, REPAIR, RELAUNCH]), st.integers(1, 5))
+
+
+@given(
+    st.lists(_LENGTHS, max_size=8),
+    st.lists(st.tuples(st.integers(-2, 30), st.sampled_from(PROCESS_BLOWS)), max_size=5),
+)
+def test_each_gap_is_explained_by_one_strike_or_by_none(
+    lengths: list[tuple[Bucket, int]], strikes: list[tuple[int, Blow]]
+) -> None:
+    ends = list(itertools.accumulate(length for _, length in lengths))
+    spans = _spans(
+        *((b, end - length, end) for (b, length), end in zip(lengths, ends, strict=True))
+    )
+    hits = [Hit(now, blow) for now, blow in sorted(strikes, key=lambda strike: strike[0])]
+
+    times, paused = list(recovery_times(hits, spans)), list(pauses(hits, spans))
+
+    gaps = [span for span in spans if span.bucket is not TRAINING]
+    assert len(times) == len(paused) == len(hits)
+    assert all(time is None or time >= 0 for time in times)
+    # At most one gap is charged to each hit, and all others are told as unexplained.
+    assert 0 <= len(gaps) - len(list(unexplained(hits, spans))) <= sum(paused)

@@ -62,3 +62,24 @@ def test_progress_pays_for_jobs_that_ended_early() -> None:
     rule = Resubmission()
 
     assert [rule.refusal(75, n, float(n)) for n in range(50)] == [None] * 50
+
+
+def test_steps_that_were_made_before_are_no_progress() -> None:
+    """A run that falls back again and again does not go on for ever."""
+    rule = Resubmission()
+    steps = [9, *[4, 9] * MOST_IDLE_JOBS]
+
+    refusals = [rule.refusal(75, step, 0.0) for step in steps]
+
+    assert refusals[:MOST_IDLE_JOBS] == [None] * MOST_IDLE_JOBS
+    assert "without a new step" in str(refusals[MOST_IDLE_JOBS])
+
+
+def test_jobs_that_found_another_owner_are_not_counted_as_idle() -> None:
+    rule = Resubmission()
+    rule.refusal(75, 5, 0.0)
+
+    waiting = [rule.refusal(76, 5, float(moment)) for moment in range(2 * MOST_IDLE_JOBS)]
+
+    assert waiting == [None] * len(waiting)
+    assert rule.refusal(75, 5, 99.0) is None

@@ -56,3 +56,24 @@ def test_descriptor_of_the_job_still_blocks_after_a_fill(writer: tuple[StderrPip
     pipe.fill()
 
     assert os.get_blocking(descriptor)
+
+
+def test_text_that_a_full_pipe_holds_is_not_lost_at_the_end(tmp_path: Path) -> None:
+    pipe = StderrPipe(tmp_path / "stderr.txt")
+    os.write(pipe.write_fd, b"before\n")
+    pipe.fill()
+    pipe.started()
+
+    pipe.close()
+
+    assert (tmp_path / "stderr.txt").read_bytes() == b"before\n"
+
+
+def test_text_of_the_next_job_is_added_to_that_of_the_last_one(tmp_path: Path) -> None:
+    for text in (b"first\n", b"second\n"):
+        pipe = StderrPipe(tmp_path / "stderr.txt")
+        os.write(pipe.write_fd, text)
+        pipe.started()
+        pipe.close()
+
+    assert (tmp_path / "stderr.txt").read_bytes() == b"first\nsecond\n"

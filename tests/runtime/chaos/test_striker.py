@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast.runtime.chaos.job_traces import JobTraces
-from holdfast.runtime.chaos.strike import Target, parse_strike
+from holdfast.runtime.chaos.strike import Target, parse_plan, parse_strike
 from holdfast.runtime.chaos.striker import WAITS_FOR_VICTIM_S, Striker
 
 
@@ -123,3 +123,61 @@ def test_end_undoes_everything_and_notes_what_came_too_late(traces: FakeTraces) 
     assert not place.is_full
     assert [struck.has_hit for struck in striker.struck] == [True, False]
     assert striker.is_done
+
+
+def test_process_that_is_stopped_for_good_is_not_woken(traces: FakeTraces) -> None:
+    striker = Striker(traces, {})
+    striker.order(parse_strike("stop worker at 1s"), 1.0)
+
+    striker.look(1.0, 0, None)
+    striker.end(99.0, 0)
+
+    assert [number for _, number in traces.sent] == [signal.SIGSTOP]
+
+
+def test_process_that_is_gone_when_its_signal_comes_is_no_victim(traces: FakeTraces) -> None:
+    striker = Striker(traces, {})
+    striker.order(parse_strike("kill supervisor at 1s"), 1.0)
+
+    assert striker.look(1.0, 0, 2**22 + 9) == []
+    (struck,) = striker.look(2.0, 0, 2**22 + 1)
+
+    assert struck.now == 2.0
+
+
+def test_place_that_was_not_mounted_is_never_full(traces: FakeTraces) -> None:
+    striker = Striker(traces, {Target.STDERR: FakePlace()})
+    striker.order(parse_strike("full disk at 1s"), 1.0)
+
+    striker.look(1.0, 0, None)
+    striker.end(2.0, 0)
+
+    assert [struck.has_hit for struck in striker.struck] == [False]
+
+
+def test_stderr_of_the_newest_job_is_filled_and_that_of_the_last_one_released(
+    traces: FakeTraces,
+) -> None:
+    first, second = FakePlace(), FakePlace()
+    striker = Striker(traces, {Target.STDERR: first})
+    striker.order(parse_strike("full stderr at 1s for 2s"), 1.0)
+    striker.look(1.0, 0, None)
+
+    striker.use(Target.STDERR, second)
+    striker.order(parse_strike("full stderr at 2s for 5s"), 2.0)
+    striker.look(3.0, 0, None)
+
+    assert (first.is_full, second.is_full) == (False, True)
+
+
+def test_strikes_that_wait_and_strikes_that_never_came_are_told_as_missed(
+    traces: FakeTraces,
+) -> None:
+    striker = Striker(traces, {})
+    striker.order(parse_strike("kill agent at 1s"), 1.0)
+    striker.look(1.0, 0, None)
+
+    striker.end(5.0, 12, parse_plan("kill pool on failure"))
+
+    told = [(str(s.strike), s.now, s.step, s.victim) for s in striker.struck]
+    assert told == [("kill agent at 1s", 5.0, 12, None), ("kill pool on failure", 5.0, 12, None)]

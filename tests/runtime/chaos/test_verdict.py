@@ -9,7 +9,7 @@ import pytest
 from holdfast.runtime.chaos.followed_run import FollowedRun
 from holdfast.runtime.chaos.strike import parse_strike
 from holdfast.runtime.chaos.striker import Struck
-from holdfast.runtime.chaos.verdict import judge, percentile
+from holdfast.runtime.chaos.verdict import judge, percentile, shares
 from holdfast.runtime.run.journal import Record
 
 
@@ -109,3 +109,66 @@ def test_wrong_bytes_come_with_the_way_to_suspect_the_script() -> None:
 )
 def test_percentile_is_a_value_that_was_measured(part: float, expected: float) -> None:
     assert percentile([4.0, 1.0, 2.0, 3.0], part) == expected
+
+
+REPAIRED: tuple[Record, ...] = (
+    {"event": "launch", "now": 10.5},
+    {"event": "step", "now": 12.0, "seconds": 1.0, "step": 1, "samples": 40, "generation": 1},
+    {"event": "step", "now": 15.0, "seconds": 1.0, "step": 2, "samples": 40, "generation": 2},
+    {"event": "completed", "now": 15.5, "step": 2, "sha256": "aa"},
+)
+"""Two steps, and a repair from 12 to 14 s between them."""
+
+
+def _repaired(*struck: Struck) -> FollowedRun:
+    return FollowedRun((0,), 10.0, 16.0, REPAIRED, struck, ())
+
+
+def test_interruption_that_no_strike_has_caused_is_named_with_its_moment() -> None:
+    kill = Struck(parse_strike("kill worker at 1s"), 11.5, 0, "77 holdfast-w0")
+
+    assert judge(_repaired(), TWIN).unexplained == ("repair of 2.00 s at 2.00 s",)
+    assert judge(_repaired(kill), TWIN).unexplained == ()
+
+
+def test_strike_is_told_with_its_moment_in_the_run_and_what_it_cost() -> None:
+    kill = Struck(parse_strike("kill worker #2 at 1s"), 11.5, 1, "77 holdfast-w0")
+    harmless = Struck(parse_strike("term pool at 1s"), 10.75, 0, "78 holdfast-pool")
+    late = Struck(parse_strike("kill agent at 5s"), 15.25, 2, "79 holdfast-agent")
+
+    told = judge(_repaired(harmless, kill, late), TWIN).strikes
+
+    assert [(t.at_s, t.step, t.recovered_s, t.has_paused) for t in told] == [
+        (0.75, 0, 0.25, False),
+        (1.5, 1, 2.5, True),
+        (5.25, 2, None, False),
+    ]
+
+
+def test_recoveries_of_kinds_whose_names_begin_alike_are_kept_apart() -> None:
+    stop = Struck(parse_strike("stop worker at 1s"), 11.5, 0, "77 holdfast-w0")
+    short = Struck(parse_strike("stop+cont worker at 1s"), 10.5, 0, "78 holdfast-w1")
+    late = Struck(parse_strike("stop worker #3 at 9s"), 15.25, 2, "79 holdfast-w2")
+
+    found = {r.blow: r for r in judge(_repaired(short, stop, late), TWIN).recoveries}
+
+    assert list(found) == ["stop worker", "stop+cont worker"]
+    stopped = found["stop worker"]
+    assert (stopped.strikes, stopped.recovered, stopped.paused) == (2, 1, 1)
+    assert (stopped.median_s, stopped.p99_s) == (2.5, 2.5)
+    assert found["stop+cont worker"].strikes == 1
+
+
+def test_speed_is_the_time_of_the_twin_in_that_of_the_struck_run() -> None:
+    verdict = judge(_repaired(), TWIN)
+
+    assert (verdict.wall_s, verdict.twin_wall_s, verdict.speed) == (6.0, 3.0, 0.5)
+    assert verdict.buckets["repair"] == 2_000_000_000
+    assert verdict.twin_buckets["repair"] == 0
+
+
+def test_shares_of_the_buckets_add_up_to_the_whole() -> None:
+    found = shares({"training": 3_000_000_000, "repair": 1_000_000_000})
+
+    assert found == {"training": (3.0, 0.75), "repair": (1.0, 0.25)}
+    assert shares({"training": 0}) == {"training": (0.0, 0.0)}
