@@ -135,3 +135,57 @@ def test_version_that_is_known_to_be_bad_is_named_before_any_campaign(tmp_path: 
     library = library_of(tmp_path, PASSING, "5.0.11")
 
     assert "5.0.11 is known to crash" in (warning_of(library, Verdict(Trust.ONE)) or "")
+
+
+def test_bad_start_leaves_nothing_to_rely_on(tmp_path: Path, environment: dict[str, str]) -> None:
+    answer = assess(library_of(tmp_path, FAILING), environment, Trust.RELAUNCH)
+
+    assert answer == Verdict(Trust.NOTHING, "no Revoke")
+
+
+def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    wrong = FAILING.replace('"failure"', '"wrong": "the sum 5", "failure"')
+
+    answer = assess(library_of(tmp_path, wrong), environment, Trust.ONE)
+
+    assert answer == Verdict(Trust.RELAUNCH, "the sum 5")
+
+
+def test_verdict_of_a_short_trial_ends_with_the_library_that_its_ranks_had_loaded(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, PASSING)
+    assess(library, environment, Trust.ONE)
+
+    Path(environment["LIBRARY"]).write_text("another build")
+    assess(library, environment, Trust.ONE)
+
+    assert starts_of(environment) == 2
+
+
+def test_launcher_without_ulfm_is_refused_with_its_reason(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
+    verdict = assess(library, environment, Trust.ONE)
+
+    with pytest.raises(UsageError, match="MPICH ends all workers with the first that dies"):
+        require(library, verdict, Trust.ONE)
+
+
+def test_campaign_replaces_what_a_short_trial_has_found(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    failure = """echo '{"world": [], "steps": 2, "failure": "no Revoke"}' > "$1/rank-0.json" """
+    fails_later = f'{PASSING}if [ $(wc -l < "$COUNT") -gt 1 ]; then {failure}; fi'
+    library = library_of(tmp_path, fails_later)
+    assert assess(library, environment, Trust.ONE) == Verdict(Trust.ONE)
+
+    verdict = examine(library, environment, lambda _: None)
+    starts = starts_of(environment)
+
+    assert verdict.trust is Trust.NOTHING
+    assert assess(library, environment, Trust.ONE) == verdict
+    assert starts_of(environment) == starts

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.mpi_trial import mpi_library
 from holdfast.runtime.mpi_trial.mpi_library import (
     MpiLibrary,
     find_mpiexec,
     identify,
     parse_version,
 )
+from holdfast.runtime.mpiexec.launchers import MPICH
 
 HERE = Path("/opt/mpi/bin/mpiexec")
 
@@ -154,3 +156,51 @@ def test_versions_that_crash_survivors_are_named(version: str) -> None:
 @pytest.mark.parametrize("version", ["5.0.8", "5.0.9", "5.0.1"])
 def test_other_versions_carry_no_warning(version: str) -> None:
     assert MpiLibrary(HERE, version).warning is None
+
+
+def test_library_of_open_mpi_is_taken_before_that_of_an_older_interface(tmp_path: Path) -> None:
+    for place in ("lib64/libmpi.so.40", "lib/libmpi.so.12", "lib64/libmpi.so.12"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).touch()
+    library = MpiLibrary(_program(tmp_path / "bin", ""), "5.0.9")
+
+    assert library.file == tmp_path / "lib" / "libmpi.so.12"
+    (tmp_path / "lib" / "libmpi.so.40").touch()
+    assert library.file == tmp_path / "lib" / "libmpi.so.40"
+
+
+def test_library_is_looked_for_beside_the_program_that_a_link_means(tmp_path: Path) -> None:
+    """Sites put links to the mpiexec of each version into one folder."""
+    (tmp_path / "mpi" / "lib").mkdir(parents=True)
+    (tmp_path / "mpi" / "lib" / "libmpi.so.40").touch()
+    (tmp_path / "mpiexec").symlink_to(_program(tmp_path / "mpi" / "bin", ""))
+
+    library = MpiLibrary(tmp_path / "mpiexec", "5.0.9")
+
+    assert library.file == tmp_path / "mpi" / "lib" / "libmpi.so.40"
+    assert MpiLibrary(HERE, "5.0.9").variables({}) == {}
+
+
+def test_version_may_come_on_stderr_and_with_a_failure(tmp_path: Path) -> None:
+    program = _program(tmp_path, "mpiexec (Open MPI) 5.0.8", code=1)
+    program.write_text(program.read_text().replace("cat", "cat >&2"))
+
+    assert identify(program).version == "5.0.8"
+
+
+@pytest.mark.process
+def test_program_that_hangs_is_refused_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi_library, "VERSION_TIMEOUT_S", 0.1)
+    program = tmp_path / "mpiexec"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+
+    with pytest.raises(UsageError, match=r"--version does not answer \(.* timed out .*pip install"):
+        identify(program)
+
+
+@pytest.mark.parametrize("version", ["5.0.10", "5.0.11"])
+def test_same_number_of_another_library_is_no_reason_to_warn(version: str) -> None:
+    assert MpiLibrary(HERE, version, MPICH).warning is None

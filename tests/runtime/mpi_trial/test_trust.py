@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.runtime.mpi_trial.trial_table import Death, Level, Trial, Where
 from holdfast.runtime.mpi_trial.trust import (
@@ -95,3 +97,39 @@ def test_trial_fails_with_the_cause(
     if not wrong:
         assert failure in outcome.failure
     assert outcome.wrong == wrong
+
+
+OUTCOMES = st.lists(st.sampled_from([*GOOD.values(), *LOST.values(), *WRONG.values()]))
+
+
+@given(OUTCOMES, OUTCOMES)
+def test_another_bad_outcome_never_gains_trust(before: list[Outcome], after: list[Outcome]) -> None:
+    trust = trust_of([*before, *after])
+
+    for bad in (*LOST.values(), *WRONG.values()):
+        assert trust_of([*before, bad, *after]) <= trust
+
+
+@given(OUTCOMES)
+def test_fault_is_named_exactly_if_a_needed_trial_has_failed(outcomes: list[Outcome]) -> None:
+    needed = [outcome for outcome in outcomes if outcome.trial.level is not Level.SPAWN]
+
+    assert bool(first_fault(outcomes)) == any(not outcome.has_passed for outcome in needed)
+
+
+def test_all_lost_ranks_are_named_at_once() -> None:
+    trial = Trial("one of five", Level.ONE, 5, (Death(4, Where.VOTE),))
+
+    outcome = judge(trial, {2: RankReport((2,), 6)}, "mpiexec ended with code 0", 1.5)
+
+    assert outcome.failure == (
+        "rank 0, 1, 3 of 5 was lost, although nobody killed it; mpiexec ended with code 0"
+    )
+    assert outcome.seconds == 1.5
+
+
+def test_wrong_result_of_a_rank_that_died_later_counts() -> None:
+    """Its peers have taken the same step."""
+    outcome = judge(TRIAL, {0: WELL, 1: RankReport((), 2, wrong="the sum 5"), 2: WELL}, "")
+
+    assert outcome.wrong == "the sum 5"

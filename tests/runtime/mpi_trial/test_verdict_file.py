@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -97,4 +98,42 @@ def test_cache_that_cannot_be_written_costs_only_the_next_trial(
     library = library_of(tmp_path, PASSING)
 
     assert keep_verdict(library, environment, VERDICT, []) is None
+    assert find_verdict(library, environment) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"options": ("--mca", "btl", "tcp")}, {"ulfm_options": ()}], ids=["all", "ulfm"]
+)
+def test_other_options_of_the_launcher_have_a_verdict_of_their_own(
+    tmp_path: Path, environment: dict[str, str], change: dict[str, tuple[str, ...]]
+) -> None:
+    """A newer holdfast may start ranks in another way."""
+    library = library_of(tmp_path, PASSING)
+    keep_verdict(library, environment, VERDICT, [])
+
+    launcher = dataclasses.replace(library.launcher, **change)
+
+    assert find_verdict(dataclasses.replace(library, launcher=launcher), environment) is None
+
+
+def test_verdict_lies_in_the_home_directory_without_a_cache_of_its_own(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    kept = keep_verdict(
+        library_of(tmp_path, PASSING), environment | {"XDG_CACHE_HOME": ""}, VERDICT, []
+    )
+
+    assert kept is not None
+    assert kept.parent == tmp_path / "home" / ".cache" / "holdfast"
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_library_that_cannot_be_read_is_not_judged_for_later_runs(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, PASSING)
+
+    assert keep_verdict(library, environment, VERDICT, [str(tmp_path / "gone.so")]) is None
     assert find_verdict(library, environment) is None
