@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.mpiexec.launch_line import LaunchLine, outside_of_batch, outside_of_mpi
 from holdfast.runtime.mpiexec.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher
 
 LINE = LaunchLine(
@@ -126,3 +126,41 @@ def test_batch_job_is_kept_from_mpiexec() -> None:
     job = {"SLURM_JOB_ID": "7", "PBS_NODEFILE": "/f", "LSB_JOBID": "8", "JOB_ID": "9", "HOME": "/h"}
 
     assert LINE.environment(job) == {"HOME": "/h", "TMPDIR": str(LINE.directory)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PMIX_RANK", "OMPI_UNIVERSE_SIZE", "PRTE_LAUNCHED", "PMI_SIZE", "PMI2_RANK"),
+        *("HYDI_CONTROL_FD", "HYDRA_BSTRAP_X", "MPI_LOCALNRANKS"),
+    ],
+)
+def test_variable_of_an_enclosing_mpi_job_is_left_out(name: str) -> None:
+    assert outside_of_mpi({name: "1", "HOME": "/h"}) == {"HOME": "/h"}
+
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_NODELIST", "PBS_JOBID", "LSB_HOSTS", "LSF_BINDIR", "SGE_ROOT", "PE_HOSTFILE"]
+)
+def test_variable_of_a_batch_job_is_left_out_for_mpiexec_alone(name: str) -> None:
+    assert outside_of_batch({name: "1", "HOME": "/h"}) == {"HOME": "/h"}
+    assert outside_of_mpi({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PMIX_MCA_gds", "OMPI_MCA_btl", "PRTE_MCA_plm", "I_MPI_FABRICS", "HYDRA_IFACE"),
+        *("OPAL_PREFIX", "MY_SLURM_JOB_ID", "JOB_ID_OF_MINE", "MPI_HOME", "XPMI_RANK"),
+    ],
+)
+def test_choice_of_the_user_stays(name: str) -> None:
+    assert LINE.environment({name: "1"})[name] == "1"
+
+
+def test_caller_has_the_last_word_on_the_environment() -> None:
+    line = dataclasses.replace(LINE, ulfm=False, launcher=MPICH)
+
+    environment = line.environment({"HOLDFAST_AGENT": "of another job"}, HOLDFAST_AGENT="/run/sock")
+
+    assert environment["HOLDFAST_AGENT"] == "/run/sock"

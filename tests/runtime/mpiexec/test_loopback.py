@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import select
@@ -7,9 +8,13 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.runtime.mpiexec import become_mpiexec
 from holdfast.runtime.mpiexec.loopback import Pipes, kept_to_loopback, serve_in_background
@@ -67,6 +72,71 @@ def test_long_address_on_the_network_becomes_that_of_the_loopback_interface(ip: 
 )
 def test_other_addresses_stay(address: bytes) -> None:
     assert kept_to_loopback(address) is None
+
+
+@given(
+    st.integers(0, 2**16 - 1),
+    st.ip_addresses().filter(lambda ip: not ip.is_loopback),
+    st.binary(max_size=8),
+)
+def test_port_and_rest_of_an_address_stay(
+    port: int, ip: ipaddress.IPv4Address | ipaddress.IPv6Address, rest: bytes
+) -> None:
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    head = struct.pack("=H", family) + struct.pack("!H", port)
+    head += b"" if ip.version == 4 else b"flow"
+
+    kept = kept_to_loopback(head + ip.packed + rest)
+
+    assert kept is not None
+    address = kept[len(head) : len(head) + len(ip.packed)]
+    assert kept == head + address + rest
+    assert ipaddress.ip_address(address).is_loopback
+    assert kept_to_loopback(kept) is None
+
+
+def _pipes_of_this_process() -> set[str]:
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
+
+
+@pytest.fixture
+def helped() -> Iterator[tuple[int, int]]:
+    """The pipes of a process that is helped, which is this one; the test closes the first."""
+    (offers, ask), (hear, answers) = os.pipe(), os.pipe()
+    pipes = {os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (ask, hear)}
+    pidfd = os.pidfd_open(os.getpid())
+    serve_in_background(pidfd, Pipes(offers, answers))
+    os.close(pidfd)
+    yield ask, hear
+    os.close(hear)
+    for thread in threading.enumerate():
+        if thread.name == "holdfast-loopback":
+            thread.join(BOUND_S)
+    assert not pipes & _pipes_of_this_process()
+
+
+def test_agent_says_no_to_a_descriptor_that_it_cannot_take(helped: tuple[int, int]) -> None:
+    ask, hear = helped
+    os.write(ask, b"1000000\n")
+
+    assert os.read(hear, 100) == b"n"
+    assert os.read(hear, 100) == b""  # and it waits for no other one
+    os.close(ask)
+
+
+def test_agent_takes_a_descriptor_as_a_trial_and_waits_for_the_next(
+    helped: tuple[int, int],
+) -> None:
+    ask, hear = helped
+    os.write(ask, b"%d\n" % hear)
+
+    assert os.read(hear, 100) == b"y"
+    os.close(ask)
+    assert os.read(hear, 100) == b""  # nobody offers anything any more
 
 
 @pytest.mark.process

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.runtime.mpiexec.launchers import LAUNCHERS, Launcher
 from holdfast.runtime.mpiexec.mpi_host import LINGERS_S, HostState, MpiHost, MpiOrder
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import wait_all_ended
@@ -128,3 +131,59 @@ def test_mpiexec_that_is_missing_is_said(host: Host) -> None:
     host.real.look(0.0, NONE_CAME)
 
     assert "No such file" in host.told[0]["words"]
+
+
+def test_time_of_an_mpiexec_that_lingers_begins_anew_with_new_workers(host: Host) -> None:
+    """Workers of a repaired world may leave one after the other."""
+    pid = host.begin("exec sleep 600")
+    host.real.look(0.0, ALL_LEFT)
+    host.real.look(0.9 * LINGERS_S, RUNNING)
+
+    host.real.look(1.1 * LINGERS_S, ALL_LEFT)
+    host.real.look(2.0 * LINGERS_S, ALL_LEFT)
+
+    assert wait_all_ended([pid], 0.0) == (pid,)
+    host.real.look(2.1 * LINGERS_S, ALL_LEFT)
+    assert wait_all_ended([pid], BOUND_S) == ()
+
+
+def test_end_of_a_killed_launch_is_told_as_usual(host: Host) -> None:
+    pid = host.begin("exec sleep 600", generation=4)
+
+    host.real.kill()
+    assert wait_all_ended([pid], BOUND_S) == ()
+    host.real.look(0.0, ALL_DIED)
+
+    assert host.told == [{"kind": "launch_ended", "generation": 4, "words": ""}]
+    assert host.real.pid is None
+
+
+def test_launch_has_a_private_directory_and_tells_guards_where_to_go(host: Host) -> None:
+    pid = host.begin('echo "$@"; echo "$HOLDFAST_AGENT $HOLDFAST_GENERATION"', generation=9)
+    assert (host.folder / "launch-9").stat().st_mode & 0o777 == 0o700
+    assert wait_all_ended([pid], BOUND_S) == ()
+
+    host.real.look(0.0, NONE_CAME)
+
+    command, environment = host.told[0]["words"].splitlines()
+    assert re.search(r" -n 2 \S+ -I -S /\S+/guard\.py$", command)
+    assert environment == f"{host.folder}/sock 9"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS.values(), ids=lambda launcher: launcher.library)
+def test_order_names_the_launcher_by_its_library(launcher: Launcher) -> None:
+    fields: dict[str, Any] = {"mpiexec": "/opt/bin/mpiexec", "ulfm": 0, "more": 1}
+
+    order = MpiOrder.of(fields | {"library": launcher.library})
+
+    assert order == MpiOrder(Path("/opt/bin/mpiexec"), ulfm=False, launcher=launcher)
+    assert order.ulfm is False
+
+
+@pytest.mark.parametrize("missing", ["mpiexec", "ulfm", "library"])
+def test_order_without_a_part_is_an_error(missing: str) -> None:
+    fields: dict[str, Any] = {"mpiexec": "/opt/bin", "ulfm": True, "library": "Open MPI"}
+    del fields[missing]
+
+    with pytest.raises(KeyError, match=missing):
+        MpiOrder.of(fields)

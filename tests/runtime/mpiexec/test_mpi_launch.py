@@ -98,3 +98,25 @@ def test_killing_and_clearing_twice_is_harmless(tmp_path: Path) -> None:
     launch.clear()
 
     assert not launch.directory.exists()
+
+
+def test_exit_code_is_known_as_soon_as_there_is_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    launch = start(tmp_path, f"read line < {tmp_path}/go; exit 3")
+    assert launch.exit_code is None
+
+    (tmp_path / "go").write_text("go\n")
+    wait_for_end(launch)
+
+    assert launch.exit_code == 3
+    launch.clear()
+
+
+def test_words_that_are_no_text_are_shown_as_far_as_they_are(tmp_path: Path) -> None:
+    launch = start(tmp_path, r"printf 'no \377 slots\n'")
+    wait_for_end(launch)
+
+    words = launch.words()
+
+    launch.clear()
+    assert words == "no \ufffd slots"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.runtime.mpiexec.noise import NoiseFilter
 
@@ -71,3 +73,68 @@ def test_banner_without_end_does_not_hide_the_rest_of_a_job() -> None:
 
 def test_blank_lines_without_noise_before_them_are_shown() -> None:
     assert NoiseFilter().without_noise(b"\n\n" + RULE + b"\n") == b"\n\n" + RULE + b"\n"
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        NBC,
+        EPOLL,
+        EPOLL.replace(b"ADD(4)", b"MOD(1)"),
+        EPOLL.replace(b"ADD(4)", b"DEL(4)"),
+        ABORT,
+        ONEDNN,
+        b"I0000 00:00:1795281863.228147   10020 cpu_feature_guard.cc:227] This binary is\n",
+        b"Error in NBC_Start_round() (-1)\n",
+        b"[vm:21055] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 21]\n",
+        b"WARNING: All log messages before absl::InitializeLog() is called are written\n",
+        b"To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild\n",
+    ],
+    ids=lambda noise: noise[:40].decode().strip(),
+)
+def test_noise_is_hidden_although_nothing_else_is_printed(noise: bytes) -> None:
+    """Text without any mark of noise is not searched, so each sort of noise must have a mark."""
+    shown = NoiseFilter()
+
+    assert shown.without_noise(noise) + shown.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"NBC_Progress: an error was found during schedule\n",
+        b"Error in NBC_Start_round() (-1) of mine\n",
+        b"[warn] Epoll is slow on fd 20\n",
+        b"[vm:21055] pmix_ptl_base: send_msg: done\n",
+        b"[vm] pmix_ptl_base: send_msg: write failed\n",
+        b"I0000 00:00:1795281863.228147   10020 mine.cc:153] a line\n",
+        b"To enable the following instructions: avx, in other operations, rebuild\n",
+        b" " + ONEDNN,
+        RULE[1:] + b"MPI_ABORT was invoked on rank 3\n",
+        b"-" + RULE + b"MPI_ABORT was invoked on rank 3\n",
+        RULE + b"MPI_ABORT was mentioned\n",
+    ],
+    ids=lambda line: line[-60:].decode().strip(),
+)
+def test_line_that_only_resembles_noise_is_shown(line: bytes) -> None:
+    shown = NoiseFilter()
+
+    assert shown.without_noise(line) + shown.rest() == line
+
+
+@given(
+    st.lists(st.sampled_from([NBC, EPOLL, ABORT, ONEDNN, RULE, USERS, b"\n"])),
+    st.lists(st.integers(1, 5)),
+)
+def test_pieces_in_which_lines_come_change_nothing(texts: list[bytes], sizes: list[int]) -> None:
+    whole, piecewise = NoiseFilter(), NoiseFilter()
+    lines = b"".join(texts).splitlines(keepends=True)
+    expected = whole.without_noise(b"".join(lines)) + whole.rest()
+
+    shown = b""
+    for size in sizes:
+        shown += piecewise.without_noise(b"".join(lines[:size]))
+        del lines[:size]
+    shown += piecewise.without_noise(b"".join(lines)) + piecewise.rest()
+
+    assert shown == expected
