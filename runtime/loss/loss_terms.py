@@ -91,7 +91,7 @@ class _Notes:
         mask = getattr(prediction, "_keras_mask", None)
         by_weights = loss.reduction == "mean_with_sample_weight"
         parts = [mask, weights if by_weights else None]
-        if loss.reduction in ("sum", "none", None) or parts == [None, None]:
+        if loss.reduction in ("sum", "none", None) or all(part is None for part in parts):
             return self._note(value)
         self._kept.append(parts)  # so that no other tensor gets their ids
         return self._note(value, tuple(map(id, parts)), _sum_of_product(*parts))
