@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +104,49 @@ def test_file_that_is_none_is_named(tmp_path: Path, content: bytes, said: str) -
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match=r"missing\.tfrecord cannot be read"):
         offsets_of(tmp_path / "missing.tfrecord", None)
+
+
+def test_index_can_be_read_by_all(tmp_path: Path) -> None:
+    """A temporary file would be readable by its owner alone."""
+    file = tmp_path / "a.tfrecord"
+    file.write_bytes(2 * EMPTY)
+
+    offsets_of(file, None)
+
+    assert (tmp_path / "a.tfrecord.index").stat().st_mode & 0o777 == 0o644
+
+
+def test_index_that_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "a.tfrecord"
+    file.write_bytes(2 * EMPTY)
+    (tmp_path / "a.tfrecord.index").mkdir()
+
+    np.testing.assert_array_equal(offsets_of(file, None), [0, 16, 32])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tfrecord", "a.tfrecord.index"]
+
+
+def test_index_of_a_file_that_was_written_again_is_made_again(tmp_path: Path) -> None:
+    """Its length is the same, and its time tells it."""
+    file, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.index"
+    file.write_bytes(2 * EMPTY)
+    offsets_of(file, None)
+    before = index.read_bytes()
+
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    offsets_of(file, None)
+
+    assert index.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]\n", b'{"bytes": 32}\n', b"\xff\xfe\n"],
+    ids=["empty", "list", "other keys", "no text"],
+)
+def test_file_that_is_no_index_is_replaced(tmp_path: Path, content: bytes) -> None:
+    file, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.index"
+    file.write_bytes(2 * EMPTY)
+    index.write_bytes(content)
+
+    np.testing.assert_array_equal(offsets_of(file, None), [0, 16, 32])
+    assert index.read_bytes().startswith(b'{"bytes": 32, "modified_ns": ')

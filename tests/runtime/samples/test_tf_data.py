@@ -239,3 +239,46 @@ def test_fingerprint_tells_other_records(records: list[Path]) -> None:
     assert TFRecordData(records[::-1], parse).fingerprint() != first
     with pytest.raises(ProgramError, match="got no files"):
         TFRecordData([], parse)
+
+
+def test_length_that_looks_like_a_compressed_file_is_none(tmp_path: Path) -> None:
+    """A record of 0x8b1f bytes begins with the two bytes that a gzip file begins with."""
+    import tensorflow as tf
+
+    file = tmp_path / "long.tfrecord"
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        writer.write(b"t" * 0x8B1F)
+
+    assert file.read_bytes()[:2] == b"\x1f\x8b"
+    assert len(TFRecordData(file, parse)) == 1
+
+
+@pytest.mark.parametrize("number", [-1, sum(RECORDS)])
+def test_record_that_is_not_there_is_an_error(records: list[Path], number: int) -> None:
+    with pytest.raises(IndexError, match=f"there are 11 records, and no record {number}"):
+        TFRecordData(records, parse).read(np.array([0, number]))
+
+
+def test_parse_may_return_weights_but_no_fourth_part(records: list[Path]) -> None:
+    def weighed(record: Any) -> Any:
+        x, y = parse(record)
+        return x["x"], y, x["x"][0]
+
+    def too_much(record: Any) -> Any:
+        return (*weighed(record), 1.0)
+
+    _, y, weights = TFRecordData(records, weighed).read(np.array([7, 3]))  # type: ignore[misc]
+
+    assert y.tolist() == [1, 0]
+    assert weights.tolist() == [7.0, 3.0]
+    with pytest.raises(ProgramError, match="returned 4 parts: return x"):
+        TFRecordData(records, too_much).read(np.arange(2))
+
+
+def test_parse_that_returns_x_alone_has_no_targets(records: list[Path]) -> None:
+    data = TFRecordData(records[0], lambda record: parse(record)[0]["x"])
+
+    x, y = data.read(np.array([2]))  # type: ignore[misc]
+
+    assert x.tolist() == [[2.0, 0.5]]
+    assert y is None
