@@ -190,6 +190,7 @@ def of_type(dtype: str) -> Any:
         ("int64", StateKind.MEAN, "changes 'own/level' of type int64, and the parts"),
         ("bool", StateKind.OTHER, "changes 'own/level' of type bool, and the parts"),
     ],
+    ids=["decays", "whole and decays", "whole mean", "whole maximum"],
 )
 def test_state_that_cannot_be_put_together_is_refused(
     dtype: str, kind: StateKind, said: str
