@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from holdfast.runtime.callbacks.file_guard import guarding
 from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.private_folder import PrivateFolder
@@ -55,3 +57,36 @@ def test_folders_of_the_dead_are_removed_and_the_last_one_takes_all_away(tmp_pat
     assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
     folders[1].remove()
     assert not (tmp_path / ".private").exists()
+
+
+def test_worker_that_leaves_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    folders = [PrivateFolder(tmp_path, worker) for worker in range(2)]
+    for folder in folders:
+        (folder() / "file").write_text("staged")
+
+    folders[0].remove()
+
+    assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
+    assert (folders[1]() / "file").read_text() == "staged"
+
+
+def test_folder_that_another_worker_has_removed_is_made_again(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path, 3)
+    folder()
+    folder.remove()
+
+    assert folder().is_dir()
+
+
+def test_nothing_to_remove_is_no_error(tmp_path: Path) -> None:
+    folder = PrivateFolder(tmp_path, 3)
+
+    folder.remove_dead([3])
+    folder.remove()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_directory_that_is_gone_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="run is gone"):
+        PrivateFolder(tmp_path / "run", 3)()
