@@ -127,3 +127,56 @@ def test_variable_of_another_shape_begins_as_the_script_makes_it() -> None:
     held(now).restore(held(before).notes())
 
     assert now.rate.numpy().tolist() == [2.0, 2.0]
+
+
+def test_variable_that_two_callbacks_hold_is_kept_once() -> None:
+    import tensorflow as tf
+
+    shared = tf.Variable(1.0)
+
+    assert list(held(callback(rate=shared), callback(rate=shared)).notes()) == ["Callback-1.rate/0"]
+
+
+def test_generators_go_on_and_text_is_left_to_the_script() -> None:
+    import keras
+    import tensorflow as tf
+
+    def make() -> Any:
+        dice = tf.random.Generator.from_seed(3)
+        return callback(dice=dice, seeds=(keras.random.SeedGenerator(4),), text=tf.Variable("a"))
+
+    one, other = make(), make()
+    one.dice.normal([2])
+    one.seeds[0].next()
+
+    notes = held(one).notes()
+    held(other).restore(json.loads(json.dumps(notes)))
+
+    assert list(notes) == ["Callback-1.dice/0", "Callback-1.seeds/0"]
+    assert other.dice.normal([3]).numpy().tolist() == one.dice.normal([3]).numpy().tolist()
+    assert np.asarray(other.seeds[0].state).tolist() == np.asarray(one.seeds[0].state).tolist()
+
+
+def test_variable_of_another_type_begins_as_the_script_makes_it() -> None:
+    import tensorflow as tf
+
+    before, now = callback(rate=tf.Variable([1.0])), callback(rate=tf.Variable([2]))
+
+    held(now).restore(held(before).notes())
+
+    assert now.rate.numpy().tolist() == [2]
+
+
+def test_values_of_metrics_are_put_back_but_for_large_ones() -> None:
+    import keras
+
+    from holdfast.runtime.callbacks.held_variables import encoded, put_back
+
+    before = [keras.Variable(np.full(size, 3.0, "f4")) for size in (2, 20_000, 1)]
+    now = [keras.Variable(np.zeros(size, "f4")) for size in (2, 20_000, 1)]
+
+    values = json.loads(json.dumps(encoded(before)))
+    put_back(now, values)
+
+    assert values[1] is None
+    assert [float(np.asarray(variable)[0]) for variable in now] == [3.0, 0.0, 3.0]

@@ -1,0 +1,261 @@
+"""Callbacks see what they see under Keras's own ``fit``, also in a launch that goes on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from driven_run import STEPS, Driven, begin, drive, one_layer, plan_of
+
+pytestmark = pytest.mark.tensorflow
+
+X = np.ones((STEPS, 1), np.float32)
+HOOKS = ("on_train_begin", "on_train_end", "on_test_begin", "on_test_end")
+NUMBERED = ("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end")
+VALIDATED = {"has_validation": True}
+STOPS = [
+    (False, None),
+    (False, ("on_train_begin", None)),
+    (False, ("on_train_batch_end", 0)),
+    (True, None),
+    (True, ("on_epoch_begin", 1)),
+    (True, ("on_train_batch_begin", 0)),
+    (True, ("on_train_batch_end", 0)),
+    (True, ("on_train_batch_end", STEPS - 1)),
+    (True, ("on_epoch_end", 0)),
+    (True, ("on_test_begin", None)),
+    (True, ("on_test_end", None)),
+]
+
+
+def recorder(stop: Any = None) -> Any:
+    """Return a callback that remembers its hooks, and stops the training in one of them."""
+    keras = pytest.importorskip("keras")
+
+    class Recorder(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def see(self, hook: str, number: int | None, logs: Any) -> None:
+            self.seen.append([hook, number, sorted(logs or {})])
+            if (hook, number) == stop:
+                self.model.stop_training = True
+
+    for name in HOOKS:
+        setattr(Recorder, name, lambda self, logs=None, name=name: self.see(name, None, logs))
+    for name in NUMBERED:
+        setattr(Recorder, name, lambda self, at, logs=None, name=name: self.see(name, at, logs))
+    return Recorder()
+
+
+def dicer(number: int, workers: list[Driven]) -> Any:
+    """Return a callback that does another thing on each worker."""
+    keras = pytest.importorskip("keras")
+
+    def throw(batch: int, logs: Any) -> None:
+        callback.luck = number
+        workers[number].replica.tensors = {"w": np.full(2, number, np.float32)}
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=throw, luck=None)
+    return callback
+
+
+def driven(callbacks: Any, tmp_path: Path, **terms: Any) -> Driven:
+    """Return a worker that has trained to the end."""
+    worker = Driven(callbacks, tmp_path, plan_of(**terms))
+    begin(worker)
+    drive(worker)
+    return worker
+
+
+def in_keras(callback: Any, **arguments: Any) -> list[Any]:
+    """Return what the callback sees under plain ``fit``."""
+    one_layer().fit(X, X, 1, verbose=0, callbacks=[callback], **arguments)
+    return list(callback.seen)
+
+
+@pytest.mark.parametrize(("validates", "stop"), STOPS, ids=str)
+def test_hooks_are_those_of_keras_wherever_a_callback_stops(
+    tmp_path: Path, stop: Any, *, validates: bool
+) -> None:
+    given = {"validation_data": (X, X)} if validates else {}
+    ours, kerass = recorder(stop), recorder(stop)
+
+    worker = driven([ours], tmp_path, has_validation=validates)
+
+    assert ours.seen == in_keras(kerass, epochs=2, **given)
+    assert worker.run.is_over is (ours.model.stop_training is True)
+
+
+@pytest.mark.parametrize(
+    ("terms", "arguments"),
+    [
+        ({"epochs": 3, "validated": 2}, {"epochs": 3, "validation_freq": 2}),
+        ({"epochs": 3, "validated": (1, 3)}, {"epochs": 3, "validation_freq": [1, 3]}),
+        ({"epochs": 2, "first_epoch": 1}, {"epochs": 3, "initial_epoch": 1}),
+    ],
+    ids=["every second", "some", "later ones"],
+)
+def test_hooks_are_those_of_keras_for_the_epochs_that_are_asked_for(
+    tmp_path: Path, terms: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    ours, kerass = recorder(), recorder()
+
+    worker = driven([ours], tmp_path, **VALIDATED, **terms)
+
+    assert ours.seen == in_keras(kerass, validation_data=(X, X), **arguments)
+    assert worker.run.history.epoch == list(range(terms.get("first_epoch", 0), 3))
+
+
+@pytest.mark.parametrize(
+    ("validates", "stop"),
+    [(False, None), (True, None), (True, ("on_train_batch_end", 1)), (True, ("on_epoch_end", 0))],
+    ids=str,
+)
+def test_launch_that_goes_on_after_any_commit_sees_what_an_undisturbed_one_sees(
+    tmp_path: Path, stop: Any, *, validates: bool
+) -> None:
+    whole = recorder(stop)
+    history = driven([whole], tmp_path, has_validation=validates).run.history
+    plan = plan_of(has_validation=validates)
+    for commits in range(1, len(whole.seen)):
+        lost, resumed = (Driven([recorder(stop)], tmp_path, plan) for _ in range(2))
+        begin(lost)
+        drive(lost, commits=commits)
+        if plan.is_save_point(lost.cursor):
+            begin(resumed, kept=lost.keep())
+            drive(resumed)
+            (seen,) = (c.seen for c in resumed.rounds._kept)
+            assert (seen, resumed.run.history.history) == (whole.seen, history.history)
+        if lost.is_complete:
+            return
+    raise AssertionError("the stage did not end")
+
+
+def test_stage_that_is_complete_runs_no_hook_and_gives_all_that_was_known(tmp_path: Path) -> None:
+    before = driven([recorder()], tmp_path)
+    for variable in before.model.metrics_variables:
+        variable.assign(variable + 3.0)
+    callback = recorder()
+    again = Driven([callback], tmp_path)
+
+    begin(again, kept=before.keep())
+
+    assert again.is_complete
+    assert callback.seen[-1] == ["on_train_end", None, ["loss"]]
+    assert callback.model is again.model
+    assert again.model.history is again.run.history
+    assert again.run.history.history == before.run.history.history
+    assert [float(found) for found in again.model.metrics_variables] == [3.0] * len(
+        before.model.metrics_variables
+    )
+
+
+def test_script_that_asks_for_more_epochs_goes_on_with_the_next_one(tmp_path: Path) -> None:
+    before, callback = driven([recorder()], tmp_path, epochs=1), recorder()
+    seen = list(before.rounds._kept[0].seen)
+    more = Driven([callback], tmp_path, plan_of(2))
+
+    begin(more, kept=before.keep())
+    drive(more)
+
+    assert callback.seen[: len(seen) + 1] == [*seen, ["on_epoch_begin", 1, []]]
+    assert callback.seen[-1][0] == "on_train_end"
+    assert more.run.history.epoch == [0, 1]
+
+
+def test_stage_that_a_callback_has_ended_stays_ended_when_more_epochs_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    before, callback = driven([recorder(("on_epoch_end", 0))], tmp_path), recorder()
+    more = Driven([callback], tmp_path, plan_of(9))
+
+    begin(more, kept=before.keep())
+    drive(more)
+
+    assert more.is_complete
+    assert more.run.history.epoch == [0]
+
+
+def test_worker_that_takes_a_newer_state_over_begins_no_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, behind = (Driven([recorder()], tmp_path) for _ in range(2))
+    for worker in (newer, behind):
+        begin(worker)
+    drive(newer, commits=2)
+    callback = behind.rounds._kept[0]
+    monkeypatch.setattr(type(callback), "on_train_begin", lambda *_: pytest.fail("begun again"))
+
+    begin(behind, kept=newer.keep())
+    drive(behind)
+    drive(newer)
+
+    assert callback.seen == newer.rounds._kept[0].seen
+
+
+def test_stop_that_one_worker_wants_is_everyones(tmp_path: Path) -> None:
+    workers = [Driven([recorder(stop)], tmp_path) for stop in (None, ("on_train_batch_end", 1))]
+
+    begin(*workers)
+    drive(*workers)
+
+    assert [worker.cursor.step for worker in workers] == [2, 2]
+    assert all(worker.run.is_over and worker.run.cuts_epoch for worker in workers)
+
+
+def test_what_callbacks_remember_and_change_is_that_of_the_first_worker(tmp_path: Path) -> None:
+    workers: list[Driven] = []
+    workers += [Driven([dicer(number, workers)], tmp_path) for number in range(2)]
+
+    begin(*workers)
+    drive(*workers, commits=1)
+
+    assert [worker.rounds._kept[0].luck for worker in workers] == [0, 0]
+    assert [worker.replica.tensors["w"].tolist() for worker in workers] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
+def test_loss_that_is_not_finite_ends_the_training_for_those_who_wait_for_it(
+    tmp_path: Path, bad: float
+) -> None:
+    keras = pytest.importorskip("keras")
+    plan = plan_of()
+    waits, goes_on = (
+        Driven(found, tmp_path, plan, losses=lambda step: bad if step == 1 else 1.0)
+        for found in ([keras.callbacks.TerminateOnNaN()], [keras.callbacks.History()])
+    )
+
+    for worker in (waits, goes_on):
+        begin(worker)
+        drive(worker)
+
+    assert (waits.cursor.step, waits.run.history.epoch) == (2, [0])
+    assert (goes_on.cursor.step, goes_on.run.history.epoch) == (2 * STEPS, [0, 1])
+
+
+def test_metrics_are_held_in_the_middle_of_an_epoch_for_callbacks_that_may_read_them(
+    tmp_path: Path,
+) -> None:
+    keras = pytest.importorskip("keras")
+    reads = driven([recorder()], tmp_path, epochs=1)
+    rests = driven([keras.callbacks.EarlyStopping("loss")], tmp_path, epochs=1)
+
+    assert reads.replica.held == [(0.0, 1), (1.0, 2)]
+    assert rests.replica.held == []
+
+
+def test_attribute_that_no_checkpoint_keeps_is_told_once(tmp_path: Path) -> None:
+    callback = recorder()
+    callback.tracker = type("Tracker", (), {})()
+
+    worker = driven([callback], tmp_path)
+
+    assert worker.said == [
+        "the callback's Recorder.tracker (a Tracker) is not kept in checkpoints: a relaunch begins "
+        "with a new one; give the callback get_state() and set_state() to keep it"
+    ]
