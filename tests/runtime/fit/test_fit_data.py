@@ -171,3 +171,46 @@ def test_fingerprint_of_a_part_tells_the_part_and_the_weights() -> None:
 def test_arrays_beside_data_are_refused(beside: dict[str, Any]) -> None:
     with pytest.raises(ProgramError, match="beside a _Numbered: its read"):
         data_of(FitCall(_Numbered(10), **beside))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [({"x": X}, "dict"), (X, "ndarray"), ((), "tuple"), ((X, Y, ALL, ALL), "tuple")],
+    ids=["dict", "array", "nothing", "too many"],
+)
+def test_validation_data_of_another_kind_are_refused(given: Any, kind: str) -> None:
+    with pytest.raises(ProgramError, match=rf"^fit\(validation_data=\.\.\.\) got {kind}: give "):
+        data_of(FitCall(X, Y, validation_data=given))
+
+
+@pytest.mark.parametrize("given", [(X,), [X, Y], (X, Y, ALL)], ids=["x", "list", "weights"])
+def test_validation_data_have_up_to_three_parts(given: Any) -> None:
+    data = data_of(FitCall(X, Y, validation_data=given))
+
+    assert data.validation is not None
+    assert len(data.validation) == 10
+
+
+@pytest.mark.parametrize("steps", [None, 1, 9])
+def test_steps_of_validation_hold_for_all_kinds_of_validation_data(steps: int | None) -> None:
+    calls = (
+        FitCall(X, Y, 2, validation_split=0.5, validation_steps=steps),
+        FitCall(_Numbered(10), None, 2, validation_split=0.5, validation_steps=steps),
+        FitCall(X, Y, 2, validation_data=_Numbered(5), validation_steps=steps),
+    )
+
+    sizes = [len(found) for call in calls if (found := data_of(call).validation) is not None]
+
+    assert sizes == [2 if steps == 1 else 5] * 3
+
+
+def test_split_of_data_that_leaves_nothing_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ProgramError, match="leaves 0 of 10 samples for training and 10 for valid"):
+        data_of(FitCall(_Numbered(10), validation_split=0.96))
+
+
+def test_share_of_less_than_a_sample_holds_one_out() -> None:
+    data = data_of(FitCall(_Numbered(10), validation_split=0.01))
+
+    assert data.validation is not None
+    assert (len(data.training), len(data.validation)) == (9, 1)

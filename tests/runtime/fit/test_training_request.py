@@ -1,0 +1,189 @@
+"""A call of ``fit`` becomes a training, is told in words, and leaves nothing when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from configs import worker_config
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.options.rate_scale import RateScaling
+from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.training.stage import Stage
+from holdfast.runtime.training.training_job import TrainingJob, describe_job
+
+pytestmark = pytest.mark.tensorflow
+
+X = np.arange(10, dtype=np.float32)[:, None]
+Training = Callable[..., Any]
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    """Return the training of a call in a job with these options."""
+    pytest.importorskip("keras")
+    from holdfast.runtime.fit import keras_fit
+
+    def make(call: FitCall, **options: Any) -> Any:
+        context = SimpleNamespace(config=worker_config(**options), notify=lambda text: None)
+        stages = SimpleNamespace(context=context, stage=Stage())
+        monkeypatch.setattr(keras_fit, "stages_of_script", lambda: stages)
+        return keras_fit._Training(SimpleNamespace(name="digits"), call)
+
+    return make
+
+
+def job_of(training: Any) -> TrainingJob:
+    config = training._stages.context.config
+    return describe_job(training._request(), config, Numerics.here(threads=1))
+
+
+def pipeline(batches: int = 3) -> Any:
+    import tensorflow as tf
+
+    count = 2 * batches
+    return tf.data.Dataset.from_tensor_slices((np.zeros((count, 1), "f4"),) * 2).batch(2)
+
+
+def test_arguments_of_the_call_are_those_of_the_training(training: Training) -> None:
+    call = FitCall(
+        *(X, X, 4),
+        epochs=5,
+        initial_epoch=2,
+        verbose=2,
+        shuffle=False,
+        steps_per_epoch=2,
+        validation_data=(X[:7], X[:7]),
+        validation_batch_size=3,
+        validation_freq=[5, 4],
+    )
+
+    asked = training(call)._request()
+
+    assert (len(asked.data), len(asked.validation)) == (10, 7)
+    assert (asked.global_batch, asked.validation_batch, asked.steps_per_epoch) == (4, 3, 2)
+    assert (asked.epochs, asked.first_epoch, asked.validated) == (3, 2, (4, 5))
+    assert (asked.is_shuffled, asked.verbose) == (False, 2)
+    assert (asked.scaling, asked.takes_nan) == (None, False)
+
+
+def test_defaults_are_those_of_keras(training: Training) -> None:
+    asked = training(FitCall(X, X))._request()
+
+    assert (asked.global_batch, asked.epochs, asked.first_epoch) == (32, 1, 0)
+    assert (asked.validation, asked.steps_per_epoch) == (None, None)
+    assert (asked.is_shuffled, asked.verbose, asked.validated) == (True, 1, 1)
+
+
+def test_larger_batches_of_a_job_are_fewer_and_the_rate_may_grow_with_them(
+    training: Training,
+) -> None:
+    call = FitCall(X, X, 2, steps_per_epoch=5, validation_data=(X, X))
+
+    asked = training(call, scale_batch=2, scale_rate="linear")._request()
+
+    assert (asked.global_batch, asked.steps_per_epoch) == (4, 3)
+    assert asked.validation_batch == 2
+    assert asked.scaling == RateScaling.of("linear", 2)
+    assert asked.scaling is not None
+
+
+def test_batches_of_a_pipeline_cannot_be_made_larger_from_outside(training: Training) -> None:
+    larger = training(FitCall(pipeline()), scale_batch=3)
+
+    with pytest.raises(UsageError, match=r"^--scale-batch 3 cannot change the batches of the tf"):
+        larger._request()
+    assert training(FitCall(pipeline()))._request().global_batch == 32
+
+
+@pytest.mark.parametrize("kind", ["TerminateOnNaN", "EarlyStopping"])
+@pytest.mark.parametrize(
+    "wraps", [list, tuple, lambda found: found[0]], ids=["list", "tuple", "one"]
+)
+def test_steps_that_are_not_finite_are_taken_if_a_callback_waits_for_them(
+    training: Training, kind: str, wraps: Callable[[list[Any]], Any]
+) -> None:
+    keras = pytest.importorskip("keras")
+    callbacks = wraps([getattr(keras.callbacks, kind)()])
+
+    asked = training(FitCall(X, X, callbacks=callbacks))._request()
+
+    assert asked.takes_nan is (kind == "TerminateOnNaN")
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "workers", "words"),
+    [
+        (1, 1, "1 worker trains 'digits' by fit(): 4 samples a step in 1 microbatch, "),
+        (2, 3, "3 workers train 'digits' by fit(): 4 samples a step in 2 microbatches, "),
+    ],
+)
+def test_training_is_announced_in_one_line(
+    training: Training, microbatches: int, workers: int, words: str
+) -> None:
+    from holdfast.runtime.fit.keras_fit import _announcement
+
+    made = training(FitCall(X, X, 4), microbatches=microbatches)
+
+    line = _announcement(made._model, job_of(made), workers)
+
+    assert line == f"{words}3 steps an epoch (--no-fit leaves fit() alone)"
+
+
+@pytest.mark.parametrize(
+    ("samples", "rest"),
+    [
+        (6, "the last epoch of each pass has the 1 that are left, as in Keras; a dataset that "),
+        (8, "the next epoch goes on in the pass, as in Keras"),
+    ],
+    ids=["shorter last epoch", "epochs of one length"],
+)
+def test_epochs_that_are_less_than_a_pass_are_explained(
+    training: Training, samples: int, rest: str
+) -> None:
+    from holdfast.runtime.fit.keras_fit import _cut_in_words
+
+    job = job_of(training(FitCall(X[:samples], X[:samples], 2, steps_per_epoch=2)))
+
+    words = _cut_in_words(job)
+
+    begin = f"a pass over the data has {samples // 2} steps, and an epoch 2: "
+    assert words.startswith(begin + rest)
+    assert job.work_plan.cuts_passes
+
+
+@pytest.mark.parametrize(("batch", "idle"), [(2, "leaves 2 of 4 workers"), (4, None)])
+def test_batches_of_few_samples_are_told(training: Training, batch: int, idle: str | None) -> None:
+    made = training(FitCall(X, X, batch), workers=(0, 1, 2, 3), microbatches=4)
+
+    advice = made._few_samples(job_of(made), made._stages.context)
+
+    assert (advice is None) if idle is None else (idle in advice)
+
+
+def test_nobody_counts_the_samples_of_a_pipeline(training: Training) -> None:
+    made = training(FitCall(pipeline()), workers=(0, 1, 2, 3), microbatches=4)
+
+    assert made._few_samples(job_of(made), made._stages.context) is None
+
+
+def test_training_that_fails_gives_the_optimizer_and_private_files_back(training: Training) -> None:
+    given_back: list[str] = []
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    made = training(FitCall(X, X))
+    made._stages.train = fail
+    made._rate = SimpleNamespace(take_off=lambda: given_back.append("rate"))
+    made._callbacks = SimpleNamespace(close=lambda: given_back.append("files"))
+
+    with pytest.raises(ZeroDivisionError):
+        made.run()
+
+    assert given_back == ["rate", "files"]
