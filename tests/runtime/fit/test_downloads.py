@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +91,19 @@ def test_data_sets_of_keras_wait_as_well(lock: Path) -> None:
 
     assert mnist.get_file is keras.utils.get_file is file_utils.get_file  # type: ignore[attr-defined]
     assert file_utils.get_file is not _PLAIN
+
+
+def test_file_system_without_locks_downloads_as_plain_keras_does(
+    lock: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    take_turns(lock, lambda text: None)
+    before = len(os.listdir("/proc/self/fd"))
+
+    path = keras.utils.get_file(origin=source.as_uri(), cache_dir=tmp_path)
+
+    assert Path(path).read_bytes() == source.read_bytes()
+    assert len(os.listdir("/proc/self/fd")) == before

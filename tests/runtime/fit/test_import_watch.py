@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,47 @@ def test_informative_lines_of_a_log_are_dropped_and_all_others_kept(
         load()
 
     assert capfd.readouterr().err.splitlines() == list(lines[2:])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_surrounds_an_import_ends_before_the_watcher_hears_of_it(
+    module: str, tmp_path: Path, *, fails: bool
+) -> None:
+    heard: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        heard.append("begins")
+        try:
+            yield
+        finally:
+            heard.append("ends")
+
+    when_imported(module, lambda: heard.append("imported"), around)
+    if fails:
+        (tmp_path / module / "__init__.py").write_text("1 / 0\n")
+        with pytest.raises(ZeroDivisionError):
+            importlib.import_module(module)
+    else:
+        importlib.import_module(module)
+
+    assert heard == ["begins", "ends", *([] if fails else ["imported"])]
+
+
+def test_module_finds_its_files_while_it_is_imported(module: str, tmp_path: Path) -> None:
+    code = "import pkgutil\nvalue = pkgutil.get_data(__name__, 'part.py')\n"
+    (tmp_path / module / "__init__.py").write_text(code)
+    when_imported(module, lambda: None)
+
+    assert importlib.import_module(module).value == b"name = __name__\n"
+
+
+def test_watcher_is_gone_once_its_module_is_found_and_not_before(module: str) -> None:
+    before = list(sys.meta_path)
+    when_imported(module, lambda: None)
+
+    importlib.util.find_spec("never_written_by_anybody")
+    assert len(sys.meta_path) == len(before) + 1
+    importlib.import_module(module)
+
+    assert sys.meta_path == before
