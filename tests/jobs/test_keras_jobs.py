@@ -18,6 +18,17 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 SCRIPT = Path(__file__).parent / "scripts" / "everything_keras.py"
 MICROBATCHES = 6
 OPTIONS = ("--threads", "1", "--heartbeat-timeout", "20")
+LARGE = """
+import keras, numpy as np
+
+keras.utils.set_random_seed(1)
+layers = [keras.layers.Dense(1100, activation="tanh"), keras.layers.BatchNormalization()]
+model = keras.Sequential([keras.Input((1000,)), *layers, keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x = np.random.default_rng(1).normal(size=(40, 1000)).astype("f")
+model.fit(x, x[:, :1], batch_size=12, epochs=2, verbose=0)
+"""
+"""Its million weights make it worth while not to copy gradients."""
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +151,28 @@ def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
     job = train(tmp_path / "run", 1)
 
     check_same(job, undisturbed)
+
+
+def test_a_worker_that_keeps_its_gradients_ends_as_workers_that_add_them_up(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LARGE)
+    death = ("kill worker=0 step=6",)
+    ways = {"alone": (1, ()), "alone, and died": (1, death), "one of two died": (2, death)}
+
+    ends = {
+        way: run_job(
+            script,
+            run_dir=tmp_path / way,
+            workers=workers,
+            microbatches=1,
+            faults=faults,
+            options=(*OPTIONS, "--save-every", "3"),
+            timeout_s=300,
+        ).sha256
+        for way, (workers, faults) in ways.items()
+    }
+
+    assert None not in ends.values()
+    assert len(set(ends.values())) == 1, ends
