@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.commands.goodput import Bucket, buckets_of, goodput_of, spans_of
+from holdfast.runtime.commands.goodput import (
+    SINCE_LAST_STEP,
+    Bucket,
+    Goodput,
+    Span,
+    buckets_of,
+    goodput_of,
+    jobs_of,
+    spans_of,
+)
 from holdfast.runtime.run.journal import Record
 
 S = 1_000_000_000
 
 
+def record(event: str, now: float, **fields: Any) -> Record:
+    return {"event": event, "now": now, **fields}
+
+
 def step(number: int, now: float, seconds: float = 1.0, generation: int = 1) -> Record:
-    return {
-        "event": "step",
-        "step": number,
-        "now": now,
-        "seconds": seconds,
-        "generation": generation,
-    }
+    return record("step", now, step=number, seconds=seconds, generation=generation)
 
 
 def _buckets(records: list[Record], began: float, ended: float) -> dict[Bucket, float]:
@@ -153,3 +163,132 @@ def test_steps_that_a_later_job_does_again_do_not_count() -> None:
     assert (found.jobs, found.wall_s) == (2, 51.0)
     assert found.parts_s["repeated work"] == 10.0
     assert found.share == 41 / 51
+
+
+def parts(records: list[Record], now_s: float | None = None) -> dict[str, float]:
+    found = goodput_of(records, now_s)
+    assert found is not None
+    return {name: length for name, length in found.parts_s.items() if length}
+
+
+def cause_between(*marks: Record, generation: int = 1) -> set[Bucket]:
+    """Return what the second between two steps is, beside their training."""
+    spans = spans_of([step(1, 1.0), *marks, step(2, 3.0, 1.0, generation)], 0.0, 3.0)
+    return {span.bucket for span in spans if (span.begin, span.end) == (S, 2 * S)}
+
+
+def test_records_before_the_first_job_belong_to_none() -> None:
+    begun = [record("job_started", 2.0), step(1, 3.0), record("job_started", 9.0)]
+
+    assert jobs_of([record("warning", 1.0), *begun]) == [begun[:2], begun[2:]]
+
+
+def test_journal_without_a_begin_is_one_job_unless_it_is_empty() -> None:
+    records = [step(1, 3.0), step(2, 4.0)]
+
+    assert jobs_of(records) == [records]
+    assert jobs_of([]) == []
+
+
+def test_share_of_no_time_at_all_is_none() -> None:
+    assert Goodput(0.0, {Bucket.TRAINING.value: 0.0}).share == 0.0
+    assert Goodput(4.0, {Bucket.TRAINING.value: 3.0}).share == 0.75
+
+
+@pytest.mark.parametrize(
+    ("marks", "cause"),
+    [
+        ([], Bucket.TRAINING),
+        ([record("warning", 1.5)], Bucket.TRAINING),
+        ([record("checkpoint", 1.9, seconds=0.25)], Bucket.SAVING),
+        ([record("checkpoint_failed", 1.5)], Bucket.SAVING),
+        ([record("checkpoint", 1.9, seconds=1.5)], Bucket.TRAINING),
+        ([record("launch", 1.5)], Bucket.RELAUNCH),
+        ([record("relaunch", 1.5, is_renewal=True)], Bucket.RENEWAL),
+        ([record("relaunch", 1.5, is_renewal=1)], Bucket.RELAUNCH),
+        ([record("relaunch", 1.5, is_renewal=True), record("job_started", 1.6)], Bucket.RELAUNCH),
+        ([record("launch", 1.5), record("checkpoint", 1.9, seconds=0.0)], Bucket.RELAUNCH),
+    ],
+    ids=[
+        "nothing", "warning", "save", "failed save", "save that began before", "launch",
+        "renewal", "no renewal", "renewal and another job", "launch and save",
+    ],
+)  # fmt: skip
+def test_gap_has_the_cause_that_its_marks_show(marks: list[Record], cause: Bucket) -> None:
+    assert cause_between(*marks) == {cause}
+
+
+@pytest.mark.parametrize(
+    ("at", "cause"),
+    [(1.0, Bucket.TRAINING), (1.001, Bucket.RELAUNCH), (2.0, Bucket.RELAUNCH)],
+    ids=["with the step", "after it", "with the next one's begin"],
+)
+def test_mark_counts_after_the_step_and_until_the_next_one_begins(at: float, cause: Bucket) -> None:
+    assert cause_between(record("launch", at)) == {cause}
+
+
+def test_repair_counts_before_a_save_and_a_relaunch_before_a_repair() -> None:
+    save = record("checkpoint", 1.9, seconds=0.25)
+
+    assert cause_between(save, generation=2) == {Bucket.REPAIR}
+    assert cause_between(save, record("launch", 1.5), generation=2) == {Bucket.RELAUNCH}
+
+
+def test_steps_outside_of_the_time_are_cut_away() -> None:
+    spans = spans_of([step(1, 1.0), step(2, 5.0, 4.0), step(3, 9.0)], 2.0, 4.0)
+
+    assert spans == (Span(Bucket.TRAINING, 2 * S, 4 * S),)
+
+
+def test_running_job_is_counted_until_now_and_the_ended_ones_until_their_end() -> None:
+    ended = [record("job_started", 100.0), step(1, 102.0), record("job_ended", 103.0)]
+    running = [record("job_started", 5.0), step(2, 7.0)]
+
+    assert parts([*ended, *running], now_s=9.5) == {
+        "starting": 2.0,
+        "training": 2.0,
+        "ending": 1.0,
+        SINCE_LAST_STEP: 2.5,
+    }
+
+
+def test_clock_that_is_behind_the_newest_record_takes_nothing_away() -> None:
+    records = [record("job_started", 5.0), step(1, 7.0)]
+
+    assert parts(records, now_s=6.0) == {"starting": 1.0, "training": 1.0}
+
+
+def test_run_that_only_starts_is_no_time_since_a_step() -> None:
+    assert parts([record("job_started", 5.0)], now_s=8.0) == {"starting": 3.0}
+
+
+def test_steps_that_two_later_jobs_go_back_to_are_lost_once() -> None:
+    first = [record("job_started", 0.0), step(1, 1.0), step(2, 2.0), step(3, 3.0)]
+    second = [record("job_started", 0.0), step(3, 1.0)]
+    third = [record("job_started", 0.0), step(2, 1.0), step(3, 2.0)]
+
+    assert parts([*first, *second, *third]) == {"training": 3.0, "repeated work": 3.0}
+
+
+_JOBS = st.lists(
+    st.lists(st.tuples(st.integers(1, 5), st.floats(0, 9), st.integers(1, 3)), max_size=6),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(_JOBS, st.none() | st.floats(0, 20))
+def test_parts_of_all_jobs_add_up_to_their_time(
+    jobs: list[list[tuple[int, float, int]]], now_s: float | None
+) -> None:
+    records: list[Record] = []
+    for job in jobs:
+        records.append(record("job_started", 1.0))
+        records += [step(number, now, 0.5, generation) for number, now, generation in job]
+
+    found = goodput_of(records, now_s)
+
+    assert found is not None
+    assert found.jobs == len(jobs)
+    assert sum(found.parts_s.values()) == pytest.approx(found.wall_s)
+    assert 0.0 <= found.share <= 1.0

@@ -78,3 +78,98 @@ def test_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
 
     assert target.read_text() == "theirs"
     assert names(tmp_path) == ["file"]
+
+
+def write_file(draft: Path) -> None:
+    draft.write_text("new")
+
+
+def fail(_: Path) -> None:
+    raise AssertionError("the target was refused, so nothing may be made for it")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("there", "/there exists; choose another --to, or replace it with --force"),
+        ("dangling", "/dangling exists; choose another --to"),
+        ("none/file", "/none/file cannot be written: .*/none is not a directory; choose another"),
+        ("there/file", "/there/file cannot be written: .*/there is not a directory"),
+    ],
+)
+def test_target_is_refused_before_any_work_is_done(
+    name: str, complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "there").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(UsageError, match=complaint):
+        publish(tmp_path / name, fail, is_forced=False)
+
+    assert names(tmp_path) == ["dangling", "there"]
+
+
+def test_draft_lies_beside_the_target_and_has_its_suffix(tmp_path: Path) -> None:
+    """Keras looks at the suffix, and a rename needs the same file system."""
+    drafts: list[Path] = []
+
+    def write(draft: Path) -> None:
+        drafts.append(draft)
+        draft.write_text("new")
+
+    publish(tmp_path / "w.weights.h5", write, is_forced=False)
+
+    (draft,) = drafts
+    assert draft.parent == tmp_path
+    assert draft.name.startswith(".")
+    assert draft.name.endswith("-w.weights.h5")
+    assert names(tmp_path) == ["w.weights.h5"]
+
+
+def test_link_is_replaced_and_not_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+
+    publish(tmp_path / "link", write_file, is_forced=True)
+
+    assert not (tmp_path / "link").is_symlink()
+    assert ((tmp_path / "link").read_text(), (tmp_path / "precious").read_text()) == ("new", "mine")
+
+
+def test_directory_comes_back_if_the_new_one_cannot_have_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "model", Path.rename
+    write_model(target, "old")
+
+    def rename_others(path: Path, new: Path) -> Path:
+        if (path / "saved_model.pb").read_text() == "new":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, new)
+
+    monkeypatch.setattr(Path, "rename", rename_others)
+    with pytest.raises(UsageError, match="/model cannot be written: Input/output error; choose"):
+        publish(target, write_model, is_forced=True)
+
+    assert (target / "variables" / "data").read_text() == "old"
+    assert names(tmp_path) == ["model"]
+
+
+def test_refusal_of_the_writer_reaches_the_user_as_it_is(tmp_path: Path) -> None:
+    def write(draft: Path) -> None:
+        draft.write_text("half")
+        raise UsageError("the model is another one")
+
+    with pytest.raises(UsageError, match=r"^the model is another one$"):
+        publish(tmp_path / "file", write, is_forced=False)
+
+    assert names(tmp_path) == []
+
+
+def test_writer_that_makes_nothing_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+
+    with pytest.raises(UsageError, match="No such file or directory"):
+        publish(tmp_path / "file", lambda _: None, is_forced=True)
+
+    assert (tmp_path / "file").read_text() == "old"
