@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.runtime.progress.live_line import GAP, Part, fitting, live_line
 from holdfast.runtime.progress.picture import Picture
 from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.progress.words import columns as width_of
 
 REPORT = StepReport(
     now=100.0, step=151, steps=600, epoch=3, epochs=10, step_of_epoch=31, steps_per_epoch=60,
@@ -105,3 +108,98 @@ def test_last_step_has_no_time_left() -> None:
     report = dataclasses.replace(REPORT, step=600)
 
     assert "left" not in words_of(picture(progress=report.to_json()))
+
+
+def parts_of(shown: Picture, columns: int = 200) -> dict[str, Part]:
+    """Return the parts by their style; there is one of each but of metrics."""
+    return {part.style: part for part in live_line(shown, 100.0, columns)}
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "done"),
+    [(0, 60, 0.0), (15, 60, 0.25), (60, 60, 1.0), (70, 60, 1.0), (0, 0, 0.0), (3, 0, 1.0)],
+    ids=["begin", "quarter", "end", "beyond", "no steps", "steps of none"],
+)
+def test_bar_is_full_at_the_end_of_the_epoch_and_never_more(
+    step: int, steps: int, done: float
+) -> None:
+    report = dataclasses.replace(REPORT, step_of_epoch=step, steps_per_epoch=steps)
+
+    assert parts_of(picture(progress=report.to_json()))["bar"].done == done
+
+
+@pytest.mark.parametrize(
+    ("shown", "text", "style"),
+    [
+        (picture(), "4 workers", "quiet"),
+        (picture(workers=3), "3 of 4 workers", "loss"),
+        (picture(workers=0), "0 of 4 workers", "loss"),
+        (picture(workers=1, phase="starting"), "1 of 4 workers", "quiet"),
+        (Picture().launched(4), "0 of 4 workers", "quiet"),
+    ],
+    ids=["all", "one lost", "all lost", "more are starting", "launch"],
+)
+def test_lost_workers_stand_out_unless_they_only_start(
+    shown: Picture, text: str, style: str
+) -> None:
+    (part,) = (part for part in live_line(shown, 100.0, 200) if "worker" in part.text)
+
+    assert (part.text, part.style) == (text, style)
+
+
+def test_lost_worker_is_told_on_a_narrower_terminal_than_all_workers() -> None:
+    assert "workers" not in words_of(picture(), 80)
+    assert "3 of 4 workers" in words_of(picture(workers=3), 80)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [("saving", "saving"), ("concluding", "script after training"), ("training", None)],
+)
+def test_phase_is_told_unless_it_is_training(phase: str, words: str | None) -> None:
+    found = parts_of(picture(phase=phase)).get("phase")
+
+    assert (found and found.text) == words
+
+
+def test_answer_without_a_phase_is_taken_as_training() -> None:
+    assert "phase" not in parts_of(picture(phase=None))
+
+
+def test_loss_stays_longest_and_metrics_behind_the_third_go_first() -> None:
+    metrics = dict.fromkeys(("a", "b", "c", "d", "loss"), 0.5)
+    shown = picture(progress=dataclasses.replace(REPORT, metrics=metrics).to_json())
+
+    lost = []
+    for columns in range(200, 0, -1):
+        found = words_of(shown, columns)
+        lost += [name for name in metrics if f"{name}: " not in found and name not in lost]
+
+    assert lost == ["d", "c", "b", "a", "loss"]
+
+
+def test_name_of_wide_letters_takes_its_columns() -> None:
+    parts = [Part("損失", 0), Part("x", 1)]
+
+    assert len(fitting(parts, 7)) == 2
+    assert fitting(parts, 6) == (Part("損失", 0),)
+
+
+def test_word_that_is_cut_keeps_its_style_and_nothing_is_made_of_nothing() -> None:
+    assert fitting([Part("epoch 1/2", 0, "epoch"), Part("x", 1)], 5) == (Part("epoch", 0, "epoch"),)
+    assert fitting([Part("epoch", 0)], -3) == (Part("", 0),)
+    assert fitting([], 10) == ()
+
+
+_PARTS = st.lists(st.builds(Part, st.text("ab損", max_size=9), st.integers(0, 9)), max_size=8)
+
+
+@given(_PARTS, st.integers(0, 60))
+def test_line_is_as_wide_as_the_terminal_allows(parts: list[Part], columns: int) -> None:
+    kept = fitting(parts, columns)
+
+    rest = iter(parts)
+    width = width_of(GAP.join(part.text for part in kept))
+    assert width <= columns or len(kept) == 1
+    assert len(kept) == 1 or all(part in rest for part in kept)
+    assert bool(kept) == bool(parts)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.runtime.progress.host_report import newest_of, short_report, slowest_phase
-from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.progress.step_report import StepReport, is_metrics
 from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES, HeartbeatPage, Phase
 
 REPORT = StepReport(
@@ -109,3 +109,54 @@ def test_script_that_goes_on_after_its_training_is_behind_one_that_leaves(
         one.page.phase = phase
 
     assert slowest_phase(hosted) == "concluding"
+
+
+def test_report_of_an_older_holdfast_is_of_the_first_training_and_live() -> None:
+    fields = REPORT.to_json()
+    del fields["stage"], fields["verbose"]
+
+    found = StepReport.of(fields)
+
+    assert found is not None
+    assert (found.stage, found.verbose) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["now", "step", "steps", "epoch", "epochs", "step_of_epoch", "steps_per_epoch"]
+)
+def test_report_without_a_number_that_people_look_at_is_none(name: str) -> None:
+    fields = REPORT.to_json()
+    del fields[name]
+
+    assert StepReport.of(fields) is None
+
+
+def test_field_of_a_later_holdfast_is_left_out() -> None:
+    assert StepReport.of(REPORT.to_json() | {"colour": "blue"}) == REPORT
+
+
+@pytest.mark.parametrize("fields", [None, [], "report", 7], ids=repr)
+def test_report_is_an_object(fields: object) -> None:
+    assert StepReport.of(fields) is None
+
+
+def test_metrics_that_do_not_fit_are_halved_from_the_end() -> None:
+    metrics = {"loss": 0.5} | {f"{i:04}" * 20: float(i) for i in range(99)}
+
+    found = StepReport.decode(dataclasses.replace(REPORT, metrics=metrics).encode())
+
+    assert found is not None
+    assert list(found.metrics) == list(metrics)[: len(found.metrics)]
+    assert len(found.metrics) == 25
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        ({}, True), ({"loss": 1}, True), ({"loss": math.inf}, True), ({"loss": None}, False),
+        ({1: 0.5}, False), ({"loss": [0.5]}, False), (None, False), ([("loss", 0.5)], False),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_metrics_are_numbers_by_name(value: object, *, is_one: bool) -> None:
+    assert is_metrics(value) is is_one
