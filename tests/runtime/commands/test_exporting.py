@@ -129,9 +129,12 @@ def test_all_formats_but_that_of_numpy_need_the_model(kind: ExportFormat) -> Non
         ExportRequest(Path("w"), kind, None, is_forced=False)
 
 
-def test_archive_of_numpy_needs_no_run_of_the_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [None, NO_SCRIPT], ids=["no model", "a missing script"])
+def test_archive_of_numpy_needs_no_run_of_the_script(
+    model: ModelSource | None, tmp_path: Path
+) -> None:
     target = tmp_path / "w.npz"
-    request = ExportRequest(target, ExportFormat.NPZ, NO_SCRIPT, is_forced=False)
+    request = ExportRequest(target, ExportFormat.NPZ, model, is_forced=False)
 
     export_state(restored(tmp_path), request)
 
