@@ -46,9 +46,10 @@ def rate(per_s: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds as ``12 s``, ``3:05`` or ``2:10:00``."""
-    if seconds < 60:
-        return f"{max(0.0, seconds):.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
