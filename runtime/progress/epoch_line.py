@@ -30,6 +30,7 @@ class EndedEpoch:
             return None
         metrics, validation = fields.get("metrics"), fields.get("validation")
         seconds, epochs = fields.get("seconds"), fields.get("epochs")
+        verbose = fields.get("verbose")
         return EndedEpoch(
             epoch,
             step,
@@ -37,7 +38,7 @@ class EndedEpoch:
             seconds if isinstance(seconds, (int, float)) else None,
             metrics if is_metrics(metrics) else {},
             validation if is_metrics(validation) else {},
-            int(fields.get("verbose", LIVE)),
+            verbose if isinstance(verbose, int) else LIVE,
         )
 
     @property
