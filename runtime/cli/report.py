@@ -92,14 +92,14 @@ def _facts(summary: Report, outcome: str) -> Table:
         ("output", describe_lost_lines(summary)),
         ("final sha256", summary.final_sha256 or "-"),
     ):
-        table.add_row(name, text)
+        table.add_row(name, Text(text))  # no markup: a reason is often the script's own words
     return table
 
 
 def _deaths(summary: Report) -> Table:
     table = Table("failures", "time")
     for failure in summary.failures:
-        table.add_row(describe_failure(failure), describe_time(failure))
+        table.add_row(Text(describe_failure(failure)), describe_time(failure))
     return table
 
 
@@ -145,7 +145,7 @@ def _relaunches(summary: Report) -> Table:
     for relaunch in summary.relaunches:
         start = "-" if relaunch.restored_step is None else str(relaunch.restored_step)
         time = describe_ms(relaunch.since_failure_ms)
-        table.add_row(relaunch.reason, " ".join(map(str, relaunch.workers)), start, time)
+        table.add_row(Text(relaunch.reason), " ".join(map(str, relaunch.workers)), start, time)
     return table
 
 
@@ -153,5 +153,5 @@ def _troubles(summary: Report) -> Table:
     table = Table("checkpoints and memory")
     table.columns[0].overflow = "fold"
     for trouble in describe_troubles(summary):
-        table.add_row(trouble)
+        table.add_row(Text(trouble))
     return table

@@ -150,3 +150,30 @@ def test_empty_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     assert _report(str(tmp_path)) == ExitCode.USAGE
     assert "holds no records" in capsys.readouterr().err
+
+
+def test_words_of_the_script_are_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets are no markup, and one that closes nothing is no error."""
+    monkeypatch.setenv("COLUMNS", "250")
+    cause = "ValueError: [red]no[/red] token [/INST] in list[int]"
+    journal = Journal(tmp_path / "journal.jsonl", run_id="[r1]", source="supervisor")
+    journal.record("job_started", workers=2)
+    journal.record("failure", worker=1, cause=cause, step=1)
+    journal.record("relaunch", reason=f"relaunch: {cause}", spent=1, workers=[2, 3])
+    journal.record("rejected", step=1, reason=cause)
+    journal.record("job_ended", exit_code=1, reason=cause)
+    journal.close()
+
+    assert _report(str(tmp_path)) == ExitCode.DONE
+
+    text = capsys.readouterr().out
+    for fact in (
+        f"worker 1: {cause} after step 1",
+        f"relaunch: {cause}",
+        f"step 1 rejected: {cause}",
+        f"exit 1: {cause}",
+        "[r1]",
+    ):
+        assert fact in text
