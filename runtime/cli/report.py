@@ -25,6 +25,7 @@ from holdfast.runtime.commands.report import (
     describe_troubles,
     to_json,
 )
+from holdfast.runtime.commands.sound_records import sound_records
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import read_journal
@@ -52,7 +53,7 @@ def _read(run_dir: Path) -> list[dict[str, object]]:
     refuse_no_run(run_dir)
     path = RunDirectory(run_dir).journal_path
     try:
-        records = read_journal(path)
+        records = sound_records(read_journal(path))
     except ForeignFile as error:
         raise UsageError(str(error)) from error
     except FileNotFoundError as error:

@@ -6,11 +6,15 @@ that shows how a run stands must not fail because of one line.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast.runtime.run.journal import Record
+
+_MOST_SECONDS = 1 << 37
+"""No clock shows more, and later moments have no date."""
+
+_MOST = 1 << 63
 
 
 def sound_records(records: Iterable[Record]) -> list[Record]:
@@ -21,20 +25,30 @@ def sound_records(records: Iterable[Record]) -> list[Record]:
 def _is_sound(record: Record) -> bool:
     event = record["event"]
     needed = _FIELDS.get(event, {}) if isinstance(event, str) else {"event": _is_text}
-    return all(is_one(record.get(name)) for name, is_one in (_STAMP | needed).items())
+    optional = {name: is_one for name, is_one in _IF_GIVEN.items() if name in record}
+    kinds = (_STAMP | optional | needed).items()
+    return all(is_one(record.get(name)) for name, is_one in kinds)
 
 
 def _is_number(value: Any) -> bool:
     is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and math.isfinite(value)
+    return is_one and abs(value) < _MOST_SECONDS  # a NaN is not
+
+
+def _is_date(value: Any) -> bool:
+    return _is_number(value) and value >= 0
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def _are_counts(value: Any) -> bool:
@@ -43,7 +57,10 @@ def _are_counts(value: Any) -> bool:
 
 _Kind = Callable[[Any], bool]
 
-_STAMP: dict[str, _Kind] = {"now": _is_number, "time": _is_number}
+_STAMP: dict[str, _Kind] = {"now": _is_number, "time": _is_date}
+
+_IF_GIVEN: dict[str, _Kind] = {"seconds": _is_number, "steps": _is_count}
+"""Fields that goodput reads of some events, where they are."""
 
 _STEP_AND_REASON: dict[str, _Kind] = {"step": _is_count, "reason": _is_text}
 
@@ -57,7 +74,7 @@ _FIELDS: Mapping[str, dict[str, _Kind]] = {
     "job_ended": {"exit_code": _is_count, "reason": _is_text},
     "job_started": {"workers": _is_count},
     "launch": {"workers": _are_counts},
-    "memory_differs": {"step": _is_count, "workers": _are_counts},
+    "memory_differs": {"step": _is_count, "workers": _are_counts, "has_majority": _is_switch},
     "mend_failed": {"reason": _is_text, "holder": _is_text},
     "mended": {"step": _is_count, "taken": _is_count, "parts": _is_count, "holder": _is_text},
     "output_dropped": {"lines": _is_count},

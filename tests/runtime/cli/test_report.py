@@ -177,3 +177,28 @@ def test_words_of_the_script_are_shown_as_they_are(
         "[r1]",
     ):
         assert fact in text
+
+
+def test_damaged_lines_of_a_journal_are_left_out(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run_dir / "journal.jsonl").open("ab") as journal:
+        journal.write(
+            b'{"event": "step", "step": 9}\n'
+            b'{"event": "memory_differs", "now": 1, "time": 1, "step": 1, "workers": [0]}\n'
+            b'{"event": "recovery", "now": 1, "time": 1, "lost": "all"}\n'
+        )
+
+    assert _report(str(run_dir), "--json") == ExitCode.DONE
+
+    content = json.loads(capsys.readouterr().out)
+    assert (content["steps"], len(content["recoveries"]), content["exit_code"]) == (2, 1, 0)
+
+
+def test_journal_of_damaged_lines_alone_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"event": "step"}\n')
+
+    assert _report(str(tmp_path)) == ExitCode.USAGE
+    assert "holds no records" in capsys.readouterr().err
