@@ -41,7 +41,7 @@ def test_time_that_is_left_is_that_of_the_steps_that_are_left(training: Picture)
     "changes", [{"step": 120}, {"step": 130}, {"steps": 20}], ids=["end", "beyond", "fewer steps"]
 )
 def test_training_without_steps_left_has_no_time_left(
-    changes: dict[str, int], training: Picture
+    changes: dict[str, Any], training: Picture
 ) -> None:
     assert seen(training, dataclasses.replace(REPORT, **changes)).left_s is None
 
