@@ -82,7 +82,7 @@ def test_read_before_an_update_comes_before_it_and_the_next_one_after_it() -> No
 def test_reads_of_several_values_are_those_of_each_once() -> None:
     def step(data: Any, a: Any, b: Any) -> Any:
         read = a.value + 0.0
-        return read * data, read + b.value
+        return read * data, read * b.value, tensorflow.constant(1.0)
 
     found = looked_at(step, lambda reads, made: (reads.reads(*made), reads.reads(made[0])))
 

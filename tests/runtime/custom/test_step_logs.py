@@ -146,6 +146,25 @@ def test_metrics_are_as_before_even_if_the_step_fails() -> None:
     assert all("result" not in vars(metric) for metric in model.metrics)
 
 
+def test_value_of_a_metric_may_have_another_name() -> None:
+    model = Tracked()
+    with noted_results(model.metrics) as noted:
+        logs = {"widest": model.range.result()["high"]}
+    found = StepLogs.of(model, logs, noted, STEP)
+    model.range.update_state(5.0)
+
+    assert found.shown(NONE) == {"widest": 5.0}
+
+
+def test_number_beside_all_metrics_is_shown_too() -> None:
+    model = Tracked()
+    logs = {"low": tensor(1.0), "high": tensor(2.0), "error": tensor(3.0), "norm": tensor(4.0)}
+
+    found = StepLogs.of(model, logs, {}, STEP)
+
+    assert [number.name for number in found.numbers] == ["low", "high", "error", "norm"]
+
+
 @pytest.mark.parametrize(
     ("shape", "size"), [((), 1), ((2, 3), 6), ((0,), 0)], ids=["scalar", "matrix", "empty"]
 )
