@@ -208,6 +208,8 @@ def test_rank_is_taken_from_the_guard_on_unless_no_process_will_ever_run(
     hosted.kill("killed by the supervisor")
 
     assert not hosted.occupies_a_rank
+    hosted.pid = 4711  # it was forked meanwhile, and takes its rank until it has ended
+    assert hosted.occupies_a_rank
     theirs.close()
 
 
