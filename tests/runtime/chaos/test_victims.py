@@ -79,6 +79,7 @@ def test_job_that_has_yet_to_start_has_no_victim_but_its_supervisor(
 
 
 def test_supervisor_that_has_ended_is_no_victim() -> None:
+    assert find_victims(Target.SUPERVISOR, NAMES, None) == {}
     assert choose_victim(Target.SUPERVISOR, 0, NAMES, None) is None
 
 
