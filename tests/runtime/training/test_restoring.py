@@ -16,6 +16,7 @@ from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.training.companion import Alone
 from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.stage import Stage
 
 
@@ -146,6 +147,8 @@ def test_training_that_has_no_checkpoint_yet_begins_though_the_one_before_has_so
 ) -> None:
     save_of(run, FIRST, 5)
     save_of(run, FIRST, 10)
+    for manifest in run.store.directory.rglob("MANIFEST.json"):
+        manifest.write_bytes(b"{}\n")  # nobody reads them
     train(run, SECOND, 20)
 
     assert run.restore(ranks=2) == [None, None]
@@ -187,6 +190,21 @@ def test_training_may_grow_as_long_as_no_other_has_begun(run: Run) -> None:
     train(run, FIRST, 12)
 
     assert run.restore(ranks=2) == [(10, 10.0)] * 2
+
+
+def test_checkpoint_of_another_training_is_not_rejected(run: Run) -> None:
+    save_of(run, FIRST, 10)
+    save_of(run, SECOND, 15)
+    train(run, FIRST, 10)
+    context = run.context()
+
+    restore = JobRestore(context, run.job, JobState(Weights(0.0), Alone()))
+    restored = restore.run(context.communicator, Cursor.start(1))
+
+    assert restored is not None
+    assert (restored.manifest.step, context.rejected) == (10, set())
+    context.journal.close()
+    context.page.close()
 
 
 def test_earlier_training_prunes_nothing_of_a_later_one(run: Run) -> None:

@@ -56,6 +56,8 @@ class Worker:
         config = worker_config(script=self._script, run_dir=self._folder)
         with pytest.raises(Exited) as exited:
             main(config, self._theirs, os.dup(self.page.fd))
+        for other in self._others:
+            other.close()  # as the end of a process does
         code: int = exited.value.args[0]
         return code
 
@@ -85,8 +87,6 @@ class Worker:
     def close(self) -> None:
         self._agent.close()
         self.page.close()
-        for other in self._others:
-            other.close()
 
 
 @pytest.fixture
