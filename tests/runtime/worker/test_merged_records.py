@@ -35,10 +35,12 @@ def histories(draw: st.DrawFn) -> list[_Commit]:
         seconds, samples = draw(st.integers(1, 9)) / 8, draw(st.integers(1, 9))
         fields = {"step": step, "epoch": epoch, "seconds": seconds, "samples": samples}
         found.append(_Commit("step", float(step), 1e9 + step, generation, fields))
-        match draw(st.sampled_from(["step", "step", "step", "epoch", "world"])):
+        match draw(st.sampled_from(["step", "step", "epoch", "told before", "world"])):
             case "epoch":
                 ended = {"step": step, "epoch": epoch}
                 found.append(_Commit("epoch", step + 0.5, 1e9 + step, generation, ended))
+                epoch += 1
+            case "told before":
                 epoch += 1
             case "world":
                 generation += 1
