@@ -129,7 +129,8 @@ def test_history_of_the_script_is_the_one_that_is_written(tmp_path: Path) -> Non
         here.rounds.begin()
         here.rounds.call("on_epoch_end", 0, {"loss": 2.0})
 
-    assert given.rounds.history is own
+    assert given.rounds.history is given.model.history is own
+    assert list(given.rounds.notes()["callbacks"]) == ["History-1"]
     assert own.history == made.rounds.history.history == {"loss": [2.0]}
 
 

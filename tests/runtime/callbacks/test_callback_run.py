@@ -161,8 +161,10 @@ def test_script_that_asks_for_more_epochs_goes_on_with_the_next_one(tmp_path: Pa
     more = Driven([callback], tmp_path, plan_of(2))
 
     begin(more, kept=before.keep())
+    has_ended = more.keep().notes["position"]["has_ended"]
     drive(more)
 
+    assert not has_ended
     assert callback.seen[: len(seen) + 1] == [*seen, ["on_epoch_begin", 1, []]]
     assert callback.seen[-1][0] == "on_train_end"
     assert more.run.history.epoch == [0, 1]
