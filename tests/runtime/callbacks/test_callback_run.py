@@ -180,6 +180,7 @@ def test_stage_that_a_callback_has_ended_stays_ended_when_more_epochs_are_asked_
     drive(more)
 
     assert more.is_complete
+    assert callback.seen == before.rounds._kept[0].seen
     assert more.run.history.epoch == [0]
 
 
