@@ -85,6 +85,7 @@ class Membership:
         self.communicator = self.communicator.shrink()
         shrunk = self._clock()
         survivors = self._roll_call(version)
+        # The old communicator is not freed: each death of a launch leaves one, and no more.
         self.world = self.world.shrunk_to(survivors)
         return revoked, shrunk, self._clock()
 

@@ -134,7 +134,7 @@ def test_option_in_the_file_has_the_name_of_its_flag(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "holdfast.toml").write_text("[report]\njson = true\n")
-    journal = '{"event": "job_started", "now": 1.0, "wall": 1.0, "run_id": "r"}\n'
+    journal = '{"event": "job_started", "now": 1.0, "time": 1.0, "run_id": "r", "workers": 1}\n'
     (tmp_path / "journal.jsonl").write_text(journal)
 
     assert _exit_code("report", ".") == ExitCode.DONE
