@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
-from holdfast.runtime.run.no_run import refuse_no_run
+from holdfast.runtime.run.no_run import no_run
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05
@@ -98,10 +98,11 @@ def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -
     Returns ``None`` as soon as the workers are asked unless ``is_waiting``.
 
     Raises:
-        UsageError: the directory is no run.
         NotSaved: no job runs there, it ended or failed to save, or time ran out.
     """
-    refuse_no_run(directory.path)
+    reason = no_run(directory.path)
+    if reason is not None:
+        raise NotSaved(reason)
     with LeaseHolder.find(directory) as holder:
         return _Order(directory, holder, timeout_s).carry_out(is_waiting=is_waiting)
 

@@ -34,7 +34,6 @@ def _exit_code(*argv: str) -> int:
         (["walk"], "No such command 'walk'"),
         (["import", "nowhere.npz"], "Missing argument 'SCRIPT'"),
         (["attach", "nowhere"], "nowhere is no run: it is no directory"),
-        (["save", "nowhere"], "nowhere is no run: it is no directory"),
         (["report", "nowhere"], "nowhere is no run: it is no directory"),
     ],
 )
