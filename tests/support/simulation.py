@@ -31,7 +31,7 @@ from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag
+from holdfast.runtime.system.heartbeat import HeartbeatPage, RequestFlag, WorkInHand
 from holdfast.runtime.training.companion import Alone, Companion
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
@@ -81,6 +81,34 @@ class TinyReplica:
     def load(self, state: Tensors) -> None:
         self.weights[...] = state["weights"]
         self.velocity[...] = state["velocity"]
+
+
+class Watching(TinyReplica):
+    """Takes down what its page has in hand whenever it computes, and what it is given."""
+
+    def __init__(self, page: HeartbeatPage, weight: float = 0.0) -> None:
+        super().__init__()
+        self.weights += np.float32(weight)
+        self._page = page
+        self.noted: list[WorkInHand | None] = []
+        self.given: list[Microbatch] = []
+
+    @property
+    def parts(self) -> list[int]:
+        """The numbers of the microbatches that were computed."""
+        return [work.microbatch for work in self.noted if work is not None]
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        self._note(batch)
+        super().contribute(batch, out)
+
+    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
+        self._note(batch)
+        super().evaluate(batch, out)
+
+    def _note(self, batch: Microbatch) -> None:
+        self.noted.append(self._page.work)
+        self.given.append(batch)
 
 
 class TurningReplica:

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation import FEATURES, TinyReplica
+from simulation import FEATURES, TinyReplica, Watching
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.ledger import Ledger, fingerprint_of_run
 from holdfast.recovery.order import BatchOrder
-from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms
-from holdfast.runtime.system.heartbeat import HeartbeatPage, WorkInHand
+from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.batch_contributors import (
     BatchContributor,
     BatchTerms,
@@ -55,27 +54,6 @@ class Drawn:
         for size in SIZES:
             x = dice.normal(size=(size, FEATURES)).astype(np.float32)
             yield x, x.sum(axis=1).astype(np.float32)
-
-
-class Watching(TinyReplica):
-    """Takes down what its page has in hand whenever it computes."""
-
-    def __init__(self, page: HeartbeatPage) -> None:
-        super().__init__()
-        self._page = page
-        self.noted: list[WorkInHand] = []
-
-    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
-        self._note()
-        super().contribute(batch, out)
-
-    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
-        self._note()
-        super().evaluate(batch, out)
-
-    def _note(self) -> None:
-        assert self._page.work is not None
-        self.noted.append(self._page.work)
 
 
 @pytest.fixture(scope="module")

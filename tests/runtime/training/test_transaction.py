@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation import FEATURES, TinyReplica, data
+from simulation import FEATURES, Watching, data
 
 from holdfast.recovery.assignment import assign
 from holdfast.recovery.ledger import Ledger, fingerprint
 from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.model.data import read_microbatch
-from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.heartbeat import HeartbeatPage, WorkInHand
 from holdfast.runtime.training.transaction import (
     Contributor,
@@ -29,34 +27,7 @@ from holdfast.runtime.training.transaction import (
 SAMPLES, PARTS = 23, 4
 ORDER = SampleOrder(7, SAMPLES, 9, PARTS)
 FLOATS = FEATURES + 1
-
-
-class Watching(TinyReplica):
-    """Takes down what its page has in hand whenever it computes, and what it is given."""
-
-    def __init__(self, page: HeartbeatPage) -> None:
-        super().__init__()
-        self.weights += np.float32(0.1)
-        self._page = page
-        self.noted: list[WorkInHand | None] = []
-        self.given: list[Microbatch] = []
-
-    @property
-    def parts(self) -> list[int]:
-        """The numbers of the microbatches that were computed."""
-        return [work.microbatch for work in self.noted if work is not None]
-
-    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
-        self._note(batch)
-        super().contribute(batch, out)
-
-    def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
-        self._note(batch)
-        super().evaluate(batch, out)
-
-    def _note(self, batch: Microbatch) -> None:
-        self.noted.append(self._page.work)
-        self.given.append(batch)
+WEIGHT = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +39,7 @@ def page() -> Iterator[HeartbeatPage]:
 
 @pytest.fixture
 def replica(page: HeartbeatPage) -> Watching:
-    return Watching(page)
+    return Watching(page, WEIGHT)
 
 
 def training(page: HeartbeatPage, replica: Watching, begin: int = 0) -> TrainingContributor:
@@ -141,7 +112,7 @@ def test_microbatch_without_samples_is_zero_and_nothing_is_computed(
 def test_leaves_prove_each_sample_once(
     page: HeartbeatPage, kind: str, samples: int, batch: int, parts: int
 ) -> None:
-    replica, given_data = Watching(page), data(samples)
+    replica, given_data = Watching(page, WEIGHT), data(samples)
     order = SampleOrder(7, samples, batch, parts)
     contributor: Contributor = TrainingContributor(replica, given_data, order, page)
     steps = order.steps_per_epoch
