@@ -83,11 +83,11 @@ class CustomReplica:
         self._graphs: dict[Hashable, Any] = {}
         self._is_whole = mixing.keeps_batches_whole
         self._tried = self._try(self._step, batch)
-        self._tried_evaluation = untried(self._evaluation.step)
         self._first_graph = self._graph(first, 0)
         if mixing is BatchMixing.REFUSED:
             self._refuse(self._step.name)
-        self._vector = self._lay_out(first)
+        self._tried_evaluation = self._try_evaluation(first)
+        self._vector = self._lay_out()
         self._borrowed = BorrowedTotal(self._vector.gradient)
         self._kept = KeptState(self._found)
         self._tensors = replica_variables(model, [c.optimizer for c in self._calls], self._kept)
@@ -208,11 +208,15 @@ class CustomReplica:
             check_kind(variable, StateKind.OTHER if kind is StateKind.SAME else kind, name)
         step_rules.check_mixing(self._tried, name)
 
-    def _lay_out(self, first: Microbatch) -> CustomVector:
-        """Return the layout, from what the steps do with one microbatch and with its parts."""
-        if self._evaluates:
-            self._evaluation.learn(first)
-            self._tried_evaluation = self._try(self._evaluation.step, Batch.of(first))
+    def _try_evaluation(self, first: Microbatch) -> Probe:
+        """Trace the test step, and try it on parts of a batch, if the model has one."""
+        if not self._evaluates:
+            return untried(self._evaluation.step)
+        self._evaluation.learn(first)
+        return self._try(self._evaluation.step, Batch.of(first))
+
+    def _lay_out(self) -> CustomVector:
+        """Return the layout, from what the steps do with a microbatch and with its parts."""
         numbers = self._found.logs.numbers, self._evaluation.numbers
         tried = self._tried, self._tried_evaluation
         return CustomVector(
