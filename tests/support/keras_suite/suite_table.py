@@ -75,6 +75,7 @@ _ALL = (
     _script("models/cnn", 2, 8),
     _script("models/transformer", 3, 10, REPEATED),
     _script("models/lstm_masks", 2, 6),
+    _script("models/tagger", 2, 6),
     _script("models/endpoint", 2, 9),
     _script("models/ctc", 2, 8),
     _script("models/auc_f1", 2, 6),
