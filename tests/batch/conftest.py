@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from leftovers import Leftovers
@@ -26,7 +27,8 @@ def cluster(leftovers: Leftovers) -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="session")
 def sha256(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the run that nobody disturbs; no pause changes it."""
-    request = request_of(LONG, tmp_path_factory.mktemp("undisturbed"), workers=1)
+    workload = replace(LONG, pause_ms=0)
+    request = request_of(workload, tmp_path_factory.mktemp("undisturbed"), workers=1)
     with start_job(request) as running:
         job = running.wait()
     assert job.exit_code == 0, job.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,10 +18,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.process]
 LINK = {
     "ENVIRONMENT": "BATCH",
     "HOLDFAST_CHAIN": "c0ffee",
-    "SLURM_CONF": "/nowhere/slurm.conf",
+    "SLURM_CONF": os.devnull,
     "SLURM_JOB_ID": "7",
 }
-"""No Slurm answers to this job, so it has no time limit."""
+"""No Slurm answers to this job, so it has no time limit.
+
+An empty configuration is refused at once; for one that is missing Slurm's programs wait.
+"""
 
 
 @pytest.fixture

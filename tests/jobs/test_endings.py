@@ -74,7 +74,6 @@ def _assert_apart(job: JobRun, words: str) -> None:
     assert job.leftovers == ()
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("argv", "options", "words"),
     [
@@ -90,7 +89,6 @@ def test_scripts_that_train_different_numbers_of_times_fail_with_both_numbers(
     _assert_apart(_run_apart(tmp_path, *argv, options=options), words)
 
 
-@pytest.mark.tensorflow
 def test_job_whose_first_worker_raises_between_trainings_has_failed(tmp_path: Path) -> None:
     """The others complete the next training without it, but nobody has done its part."""
     job = _run_apart(tmp_path, "2", "2", "0:raise")
@@ -103,7 +101,6 @@ def test_job_whose_first_worker_raises_between_trainings_has_failed(tmp_path: Pa
     assert job.leftovers == ()
 
 
-@pytest.mark.tensorflow
 def test_worker_that_is_slower_than_one_whose_script_has_ended_is_waited_for(
     tmp_path: Path,
 ) -> None:
@@ -114,7 +111,6 @@ def test_worker_that_is_slower_than_one_whose_script_has_ended_is_waited_for(
     assert job.leftovers == ()
 
 
-@pytest.mark.tensorflow
 def test_order_to_stop_that_comes_before_scripts_go_apart_counts(tmp_path: Path) -> None:
     with start_job(_apart(tmp_path, "1", "2", "1:stop")) as running:
         running.wait_for("completed", source="supervisor")

@@ -40,8 +40,9 @@ class Case:
     function: str
 
 
+LOOP = Case("loop", STALLS, "stall", "loop_for_ever")
 CASES = (
-    Case("loop", STALLS, "stall", "loop_for_ever"),
+    LOOP,
     Case("match", SILENCES, "heartbeat", "match_for_ever"),
     Case("stop", SILENCES, "heartbeat", "stop_for_ever"),
 )
@@ -56,6 +57,8 @@ def test_worker_that_does_not_come_on_is_fenced_and_its_stack_is_kept(
     assert_whole(job, EVEN, undisturbed(EVEN))
     (failure,) = job.report.failures
     assert (failure.limit, failure.fenced) == (case.limit, True)
+    if case is LOOP:
+        assert_told_before(job)
     if case.mistake != "stop":  # py-spy may take too long beside other work
         assert f"{case.function} ({SCRIPT}:" in failure.stacks
         assert f", in {case.function} (looping.py:" in job.stderr
@@ -64,9 +67,8 @@ def test_worker_that_does_not_come_on_is_fenced_and_its_stack_is_kept(
     assert job.report.relaunches == ()
 
 
-def test_stall_is_told_before_it_is_fenced(tmp_path: Path) -> None:
-    job = _train(tmp_path, "loop", options=STALLS)
-
+def assert_told_before(job: JobRun) -> None:
+    """The stall was told before the worker was fenced."""
     (suspected,) = job.report.suspected
     (failure,) = job.report.failures
     assert suspected.worker == failure.worker

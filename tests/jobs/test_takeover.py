@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
 
-LONGER = replace(LONG, pause_ms=60)
-"""It must live until its next supervisor is up, on a busy machine too; its bytes are LONG's."""
+GATE = 60
+"""After so many updates the workers wait: the next supervisor is up before the end."""
+LATE_GATE = 150
 _MOST_TRIES = 100
 """Each takes half a second at least: the agent gives its supervisor a minute to come."""
 
@@ -48,18 +50,32 @@ class PreparedAttachment(Attachment):
         return command
 
 
+def gated(folder: Path, gate: int = GATE) -> JobRequest:
+    """Return a job on 3 workers that waits in the middle of its way."""
+    plain = request_of(LONG, folder / "run", workers=3)
+    return replace(plain, argv=[*plain.argv, "--gates", str(folder), "--gate-steps", str(gate)])
+
+
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[RunningJob]:
-    """A job on 3 workers in the middle of its way, whose supervisor was killed."""
-    with start_job(request_of(LONGER, tmp_path / "run", workers=3)) as job:
+    """Such a job, whose supervisor was killed."""
+    with start_job(gated(tmp_path)) as job:
         job.wait_for("checkpoint")
         job.signal(signal.SIGKILL)
         yield job
 
 
-def _attach(run_dir: Path) -> JobRun:
+def _attach(run_dir: Path, gate: int | None = GATE) -> JobRun:
+    """Attach to a job, and let it go on then, if there is one."""
     with start_job(Attachment(script="", run_dir=run_dir)) as job:
-        return job.wait()
+        return _let_go(job, run_dir.with_name(str(gate))) if gate else job.wait()
+
+
+def _let_go(successor: RunningJob, gate: Path) -> JobRun:
+    """Wait for the end of a job that goes on when it is taken over."""
+    successor.wait_for("taken_over")
+    gate.touch()
+    return successor.wait()
 
 
 def test_attached_job_ends_with_the_same_bytes_and_exit_code(
@@ -76,12 +92,12 @@ def test_attached_job_ends_with_the_same_bytes_and_exit_code(
 def test_job_that_was_taken_over_is_relaunched_when_all_workers_die(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
 ) -> None:
-    request = request_of(LONGER, tmp_path / "run", workers=3)
-    with start_job(request) as successor:
+    with start_job(gated(tmp_path)) as successor:
         successor.wait_for("taken_over")
         for number in (signal.SIGSTOP, signal.SIGKILL):  # or survivors would repair in between
             for worker in range(3):
                 orphan.signal(number, f"holdfast-w{worker}")
+        (tmp_path / str(GATE)).touch()
         job = successor.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
@@ -91,10 +107,10 @@ def test_job_that_was_taken_over_is_relaunched_when_all_workers_die(
 def test_job_that_was_taken_over_stops_at_a_signal_with_a_checkpoint(
     tmp_path: Path, orphan: RunningJob
 ) -> None:
-    request = request_of(LONGER, tmp_path / "run", workers=3)
-    with start_job(request) as successor:
+    with start_job(gated(tmp_path)) as successor:
         successor.wait_for("taken_over")
         os.kill(successor.pid, signal.SIGTERM)
+        (tmp_path / str(GATE)).touch()
         job = successor.wait()
 
     assert job.exit_code == 75, job.stderr
@@ -105,7 +121,7 @@ def test_job_that_has_its_supervisor_is_not_taken_over(tmp_path: Path) -> None:
     with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
         job.wait_for("step", step=2)
 
-        refused = _attach(tmp_path / "run")
+        refused = _attach(tmp_path / "run", gate=None)
 
         assert refused.exit_code == 76, refused.stderr
         assert f"pid {job.pid}" in refused.stderr
@@ -115,7 +131,7 @@ def test_job_that_has_its_supervisor_is_not_taken_over(tmp_path: Path) -> None:
 def test_directory_without_a_living_job_cannot_be_attached_to(tmp_path: Path) -> None:
     RunDirectory(tmp_path).journal_path.touch()
 
-    refused = _attach(tmp_path)
+    refused = _attach(tmp_path, gate=None)
 
     assert refused.exit_code == 2
     assert "no job lives in" in refused.stderr
@@ -127,7 +143,11 @@ def test_job_whose_agent_is_stopped_and_has_no_supervisor_is_ended_and_gone_on_w
     """Nobody else could end it: it would own the directory for ever."""
     orphan.signal(signal.SIGSTOP, "holdfast-agent")
 
-    with start_job(request_of(LONGER, tmp_path / "run", workers=3)) as successor:
+    with start_job(gated(tmp_path)) as successor:
+        while "and its agent, pid" not in successor.stderr:
+            assert successor.processes(), successor.stderr
+            time.sleep(0.02)
+        (tmp_path / str(GATE)).touch()
         job = successor.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
@@ -148,16 +168,20 @@ def test_request_of_another_script_takes_no_job_over(tmp_path: Path, orphan: Run
     assert orphan.processes()
 
 
+@pytest.mark.extended
 def test_job_is_attached_to_without_standard_streams(
     tmp_path: Path, undisturbed: Undisturbed, orphan: RunningJob
 ) -> None:
-    """The connection to the agent must not get the number of a closed stdout."""
+    """The connection to the agent must not get the number of a closed stdout.
+
+    The first test attaches to a job with streams.
+    """
     close_all = "import os\nfor fd in (0, 1, 2): os.close(fd)\n"
 
     with start_job(
         PreparedAttachment(script="", run_dir=tmp_path / "run", preparation=close_all)
     ) as job:
-        attached = job.wait()
+        attached = _let_go(job, tmp_path / str(GATE))
 
     assert_whole(attached, LONG, undisturbed(LONG))
     assert attached.report.relaunches == ()
@@ -175,6 +199,7 @@ def test_relaunch_after_a_takeover_stands_where_the_job_was_started(
         successor.wait_for("world", workers=[3, 4, 5])
         # It has the first job's environment as well, and so its mark.
         assert os.readlink(f"/proc/{_agent(orphan)}/cwd") == place != "/"
+        (tmp_path / str(GATE)).touch()
         job = successor.wait()
 
     assert_whole(job, LONG, undisturbed(LONG))
@@ -185,13 +210,13 @@ def test_job_whose_directory_was_made_again_is_still_one_job(
 ) -> None:
     """Its agent holds the new lease, too, and the new lease names the agent."""
     run_dir = tmp_path / "run"
-    with start_job(request_of(LONGER, run_dir, workers=3)) as orphan:
+    with start_job(gated(tmp_path, LATE_GATE)) as orphan:
         orphan.wait_for("checkpoint")
         shutil.rmtree(run_dir)
         assert "is made again" in str(orphan.wait_for("warning")["text"])
         orphan.signal(signal.SIGKILL)
 
-        attached = _attach(run_dir)
+        attached = _attach(run_dir, LATE_GATE)
 
         assert attached.exit_code == 0, attached.stderr
         assert attached.sha256 == undisturbed(LONG)
@@ -231,7 +256,6 @@ def _agent(job: RunningJob) -> int:
     return next(pid for pid, name in job.processes().items() if name == "holdfast-agent")
 
 
-@pytest.mark.tensorflow
 def test_job_that_was_taken_over_ends_once_its_scripts_train_different_numbers_of_times(
     tmp_path: Path,
 ) -> None:

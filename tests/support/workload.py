@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.recovery.fault import parse_fault
-from holdfast.testing import JobRequest, JobRun
+from holdfast.testing import JobRequest, JobRun, RunningJob
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "02_custom_replica.py"
 _PACED = Path(__file__).resolve().parents[1] / "jobs" / "scripts" / "paced.py"
@@ -85,6 +86,13 @@ class PreparedJob(JobRequest):
         command = JobRequest.command(self)
         command[2] = self.preparation + command[2]
         return command
+
+
+def wait_for_checkpoints(job: RunningJob, count: int) -> None:
+    """Wait until so many steps are saved; which ones these are depends on the disk."""
+    while len({r["step"] for r in job.journal if r["event"] == "checkpoint"}) < count:
+        assert job.processes(), job.stderr
+        time.sleep(0.02)
 
 
 def assert_whole(job: JobRun, workload: Workload, sha256: str) -> None:

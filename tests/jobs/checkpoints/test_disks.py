@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workload import LONG, Undisturbed, assert_whole, request_of
+from workload import LONG, Undisturbed, assert_whole, request_of, wait_for_checkpoints
 
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.recovery.job import CHECKPOINTS_BEFORE_A_RENEWAL
 from holdfast.runtime.run.journal import Record
 from holdfast.testing import RunningJob, start_job
 
@@ -59,24 +60,22 @@ def test_launch_that_has_lost_most_of_its_workers_trains_on_beside_a_full_disk(
     small_disk: Path, undisturbed: Undisturbed
 ) -> None:
     """It is renewed only once the disk takes a checkpoint again: its workers could not stop."""
-    ballast, workload = small_disk / "checkpoints" / "ballast", replace(LONG, epochs=60)
-    faults = [f"kill worker={worker} step={60 + worker}" for worker in range(3)]
-    plain = request_of(
-        workload, small_disk, workers=4, faults=faults, options=["--max-restarts", "0"]
-    )
-    gates = ["--gates", str(small_disk), "--gate-steps", "40", "200"]
+    ballast = small_disk / "checkpoints" / "ballast"
+    faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
+    plain = request_of(LONG, small_disk, workers=4, faults=faults, options=["--max-restarts", "0"])
+    gates = ["--gates", str(small_disk), "--gate-steps", "60", "130"]
     with start_job(replace(plain, argv=[*plain.argv, *gates])) as running:
-        running.wait_for("checkpoint", step=15)
+        wait_for_checkpoints(running, CHECKPOINTS_BEFORE_A_RENEWAL)
         _fill(ballast)
-        (small_disk / "40").touch()
+        (small_disk / "60").touch()
         alone = running.wait_for("world", workers=[3])
         running.wait_for("checkpoint_failed", generation=alone["generation"])
         before = {record["event"] for record in running.journal}
         ballast.unlink()
-        (small_disk / "200").touch()
+        (small_disk / "130").touch()
         job = running.wait()
 
-    assert_whole(job, workload, undisturbed(workload))
+    assert_whole(job, LONG, undisturbed(LONG))
     assert "renewing" not in before
     (renewal,) = job.report.relaunches
     assert (renewal.is_renewal, len(renewal.workers)) == (True, 4)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, Path]) -
 
 def resume(run_dir: Path, key: Path | None, **more: str) -> JobRun:
     environment = more if key is None else {"HOLDFAST_KEY_FILE": str(key), **more}
-    with start_job(request_of(LONG, run_dir, workers=2, environment=environment)) as job:
+    paced = request_of(LONG, run_dir, workers=2, environment=environment)
+    with start_job(replace(paced, argv=[*paced.argv, "--pause-ms", "0"])) as job:
         return job.wait()
 
 

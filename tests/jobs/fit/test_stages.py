@@ -6,6 +6,7 @@ The first training has 10 steps (2 epochs), the second stops itself after 3 epoc
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,14 @@ def printed(job: JobRun) -> Any:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobRun:
-    return train(tmp_path_factory.mktemp("undisturbed") / "run", 1)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the undisturbed run."""
+    return tmp_path_factory.mktemp("undisturbed") / "run"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> JobRun:
+    return train(folder, 1)
 
 
 def test_second_training_goes_on_where_the_first_has_ended(undisturbed: JobRun) -> None:
@@ -70,10 +77,13 @@ def test_second_training_goes_on_where_the_first_has_ended(undisturbed: JobRun) 
     assert {record["step"] for record in undisturbed.events("completed")} == {10, LAST_STEP}
 
 
-def test_first_training_may_not_grow_once_the_second_has_begun(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undisturbed")
+def test_first_training_may_not_grow_once_the_second_has_begun(
+    folder: Path, tmp_path: Path
+) -> None:
     longer = tmp_path / "longer.py"
     longer.write_text(SCRIPT.read_text().replace("epochs=2", "epochs=3"))
-    train(tmp_path / "run", 1)
+    shutil.copytree(folder, tmp_path / "run")
 
     job = run_job(longer, run_dir=tmp_path / "run", workers=1, microbatches=4, timeout_s=300)
 
@@ -92,17 +102,14 @@ def test_training_that_has_failed_is_followed_by_no_other(tmp_path: Path) -> Non
     assert "training 1 of the script has not come to its end" in job.stderr
 
 
-def test_first_worker_dies_in_the_second_training(undisturbed: JobRun, tmp_path: Path) -> None:
-    job = train(tmp_path / "run", 3, "kill worker=0 step=13")
-
-    assert job.sha256 == undisturbed.sha256
-    assert printed(job) == printed(undisturbed)
-
-
-def test_all_die_in_the_second_training(undisturbed: JobRun, tmp_path: Path) -> None:
-    job = train(tmp_path / "run", 2, "kill worker=0 step=15", "kill worker=1 step=15")
+def test_first_worker_and_then_all_die_in_the_second_training(
+    undisturbed: JobRun, tmp_path: Path
+) -> None:
+    faults = ("kill worker=0 step=13", "kill worker=1 step=15", "kill worker=2 step=15")
+    job = train(tmp_path / "run", 3, *faults)
     again = train(tmp_path / "run", 2)
 
+    assert len(job.report.failures) == 3
     assert job.sha256 == undisturbed.sha256
     assert printed(job) == printed(again) == printed(undisturbed)
     restored = {record["step"] for record in again.events("restored")}

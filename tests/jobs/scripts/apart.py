@@ -1,4 +1,4 @@
-"""An ordinary Keras script whose workers train different numbers of times.
+"""The custom replica of the examples, whose workers train different numbers of times.
 
 ``apart.py FOLDER 1 2`` trains once on rank 0, and twice on rank 1.  The other arguments are
 gates between the first training of a rank and what follows: ``1:stop`` waits for the order
@@ -15,9 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-import keras
-import numpy as np
-
+from examples import load
+from holdfast import Trainer
 from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.training.stages import stages_of_script
 
@@ -40,11 +39,14 @@ def pass_gates() -> None:
         raise OSError("no space left for the weights")
 
 
-x = np.random.default_rng(0).normal(size=(16, 2)).astype("float32")
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(0.1), "mse")
+example = load("02_custom_replica")
 for number in range(counts[rank]):
-    model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0)
+    Trainer(
+        lambda: example.SoftmaxRegression(2, 10),
+        example.clusters(16, 2, 10),
+        global_batch=8,
+        epochs=1,
+    ).run()
     if number == 0:
         pass_gates()
 atexit.register((folder / f"ended {rank}").touch)
