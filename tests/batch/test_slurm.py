@@ -43,9 +43,11 @@ def test_job_comes_back_by_requeue_until_it_is_complete(
     assert run.log.count("asking Slurm to requeue") == 2
 
 
+@pytest.mark.extended
 def test_chain_goes_on_link_by_link_and_ends_by_itself(
     cluster: SlurmCluster, run: BatchRun, sha256: str
 ) -> None:
+    """Links meet runs in test_waiting.py, and incarnations follow each other by requeue."""
     jobs = run.sbatch("-n", "2", "-t", "2", chain=4)
 
     for link in (1, 2):

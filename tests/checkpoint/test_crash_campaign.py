@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from extended import extended
 
 CAMPAIGN = Path(__file__).resolve().parents[2] / "ci" / "crash_campaign"
 
@@ -38,10 +39,10 @@ def test_crashes_lose_nothing_and_no_save_lies(part: str) -> None:
 @pytest.mark.parametrize(
     ("part", "sabotage"),
     [
-        ("calls", "no-errors"),
-        ("power", "no-fsync"),
+        extended("calls", "no-errors"),
+        extended("power", "no-fsync"),
         ("power", "no-directory-fsync"),
-        ("damage", "no-digests"),
+        extended("damage", "no-digests"),
     ],
 )
 def test_campaign_notices_a_checkpoint_layer_that_is_broken(part: str, sabotage: str) -> None:

@@ -22,6 +22,7 @@ PAGES = {page.stem: page for page in sorted(FOLDER.glob("*.md")) if page.stem !=
 FOREIGN = ("horovod", "tf.distribute", "TF_CONFIG", "MonitoredTrainingSession", "holdfast")
 RESULT = "model.weights.h5"
 TUTORIAL = "tf-distribute"
+OTHERS = [name for name in PAGES if name != TUTORIAL]
 
 _DIFF = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -51,7 +52,8 @@ def test_both_sides_of_a_diff_are_whole_scripts(name: str) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", [name for name in PAGES if name != TUTORIAL])
+@pytest.mark.extended  # two workers run each script, and the tutorial runs in plain Python
+@pytest.mark.parametrize("name", OTHERS)
 def test_what_a_diff_leaves_runs_with_plain_python(name: str, tmp_path: Path) -> None:
     run_plain(name, tmp_path)
 
@@ -60,7 +62,7 @@ def test_what_a_diff_leaves_runs_with_plain_python(name: str, tmp_path: Path) ->
 
 @pytest.mark.mpi
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", [name for name in PAGES if name != TUTORIAL])
+@pytest.mark.parametrize("name", OTHERS)
 def test_what_a_diff_leaves_runs_on_two_workers(name: str, tmp_path: Path) -> None:
     job = run_on_two_workers(name, tmp_path)
 

@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from extended import shortened
 
 CAMPAIGN = Path(__file__).resolve().parents[2] / "ci" / "campaign.py"
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(1200)
-def test_random_failures_change_no_byte() -> None:
+@pytest.mark.parametrize("runs", shortened([3, 8], here=[3]))
+def test_random_failures_change_no_byte(runs: int) -> None:
     done = subprocess.run(
-        [sys.executable, CAMPAIGN, "--seed", "2003", "--runs", "8"],
+        [sys.executable, CAMPAIGN, "--seed", "2003", "--runs", str(runs)],
         capture_output=True,
         text=True,
         check=False,

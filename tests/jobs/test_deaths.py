@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from extended import shortened
 from workload import (
     EVEN,
     LONG,
@@ -18,9 +19,11 @@ from workload import (
     assert_struck,
     assert_whole,
     request_of,
+    wait_for_checkpoints,
 )
 
-from holdfast.testing import JobRun, start_job
+from holdfast.recovery.job import CHECKPOINTS_BEFORE_A_RENEWAL
+from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = pytest.mark.mpi
 
@@ -72,12 +75,23 @@ def test_every_kind_of_death_is_one_to_the_survivors(
     assert job.report.relaunches == ()
 
 
-@pytest.mark.parametrize("kind", ["stop", "gil"])
-@pytest.mark.parametrize("addresses", [BEFORE_FIRST_SAVE, AROUND_FIRST_SAVE], ids=["early", "save"])
+STANDING = {
+    "early": (BEFORE_FIRST_SAVE, ("stop", "gil", "stop")),
+    "save": (AROUND_FIRST_SAVE, ("gil", "stop", "gil")),
+    "early-stop": (BEFORE_FIRST_SAVE, ("stop",) * 3),
+    "early-gil": (BEFORE_FIRST_SAVE, ("gil",) * 3),
+    "save-stop": (AROUND_FIRST_SAVE, ("stop",) * 3),
+    "save-gil": (AROUND_FIRST_SAVE, ("gil",) * 3),
+}
+"""Both kinds in one job; the extended cases have each kind at each address."""
+
+
+@pytest.mark.parametrize("case", shortened(STANDING, here=["early", "save"]))
 def test_workers_that_stand_still_are_fenced(
-    tmp_path: Path, undisturbed: Undisturbed, addresses: Sequence[str], kind: str
+    tmp_path: Path, undisturbed: Undisturbed, case: str
 ) -> None:
-    faults = [f"{kind} worker={index} {address}" for index, address in enumerate(addresses)]
+    victims = enumerate(zip(*STANDING[case], strict=True))
+    faults = [f"{kind} worker={worker} {address}" for worker, (address, kind) in victims]
 
     job = _train(EVEN, tmp_path, faults, options=SHORT_SILENCE)
 
@@ -173,28 +187,38 @@ def test_all_workers_die_before_any_checkpoint_and_the_job_begins_again(
     assert job.report.relaunches[0].restored_step is None
 
 
+def gates(folder: Path) -> list[str]:
+    """Return the arguments for a gate before the deaths and one long before the end."""
+    return ["--gates", str(folder), "--gate-steps", "60", "130"]
+
+
+def let_renew(running: RunningJob, folder: Path) -> None:
+    """Open the first gate when the launch has got on, and the second when it is renewed."""
+    wait_for_checkpoints(running, CHECKPOINTS_BEFORE_A_RENEWAL)
+    (folder / "60").touch()
+    running.wait_for("renewing")  # before the end of the training, however late it is
+    (folder / "130").touch()
+
+
 def test_launch_that_has_lost_most_of_its_workers_is_renewed(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """The last survivor stops with a checkpoint, and four workers go on from that step."""
-    faults = [f"kill worker={worker} step={100 + worker}" for worker in range(3)]
-    workload = replace(LONG, epochs=60)
+    faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
     plain = request_of(
-        workload, tmp_path / "run", workers=4, faults=faults, options=["--max-restarts", "0"]
+        LONG, tmp_path / "run", workers=4, faults=faults, options=["--max-restarts", "0"]
     )
-    gate = ["--gates", str(tmp_path), "--gate-steps", "250"]
 
-    with start_job(replace(plain, argv=[*plain.argv, *gate])) as running:
-        running.wait_for("renewing")  # before the end of the training, however late it is
-        (tmp_path / "250").touch()
+    with start_job(replace(plain, argv=[*plain.argv, *gates(tmp_path)])) as running:
+        let_renew(running, tmp_path)
         job = running.wait()
 
-    assert_whole(job, workload, undisturbed(workload))
+    assert_whole(job, LONG, undisturbed(LONG))
     assert_struck(job, faults)
     (renewal,) = job.report.relaunches
     (stop,) = job.events("stopped")
     assert (renewal.is_renewal, len(renewal.workers)) == (True, 4)
-    assert renewal.restored_step == stop["step"] > 100
+    assert renewal.restored_step == stop["step"] > 64
     assert "1 of 4 workers are left: stopping with a checkpoint" in job.stderr
 
 
@@ -221,19 +245,17 @@ def test_script_that_does_not_let_go_of_its_training_makes_room_all_the_same(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """It catches the stop, and tries to train again, for ever."""
-    faults = [f"kill worker={worker} step={60 + worker}" for worker in range(3)]
-    workload, script = replace(LONG, epochs=60), tmp_path / "stubborn.py"
-    plain = request_of(workload, tmp_path / "run", workers=4, faults=faults)
+    faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
+    script = tmp_path / "stubborn.py"
+    plain = request_of(LONG, tmp_path / "run", workers=4, faults=faults)
     script.write_text(STUBBORN.format(script=str(plain.script)))
-    gate = ["--gates", str(tmp_path), "--gate-steps", "200"]
-    request = replace(plain, script=script, argv=[*plain.argv, *gate])
+    request = replace(plain, script=script, argv=[*plain.argv, *gates(tmp_path)])
 
     with start_job(PreparedJob(**asdict(request), preparation=LEAVES_SOON)) as running:
-        running.wait_for("renewing")
-        (tmp_path / "200").touch()
+        let_renew(running, tmp_path)
         job = running.wait()
 
-    assert_whole(job, workload, undisturbed(workload))
+    assert_whole(job, LONG, undisturbed(LONG))
     assert "its workers, which have stopped to make room, have not left the script" in job.stderr
     assert [renewal.is_renewal for renewal in job.report.relaunches] == [True]
 

@@ -52,17 +52,22 @@ def test_a_stopped_run_resumes_on_any_number_of_workers(
 ) -> None:
     run_dir = shutil.copytree(stopped[0], tmp_path / "run")
 
-    with start_job(request_of(LONG, run_dir, workers=workers)) as job:
+    paced = request_of(LONG, run_dir, workers=workers)
+    with start_job(replace(paced, argv=[*paced.argv, "--pause-ms", "0"])) as job:
         resumed = job.wait()
 
     assert_whole(resumed, LONG, undisturbed(LONG))
     assert resumed.events("restored")[0]["step"] == stopped[1].report.checkpoints[-1].step
 
 
+@pytest.mark.extended
 def test_a_run_goes_through_many_sizes_and_ends_with_the_same_bytes(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """4 -> 3 -> 8 -> 1 -> 4 workers, each stopped at a checkpoint of its own shards."""
+    """4 -> 3 -> 8 -> 1 -> 4 workers, each stopped at a checkpoint of its own shards.
+
+    The test above goes from 4 to each of the sizes.
+    """
     longer = replace(LONG, epochs=2 * LONG.epochs)
     reached = 0
     for workers in (4, 3, 8, 1):
@@ -95,14 +100,12 @@ def test_one_signal_to_all_processes_is_one_wish(tmp_path: Path, gap_s: float) -
     assert stopped.report.failures == ()
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
-def test_signal_that_asks_for_nothing_ends_nobody(
-    tmp_path: Path, undisturbed: Undisturbed, number: signal.Signals
-) -> None:
+def test_signal_that_asks_for_nothing_ends_nobody(tmp_path: Path, undisturbed: Undisturbed) -> None:
     with start_job(request_of(LONG, tmp_path / "run", workers=2)) as job:
         job.wait_for("step", step=5)
-        for pid in job.processes():
-            os.kill(pid, number)
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            for pid in job.processes():
+                os.kill(pid, number)
         ended = job.wait()
 
     assert_whole(ended, LONG, undisturbed(LONG))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from extended import extended
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.runtime.system.processes import wait_all_ended
@@ -36,7 +37,9 @@ THEIR_OWN = {"holdfast.runtime.exchange.mpi_communicator"}
 """It loads the libraries of MPI, which belong to one job."""
 
 
-@pytest.mark.parametrize("options", [[], ["--no-shrink"]], ids=["in place", "no shrink"])
+@pytest.mark.parametrize(
+    "options", [pytest.param([], id="in place"), extended(["--no-shrink"], id="no shrink")]
+)
 def test_nobody_listens_beyond_the_loopback_interface(
     tmp_path: Path, undisturbed: Undisturbed, options: list[str]
 ) -> None:

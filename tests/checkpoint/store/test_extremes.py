@@ -28,8 +28,12 @@ def test_a_thousand_tensors_come_back(
 
 
 @pytest.mark.long
+@pytest.mark.extended
 def test_one_tensor_of_a_gigabyte_comes_back(store: CheckpointStore) -> None:
-    """Larger than what one call writes in a page cache's good time, and cut into two shards."""
+    """Larger than what one call writes in a page cache's good time, and cut into two shards.
+
+    The tests beside it cut small tensors.
+    """
     tensor = np.arange(2**27, dtype=np.uint64)
 
     save(store, {"large": tensor}, header=Header("run", 1, 1), writers=2)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from extended import shortened
 from imports import ImportRequest, export
 from workload import assert_refused
 
@@ -107,7 +108,7 @@ def differences(left: Path, right: Path) -> set[str]:
     return {difference.name for difference in found.differences}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", shortened([1, 2, 3], here=[2]))
 def test_run_made_of_a_keras_file_ends_with_the_same_bytes(
     workers: int, imported: Path, weights: Weights, tmp_path: Path
 ) -> None:
@@ -138,11 +139,14 @@ def test_import_says_what_it_has_made(import_job: JobRun, imported: Path, weight
     assert [record["source"] for record in job.events("initial_weights")] == [str(weights.keras)]
 
 
-@pytest.mark.parametrize("kind", ["prefix", "directory", "run"])
+@pytest.mark.parametrize("kind", shortened(["prefix", "directory", "run"], here=["prefix"]))
 def test_every_source_makes_the_same_run(
     kind: str, folder: Path, imported: Path, weights: Weights, tmp_path: Path
 ) -> None:
-    """Optimizer and cursor, which are no weights, are as in a fresh run."""
+    """Optimizer and cursor, which are no weights, are as in a fresh run.
+
+    Below, a run's steps are sources too; the rest of a directory is found as its prefix is.
+    """
     prefix = weights.prefix
     source = {"prefix": prefix, "directory": prefix.parent, "run": folder / "before"}[kind]
 
@@ -167,8 +171,12 @@ def test_step_of_another_run_is_taken(folder: Path, imported: Path, tmp_path: Pa
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.extended
 def test_flag_of_run_is_the_argument_of_the_trainer(weights: Weights, tmp_path: Path) -> None:
-    """It comes before the script's, and a run that resumes looks at neither."""
+    """It comes before the script's, and a run that resumes looks at neither.
+
+    The flag begins a NumPy run in test_import.py; runs resume so in test_initial_weights.py.
+    """
     options = ["--initial", str(weights.keras), *THREADS]
     request = JobRequest(
         script=SCRIPT,
@@ -216,21 +224,26 @@ def bad(weights: Weights, tmp_path: Path) -> dict[str, Path]:
     return {"cut": cut, "text": text, "other": other, "missing": missing, "empty": empty}
 
 
-def test_bad_weights_are_one_line_and_leave_no_run(
-    bad: dict[str, Path], weights: Weights, tmp_path: Path
-) -> None:
-    words = {
-        "cut": ["cut.weights.h5 cannot be read", "truncated"],
-        "text": ["text.weights.h5 cannot be read"],
-        "other": ["another model's weights: 'weights/", "were not set"],
-        "missing": ["missing.weights.h5 does not exist"],
-        "empty": ["empty is no run: it has no RUN.json"],
-    }
-    run_dir = tmp_path / "run"
-    for name, path in bad.items():
-        job = import_into(run_dir, path)
+WORDS = {
+    "cut": ["cut.weights.h5 cannot be read", "truncated"],
+    "text": ["text.weights.h5 cannot be read"],
+    "other": ["another model's weights: 'weights/", "were not set"],
+    "missing": ["missing.weights.h5 does not exist"],
+    "empty": ["empty is no run: it has no RUN.json"],
+}
 
-        assert_refused(job, 2, *words[name])
+
+@pytest.mark.parametrize(
+    "names", shortened([("cut", "other"), tuple(WORDS)], here=[("cut", "other")])
+)
+def test_bad_weights_are_one_line_and_leave_no_run(
+    bad: dict[str, Path], weights: Weights, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    run_dir = tmp_path / "run"
+    for name in names:
+        job = import_into(run_dir, bad[name])
+
+        assert_refused(job, 2, *WORDS[name])
         assert not (run_dir / "RUN.json").exists(), name
         assert job.stdout == ""
 

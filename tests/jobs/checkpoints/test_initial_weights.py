@@ -72,7 +72,10 @@ def test_run_that_resumes_does_not_look_at_it(folder: Path) -> None:
     assert len(beginnings(folder / "one")) == 1
 
 
+@pytest.mark.extended
 def test_weights_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
+    """Bad weights are so in test_import_keras.py, and missing ones in test_initial_weights.py
+    of tests/runtime/model."""
     job = train(tmp_path / "run", 2, "--initial", str(tmp_path / "nowhere.weights.h5"))
 
     assert_refused(job, 2, "nowhere.weights.h5 does not exist")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import Undisturbed, Workload, assert_whole, request_of
 
 from holdfast.checkpoint.format.names import step_name
@@ -82,7 +83,9 @@ def test_mirror_that_is_not_there_costs_a_line_and_the_newest_step(
     assert job.stderr.count("nowhere is not a directory") == 1
 
 
-@pytest.mark.parametrize("is_mirrored", [False, True], ids=["alone", "mirrored"])
+@pytest.mark.parametrize(
+    "is_mirrored", [extended(False, id="alone"), pytest.param(True, id="mirrored")]
+)
 def test_old_step_that_rots_while_the_job_trains_is_found(
     tmp_path: Path, undisturbed: Undisturbed, *, is_mirrored: bool
 ) -> None:

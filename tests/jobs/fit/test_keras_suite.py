@@ -8,16 +8,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from extended import shortened
 from suite_run import run_script
 from suite_table import SUITE
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
-SAMPLE = ("lstm_masks", "dict_strings", "early_stopping")
-"""Masks and the loss of a whole batch; a pipeline with strings; a callback."""
+SAMPLE = ("lstm_masks", "tagger", "dict_strings", "early_stopping")
+"""Masks and the loss of a whole batch, in two sizes; a pipeline with strings; a callback."""
+SHORT = ("tagger",)
+"""In test_stopped_epoch.py a callback stops an epoch as under plain Keras, through a death.
+
+In test_pipelines.py all die within an epoch of a pipeline; strings: test_nested_models.py.
+"""
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", shortened(SAMPLE, here=SHORT))
 def test_script_ends_alike_alone_on_one_worker_and_after_all_have_died(
     name: str, tmp_path: Path
 ) -> None:

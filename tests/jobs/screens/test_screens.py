@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extended import shortened
 from terminals import TERMINALS, PtyTerminal, exit_code_in, wait_until
 from workload import EVEN, LONG, request_of
 
@@ -76,7 +77,7 @@ def epochs_in(lines: list[str]) -> list[str]:
     return [match[1] for match in map(EPOCH.fullmatch, lines) if match]
 
 
-@pytest.mark.parametrize("kind", sorted(TERMINALS))
+@pytest.mark.parametrize("kind", shortened(sorted(TERMINALS), here=["pty"]))
 def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind: str) -> None:
     """Gates before and after the death hold the job until its line was read."""
     run_dir, linger = tmp_path / "run", tmp_path / "linger"

@@ -88,8 +88,10 @@ def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_supervisor(
     assert strikes == ["term agent at step 8", "kill supervisor at step 20"]
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
 def test_full_disk_and_full_shared_memory_are_survived(tmp_path: Path) -> None:
+    """Jobs meet full disks in test_disks.py, and plans are carried out as above."""
     plan = _plan(tmp_path, "full disk at step 10 for 1s", "full shm at step 20 for 1s")
     shared = set(Path("/dev/shm").glob(".holdfast-chaos*"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from agent_harness import AgentHarness, agent_running, assert_ended
+from extended import shortened
 
 pytestmark = pytest.mark.mpi
 
@@ -35,10 +36,10 @@ def test_undisturbed_job_leaves_cleanly(mpi: AgentHarness) -> None:
     assert job.wait() == 0
 
 
-@pytest.mark.parametrize(
-    "fatal",
-    ["kill", "exit_1", "exit_0", "sys_exit", "raise", "segfault", "mpi_abort", "stop", "hold_gil"],
-)
+FATAL = [*("kill", "exit_1", "exit_0", "sys_exit", "raise", "segfault", "mpi_abort"), "hold_gil"]
+
+
+@pytest.mark.parametrize("fatal", shortened([*FATAL, "stop"], here=FATAL))
 def test_survivors_shrink_whatever_kills_a_worker(mpi: AgentHarness, fatal: str) -> None:
     mpi.launch(WORKERS, f"{VICTIM}:training:{fatal}")
 

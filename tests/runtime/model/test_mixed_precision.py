@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from extended import shortened
 from keras_harness import IMAGES, LABELS, build, bytes_of, contribution, copy_of
 
 from holdfast.runtime.model.replica import Microbatch, OverflowTaker
@@ -67,7 +68,7 @@ def scale_of(state: dict[str, np.ndarray]) -> tuple[float, int]:
     return scale, steps
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("parts", shortened([1, 2, 3], here=[3]))
 def test_float16_trains_as_keras_does(tf: SimpleNamespace, parts: int) -> None:
     replica = build(tf, scaled(tf, 2.0**10), x=IMAGES[:5], y=TARGETS[:5])
     fitted = build(tf, scaled(tf, 2.0**10), x=IMAGES[:5], y=TARGETS[:5])
