@@ -25,7 +25,7 @@ def sampled(cell: Cell) -> object:
     return extended(cell) if is_long else cell
 
 
-@pytest.mark.parametrize("cell", map(sampled, SAMPLE), ids=str)
+@pytest.mark.parametrize("cell", [sampled(cell) for cell in SAMPLE], ids=str)
 def test_job_survives_whatever_happens_to_its_processes(
     tmp_path: Path, undisturbed: Undisturbed, cell: Cell
 ) -> None:
