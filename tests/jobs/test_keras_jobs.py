@@ -124,12 +124,14 @@ def test_a_stopped_worker_and_one_that_holds_the_gil_are_fenced(
     assert [(f.worker, f.fenced) for f in job.report.failures] == [(1, True), (0, True)]
 
 
+@pytest.mark.extended
 def test_a_job_of_which_nothing_is_left_goes_on_from_its_checkpoint(
     undisturbed: JobRun, tmp_path: Path
 ) -> None:
-    faults = tuple(f"kill worker={worker} step=10 site=compute" for worker in range(2))
+    """All workers of a Keras job die in test_stages.py and test_pipelines.py as well."""
+    faults = tuple(f"kill worker={worker} step=10 site=compute" for worker in range(4))
 
-    job = train(tmp_path / "run", 2, faults)
+    job = train(tmp_path / "run", 4, faults)
 
     check_same(job, undisturbed)
     (relaunch,) = job.report.relaunches

@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "pipelines"
 OPTIONS = ("--threads", "1", "--save-every", "3", "--heartbeat-timeout", "30")
 SCRIPTS_OF = ("from_dataset", "from_py_dataset", "from_generator", "from_one_generator")
-HERE = ("from_dataset", "from_generator")
-"""One source of TensorFlow and one of Python; the other two are read as these are."""
+HERE = ("from_dataset",)
+"""Sources of Python are read alike, and differ in test_python_sources.py and below."""
 FAULTS = ("kill worker=0 step=2", "kill worker=1 step=8", "kill worker=2 step=8")
 """The first reader dies within the first epoch, and all others within the second."""
 

@@ -59,7 +59,9 @@ def _job(*options: str, workers: int = 3) -> list[str]:
     ]
 
 
+@pytest.mark.extended
 def test_seeded_strikes_are_survived_and_told(tmp_path: Path) -> None:
+    """Strikes of a plan are survived and told below; test_plan.py draws them."""
     kinds = "kill worker, kill pool, term mpiexec, full stderr"
 
     done = _chaos(tmp_path, ["--count", "3", "--kinds", kinds], _job())
@@ -83,6 +85,10 @@ def test_run_is_started_again_when_a_strike_stops_it_or_takes_its_supervisor(
 
     assert done.exit_code == 0, done.stdout + done.stderr
     assert [code for code in done.report["exit_codes"] if code != 76] == [75, -9, 0]
+    assert done.report["good"]
+    assert done.report["sha256"] == done.report["twin_sha256"]
+    assert done.report["steps"] == _TRAINED.steps
+    assert "verdict       good" in done.stdout
     assert done.report["buckets"]["relaunch"] > 0
     strikes = [told["strike"] for told in done.report["strikes"]]
     assert strikes == ["term agent at step 8", "kill supervisor at step 20"]

@@ -29,7 +29,12 @@ _create = HeartbeatPage.create
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
-SEEDS = [*range(12), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 120))]
+LATER = [pytest.mark.long, pytest.mark.extended]
+SEEDS = [
+    *range(12),
+    *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 36)),
+    *(pytest.param(seed, marks=LATER) for seed in range(36, 120)),
+]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,12 @@ from holdfast.runtime.system.heartbeat import RequestFlag
 pytestmark = pytest.mark.usefixtures("one_core")
 
 SEEDS_IN_A_BATCH = 10
-BATCHES = [0, *(pytest.param(batch, marks=pytest.mark.long) for batch in range(1, 6))]
+LATER = [pytest.mark.long, pytest.mark.extended]
+BATCHES = [
+    0,
+    *(pytest.param(batch, marks=pytest.mark.long) for batch in (1, 2)),
+    *(pytest.param(batch, marks=LATER) for batch in (3, 4, 5)),
+]
 
 
 @pytest.fixture(scope="module")
