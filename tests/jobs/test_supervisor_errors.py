@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.testing import JobRequest, JobRun, start_job
@@ -63,8 +64,11 @@ AgentTerms.command = command
 
 speechless = pytest.mark.parametrize(
     "preparation",
-    [CLOSED_PIPE, FULL_DISK, HELD_TERMINAL],
-    ids=["closed pipe", "full disk", "held terminal"],
+    [
+        pytest.param(CLOSED_PIPE, id="closed pipe"),
+        extended(FULL_DISK, id="full disk"),
+        pytest.param(HELD_TERMINAL, id="held terminal"),
+    ],
 )
 
 
@@ -153,7 +157,7 @@ def test_mistake_of_the_supervisor_before_a_launch_leaves_nothing_behind(tmp_pat
 def test_agent_that_is_struck_before_it_listens_is_started_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    request = request_of(EVEN, tmp_path, workers=2)
+    request = request_of(EVEN, tmp_path, workers=2, options=["--heartbeat-timeout", "5"])
 
     job = _run(request, STRUCK_AT_ITS_START)
 

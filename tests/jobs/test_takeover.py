@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
-from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
+from workload import EVEN, IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.helper_process import program_command
@@ -143,7 +143,8 @@ def test_job_whose_agent_is_stopped_and_has_no_supervisor_is_ended_and_gone_on_w
     """Nobody else could end it: it would own the directory for ever."""
     orphan.signal(signal.SIGSTOP, "holdfast-agent")
 
-    with start_job(gated(tmp_path)) as successor:
+    request = PreparedJob(**asdict(gated(tmp_path)), preparation=IMPATIENT)
+    with start_job(request) as successor:
         while "and its agent, pid" not in successor.stderr:
             assert successor.processes(), successor.stderr
             time.sleep(0.02)

@@ -75,6 +75,13 @@ def request_of(
     )
 
 
+IMPATIENT = """
+from holdfast.runtime.supervisor import takeover
+takeover.ANSWERS_WITHIN_S = 3.0
+"""
+"""For a job that asks an agent which is stopped: no machine is so slow that it would answer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedJob(JobRequest):
     """A job whose supervisor executes ``preparation`` first."""

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from workload import EVEN, LONG, Undisturbed, assert_refused, assert_whole, request_of
+from workload import (
+    EVEN,
+    IMPATIENT,
+    LONG,
+    PreparedJob,
+    Undisturbed,
+    assert_refused,
+    assert_whole,
+    request_of,
+)
 
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.system.processes import is_alive, wait_all_ended
@@ -55,11 +64,12 @@ def test_job_that_is_suspended_keeps_the_run_directory(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """Its supervisor lives, though stopped, as under a batch system that suspends a job."""
-    with start_job(request_of(LONG, tmp_path, workers=2)) as old:
+    request = request_of(LONG, tmp_path, workers=2)
+    with start_job(request) as old:
         old.wait_for("checkpoint")
         old.signal(signal.SIGSTOP)
         old.signal(signal.SIGSTOP, "holdfast-agent")
-        with start_job(request_of(LONG, tmp_path, workers=2)) as new:
+        with start_job(PreparedJob(**asdict(request), preparation=IMPATIENT)) as new:
             assert_refused(new.wait(), 76, "does not answer", "kill -CONT")
         old.signal(signal.SIGCONT, "holdfast-agent")
         old.signal(signal.SIGCONT)
