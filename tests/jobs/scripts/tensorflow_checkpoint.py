@@ -1,17 +1,29 @@
-"""Write a Keras file's weights as TensorFlow saves them: ``SCRIPT.py FROM.weights.h5 PREFIX``."""
+"""Write weights into a folder as Keras and as TensorFlow save them, and those of another model.
+
+``w.weights.h5`` and ``saved/ckpt-1`` have the same ones, of which none is what a model is built
+with; ``other.weights.h5`` belongs to no model of these tests.
+"""
 
 import sys
+from pathlib import Path
 
+import keras
+import numpy as np
 import tensorflow as tf
 from everything_keras import model
 
 
 def main() -> None:
-    source, prefix = sys.argv[1:]
+    folder, random = Path(sys.argv[1]), np.random.default_rng(11)
     network = model()
     network.build((None, 8, 8, 1))
-    network.load_weights(source)
-    tf.train.Checkpoint(model=network).save(prefix)
+    built = network.get_weights()
+    network.set_weights([array + random.uniform(0.01, 0.1, array.shape) for array in built])
+    network.save_weights(folder / "w.weights.h5")
+    tf.train.Checkpoint(model=network).save(str(folder / "saved" / "ckpt"))
+    other = keras.Sequential([keras.layers.Dense(3)])
+    other.build((None, 5))
+    other.save_weights(folder / "other.weights.h5")
 
 
 if __name__ == "__main__":
