@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from extended import shortened
 from suite_files import other_numbers
 from suite_table import ROUNDING
 
@@ -53,7 +52,7 @@ def test_both_sides_of_a_diff_are_whole_scripts(name: str) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.extended  # two workers run such a script, and the tutorial runs in plain Python
+@pytest.mark.extended  # the tutorial runs in plain Python, too
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_a_diff_leaves_runs_with_plain_python(name: str, tmp_path: Path) -> None:
     run_plain(name, tmp_path)
@@ -63,7 +62,8 @@ def test_what_a_diff_leaves_runs_with_plain_python(name: str, tmp_path: Path) ->
 
 @pytest.mark.mpi
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("name", shortened(OTHERS, here=["horovod"]))
+@pytest.mark.extended  # the tutorial runs so, too
+@pytest.mark.parametrize("name", OTHERS)
 def test_what_a_diff_leaves_runs_on_two_workers(name: str, tmp_path: Path) -> None:
     job = run_on_two_workers(name, tmp_path)
 

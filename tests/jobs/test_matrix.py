@@ -10,19 +10,25 @@ from extended import extended
 from matrix import CELLS, Cell, Moment, run_cell
 from workload import Undisturbed
 
-from holdfast.runtime.chaos.strike import Kind
+from holdfast.runtime.chaos.strike import Kind, Target
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 SEED = 20261122
 SAMPLE = random.Random(SEED).sample(CELLS, 10)
 STANDING = (Kind.STOP, Kind.STOP_CONT)
+HELPERS = (Target.POOL, Target.WRITER)
 
 
 def sampled(cell: Cell) -> object:
-    """Leave those that are waited for longest to ``ci/matrix``, which runs all cells."""
+    """Leave some to ``ci/matrix``, which runs all cells.
+
+    These are waited for longest, or helpers that other jobs do without in test_orders.py and
+    test_snapshots.py.
+    """
     is_long = cell.strike in STANDING and cell.moment is not Moment.REPAIR
-    return extended(cell) if is_long else cell
+    is_left = is_long or (cell.victim in HELPERS and cell.moment is not Moment.SAVE)
+    return extended(cell) if is_left else cell
 
 
 @pytest.mark.parametrize("cell", [sampled(cell) for cell in SAMPLE], ids=str)

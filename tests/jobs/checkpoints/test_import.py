@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from extended import shortened
 from imports import ImportRequest, export
 from workload import EVEN, SCRIPT, Workload, assert_refused, request_of
 
@@ -46,7 +47,10 @@ def import_archive(archive: Path, run_dir: Path, *options: str) -> JobRun:
         return running.wait()
 
 
-def test_run_made_of_an_archive_ends_with_the_same_bytes(archive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", shortened([(2,), (1, 2, 3)], here=[(2,)]))
+def test_run_made_of_an_archive_ends_with_the_same_bytes(
+    archive: Path, tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
     initial = ["--initial", str(archive)]
     with start_job(request_of(EVEN, tmp_path / "begun", workers=1, options=initial)) as running:
         begun = running.wait()
@@ -55,7 +59,7 @@ def test_run_made_of_an_archive_ends_with_the_same_bytes(archive: Path, tmp_path
 
     assert job.exit_code == 0, job.stderr
     assert begun.exit_code == 0, begun.stderr
-    for workers in (1, 2, 3):
+    for workers in sizes:
         run_dir = shutil.copytree(tmp_path / "run", tmp_path / f"run-{workers}")
         with start_job(request_of(EVEN, run_dir, workers=workers)) as running:
             done = running.wait()

@@ -139,13 +139,14 @@ def test_import_says_what_it_has_made(import_job: JobRun, imported: Path, weight
     assert [record["source"] for record in job.events("initial_weights")] == [str(weights.keras)]
 
 
-@pytest.mark.parametrize("kind", shortened(["prefix", "directory"], here=["prefix"]))
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", ["prefix", "directory"])
 def test_every_source_makes_the_same_run(
     kind: str, imported: Path, weights: Weights, tmp_path: Path
 ) -> None:
     """Optimizer and cursor, which are no weights, are as in a fresh run.
 
-    A directory is read as its newest prefix is.
+    TensorFlow's files begin a run without a job in tests/runtime/model/test_files.py.
     """
     prefix = weights.prefix
     source = {"prefix": prefix, "directory": prefix.parent}[kind]

@@ -62,9 +62,11 @@ def test_time_passes_between_saves_and_goes_on_when_rank_0_dies(tmp_path: Path) 
         assert all(late - early > 1.0 for early, late in itertools.pairwise(begins)), begins
 
 
+@pytest.mark.extended
 def test_often_saved_job_has_the_bytes_of_the_undisturbed(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
+    """Jobs of other tests save every 5 steps and have these bytes."""
     options = ["--save-every", "20ms"]
     with start_job(request_of(LONG, tmp_path, workers=3, options=options)) as running:
         job = running.wait()

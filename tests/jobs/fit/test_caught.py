@@ -25,7 +25,9 @@ def request(tmp_path: Path, mistake: str, workers: int) -> JobRequest:
     )
 
 
+@pytest.mark.extended
 def test_stop_that_the_script_catches_is_a_stop(tmp_path: Path) -> None:
+    """In test_deaths.py a script catches the stop that makes room, for ever."""
     with start_job(request(tmp_path, "stop", 2)) as running:
         running.wait_for("step", step=3)
         running.signal(signal.SIGTERM)

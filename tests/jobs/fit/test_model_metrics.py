@@ -25,7 +25,9 @@ def seen(stdout: str) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.extended
 def test_metrics_are_those_of_plain_keras_at_each_hook(tmp_path: Path) -> None:
+    """The hooks of test_stopped_epoch.py have the logs of plain Keras, through deaths too."""
     plain = subprocess.run([sys.executable, SCRIPT], check=True, capture_output=True, text=True)
     struck = run_job(
         SCRIPT,

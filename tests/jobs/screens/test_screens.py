@@ -112,8 +112,12 @@ def test_run_with_a_death_on_a_terminal(tmp_path: Path, traces: JobTraces, kind:
     assert_over(status_json(run_dir))
 
 
+@pytest.mark.extended
 def test_terminal_that_is_held_delays_no_job(tmp_path: Path, traces: JobTraces) -> None:
-    """Nobody presses Ctrl-Q before the job has ended; then what was kept is shown."""
+    """Nobody presses Ctrl-Q before the job has ended; then what was kept is shown.
+
+    A death is survived behind a held terminal in test_supervisor_errors.py.
+    """
     request = request_of(LONG, tmp_path, workers=2)
     environment = traces.environment(os.environ)
     terminal = PtyTerminal(request.command(), environment, traces.scratch, COLUMNS)

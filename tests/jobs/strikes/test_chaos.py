@@ -109,7 +109,9 @@ def test_full_disk_and_full_shared_memory_are_survived(tmp_path: Path) -> None:
     assert set(Path("/dev/shm").glob(".holdfast-chaos*")) == shared  # that of all others
 
 
+@pytest.mark.extended
 def test_run_that_spends_its_budget_is_bad_and_its_replay_is_told(tmp_path: Path) -> None:
+    """The next test has another complaint, and its replay."""
     plan = _plan(tmp_path, "kill agent at step 8")
 
     done = _chaos(tmp_path, plan, _job("--max-restarts", "0"))
