@@ -27,7 +27,7 @@ def test_bytes_are_those_of_one_worker(
     assert job.report.failures == ()
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", shortened([2, 4], here=[4]))
 def test_bytes_are_those_of_one_worker_when_vectors_are_exchanged_in_slices(
     tmp_path: Path, undisturbed: Undisturbed, workers: int
 ) -> None:

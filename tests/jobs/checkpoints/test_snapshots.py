@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from extended import extended
 from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
 from holdfast.checkpoint.store.store import CheckpointStore
@@ -28,7 +29,7 @@ def test_snapshots_of_a_job_that_died_whole_are_what_it_is_relaunched_from(
     assert restored == [5]
 
 
-@pytest.mark.parametrize(("copies", "restored"), [(1, []), (2, [5])])
+@pytest.mark.parametrize(("copies", "restored"), [extended(1, []), (2, [5])])
 def test_second_copy_stands_in_for_a_worker_that_died_before_its_snapshot(
     tmp_path: Path, undisturbed: Undisturbed, copies: int, restored: list[int]
 ) -> None:
