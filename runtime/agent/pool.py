@@ -59,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for module in options.preload:
         if not _preload(module, agent):
             return
+    # Without it the first collection in each worker would copy every page.  Imports leave hardly
+    # any garbage, and to look for it takes a quarter of a second.
+    gc.freeze()
     gc.enable()
-    gc.collect()
-    gc.freeze()  # without it the first collection in each worker would copy every page
     agent.send({"kind": "warm"})
     while (message := agent.receive()) is not None:
         # all workers requested by now are forked together, by one middle process
