@@ -37,14 +37,20 @@ def _segment(folder: Path, name: str) -> Path:
 
 
 def _family(traces: JobTraces) -> subprocess.Popen[str]:
-    """Start a shell with a child, which ignore a polite request; wait until both are there."""
+    """Start a shell with a child, which ignore a polite request; wait until both are there.
+
+    The child answers itself: until it has become `cat`, its environment may look empty.
+    """
     process = subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; sleep 600 & echo begun; wait"],
+        ["sh", "-c", "trap '' TERM; exec 3<&0; cat <&3 & wait"],
         env=traces.environment(os.environ),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("begun\n")
+    process.stdin.flush()
     assert process.stdout.readline() == "begun\n"
     return process
 
