@@ -17,11 +17,11 @@ from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.model.weights_source import WeightsSource, is_weight
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
 from holdfast.runtime.supervisor.job_setup import check_files
+from holdfast.runtime.weights.weights_source import WeightsSource, is_weight
 
 _FIRST_STEP = 0
 

@@ -28,7 +28,6 @@ from holdfast.checkpoint.upkeep.retention import prune
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.model.initial_weights import load_initial_weights
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory
@@ -36,6 +35,7 @@ from holdfast.runtime.saving.mending import Mender, second_holders
 from holdfast.runtime.training.job_state import JobState, was_over
 from holdfast.runtime.training.same_work import check_same_run
 from holdfast.runtime.training.training_job import TrainingJob
+from holdfast.runtime.weights.initial_weights import load_initial_weights
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_resumed
 

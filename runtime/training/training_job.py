@@ -16,7 +16,6 @@ from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.rate_scale import RateScale, RateScaling, scale_of
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.pipelines.feed import Feed
@@ -37,6 +36,7 @@ from holdfast.runtime.training.transaction import (
     ValidationContributor,
     WorkNotes,
 )
+from holdfast.runtime.weights.weights_source import WeightsSource
 from holdfast.runtime.worker.records import ShownTerms
 
 

@@ -18,8 +18,8 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, export_state
 from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.model.initial_weights import load_initial_weights
-from holdfast.runtime.model.weights_source import WeightsSource
+from holdfast.runtime.weights.initial_weights import load_initial_weights
+from holdfast.runtime.weights.weights_source import WeightsSource
 
 pytestmark = [
     pytest.mark.tensorflow,

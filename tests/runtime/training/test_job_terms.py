@@ -18,13 +18,13 @@ from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, SampleIds, Samples
-from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.stage import ONLY_STAGE, Stage
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
+from holdfast.runtime.weights.weights_source import WeightsSource
 
 NUMERICS = Numerics.here(threads=1)
 REQUEST = TrainingRequest(data(23), None, global_batch=9, epochs=2)

@@ -11,7 +11,7 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight
+from holdfast.runtime.weights.weights_source import WeightsKind, WeightsSource, is_weight
 
 
 @pytest.fixture

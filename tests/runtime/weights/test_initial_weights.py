@@ -16,10 +16,10 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.data import ArrayData
-from holdfast.runtime.model.initial_weights import load_initial_weights
-from holdfast.runtime.model.weights_source import WeightsSource
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
+from holdfast.runtime.weights.initial_weights import load_initial_weights
+from holdfast.runtime.weights.weights_source import WeightsSource
 
 CONFIG = worker_config()
 

@@ -24,7 +24,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.named_variables import some_of
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.model.weights_source import WeightsKind, WeightsSource, is_weight
+from holdfast.runtime.weights.weights_source import WeightsKind, WeightsSource, is_weight
 
 _UNREADABLE = (OSError, EOFError, zipfile.BadZipFile)
 """Errors of a file that is cut short or of another kind; other errors come from the model."""
@@ -132,6 +132,6 @@ def _unset(replica: Replica) -> list[str]:
 
 
 def _read_tensorflow(model: Any, prefix: Path) -> None:
-    from holdfast.runtime.model.tensorflow_checkpoint import read_into
+    from holdfast.runtime.weights.tensorflow_checkpoint import read_into
 
     read_into(model, prefix)
