@@ -48,7 +48,8 @@ def _family(traces: JobTraces) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.write("begun\n")
     process.stdin.flush()
     assert process.stdout.readline() == "begun\n"
