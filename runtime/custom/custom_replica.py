@@ -41,7 +41,7 @@ from holdfast.runtime.loss.loss_scale import LossScale
 from holdfast.runtime.loss.state_kinds import StateKind, check_kind, notices_of, travelling
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.gradient_sums import BorrowedTotal
+from holdfast.runtime.model.borrowed_total import BorrowedTotal
 from holdfast.runtime.model.model_call import metric_starts
 from holdfast.runtime.model.named_variables import check_tensors, unchanged
 from holdfast.runtime.model.nest import Nest

@@ -13,7 +13,7 @@ from holdfast.runtime.custom.optimizer_calls import OptimizerCall
 from holdfast.runtime.custom.step_plan import StepPlan
 from holdfast.runtime.custom.step_probe import Probe
 from holdfast.runtime.loss.state_kinds import arrived
-from holdfast.runtime.model.gradient_sums import BorrowedTotal, tensor_at
+from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
 from holdfast.runtime.model.tensors import Batch
 from holdfast.runtime.model.vector_layout import VectorLayout
 

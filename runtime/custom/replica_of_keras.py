@@ -9,6 +9,7 @@ import keras
 from holdfast.runtime.custom.custom_replica import CustomReplica
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.keras_replica import KerasReplica
+from holdfast.runtime.model.lone_replica import LoneReplica
 from holdfast.runtime.model.replica import Microbatch, Replica
 
 
@@ -20,7 +21,8 @@ def replica_of_keras(model: Any, first: Microbatch, mixing: BatchMixing) -> Repl
     """
     if overrides_steps(model):
         return CustomReplica(model, first.x, first.y, first.weights, mixing=mixing)
-    return KerasReplica(model, first.x, first.y, first.weights, mixing=mixing)
+    kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
+    return kind(model, first.x, first.y, first.weights, mixing=mixing)
 
 
 def overrides_steps(model: Any) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -37,14 +37,15 @@ from holdfast.runtime.draws.equal_draws import equal_draws
 from holdfast.runtime.draws.microbatch_draws import draws_from
 from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.loss.loss_scale import LossScale
-from holdfast.runtime.loss.loss_terms import Kind
-from holdfast.runtime.loss.state_kinds import arrived, notices_of
+from holdfast.runtime.loss.state_kinds import notices_of
 from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.apart import apart
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
-from holdfast.runtime.model.gradient_sums import GradientSums, KeptGradients, SummedGradients
+from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
 from holdfast.runtime.model.graph_cache import GraphCache
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
-from holdfast.runtime.model.model_sums import ModelSums, Roles
+from holdfast.runtime.model.model_sums import ModelSums
+from holdfast.runtime.model.model_update import ModelUpdate
 from holdfast.runtime.model.named_variables import check_tensors, model_variables, unchanged
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
@@ -55,9 +56,7 @@ from holdfast.runtime.model.tensors import (
     flat_tensors,
     shape_key,
 )
-
-WORTH_KEEPING = 1 << 20
-"""So many floats of gradients are not copied if nobody adds them up."""
+from holdfast.runtime.model.vector_layout import VectorLayout
 
 
 class KerasReplica:
@@ -95,14 +94,11 @@ class KerasReplica:
         self._no_seeds = tf.zeros((len(self._sums.seeds) + 1, 2), tf.int64)
         self._draws = bool(self._sums.seeds)
         self._tensors = model_variables(model)
+        self._is_whole = mixing.keeps_batches_whole
         self._try(first, mixing)
-        roles = self._sums.roles
-        # The samples come first; other parts of the loss have another denominator each.
-        self._parts = tuple(dict.fromkeys([Kind.MEAN.name, *(part for part, _ in roles.graded)]))
         self._left_out = _names_of(model, _no_sums(model, self._sums, one))
-        self._gradients = _gradient_sums(roles, mixing)
-        self._shape = ContributionShape(self._gradients.size, self._sums.measures.size)
-        self._update = self._trace_update()
+        self._of_model = ModelUpdate(model, self._sums)
+        self._shape = ContributionShape(self._make_ready(), self._sums.measures.size)
 
     @property
     def model(self) -> Any:
@@ -122,8 +118,11 @@ class KerasReplica:
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of gradients, moving statistics and metrics over ``batch``."""
         *tensors, metrics = self._run(batch, training=True)
-        self._gradients.write(out, tensors)
-        out[self._gradients.size :] = np.asarray(metrics)
+        for place, tensor in zip(self._layout.places, tensors, strict=True):
+            out[place.start : place.stop] = np.asarray(tensor).reshape(-1)
+        for gap in self._padding:
+            out[gap] = 0.0
+        out[self._layout.size :] = np.asarray(metrics)
 
     def evaluate(self, batch: Microbatch, out: FloatVector) -> None:
         """Write the sums of the metrics over validation samples."""
@@ -142,12 +141,12 @@ class KerasReplica:
 
     def apply(self, total: FloatVector, samples: int) -> None:
         """Update weights, optimizer and moving statistics from the total."""
-        self._update(self._divisors(total, samples), self._gradients.given(total))
+        self._update(self._divisors(total, samples), self._borrowed.rows(total))
 
     def takes_overflow(self, total: FloatVector) -> bool:
         """Return whether only gradients are not finite, and the optimizer skips such a step."""
-        rest = self._gradients.after(len(self._sums.roles.graded), total)
-        return self._scale.takes_overflow(rest)
+        last = self._layout.places[len(self._sums.roles.graded) - 1]
+        return self._scale.takes_overflow(total[last.stop :])
 
     def finish(self) -> None:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""
@@ -218,13 +217,21 @@ class KerasReplica:
             finding.refuse_state(self._sums.roles.moving)
             finding.refuse_mixing()
 
-    def _run(self, batch: Microbatch, *, training: bool) -> Sequence[Any]:
-        """Run the graph of the batch's shape and return its outputs."""
+    def _make_ready(self) -> int:
+        """Make what an update needs; return the floats in a contribution before the metrics."""
+        self._layout = VectorLayout.of(self._sums.roles.shapes)
+        self._padding = self._layout.padding()
+        self._borrowed = BorrowedTotal(self._layout.size)
+        self._update = self._trace_update()
+        return self._layout.size
+
+    def _run(self, batch: Microbatch, *more: Any, training: bool) -> Sequence[Any]:
+        """Run the graph of the batch's shape, perhaps with ``more`` inputs; return its outputs."""
         graph = self._graph(batch, training=training)
         seeds = self._no_seeds
         if self._draws:
             seeds = tf.constant(generator_seeds(batch.seed, len(seeds)), tf.int64)
-        outputs: Sequence[Any] = graph(flat_tensors(batch), seeds)
+        outputs: Sequence[Any] = graph(flat_tensors(batch), seeds, *more)
         return outputs
 
     def _graph(self, batch: Microbatch, *, training: bool) -> Any:
@@ -237,63 +244,50 @@ class KerasReplica:
         return self._graphs.get(key, lambda: self._trace(batch, training=training))
 
     def _trace(self, batch: Microbatch, *, training: bool) -> Any:
-        sums = self._sums.training if training else self._sums.validation
-
         def contribution(tensors: Any, seeds: Any) -> Any:
-            with draws_from(seeds[-1]) as drawn:
-                outputs = sums(Batch.of(batch, tensors), seeds)
-            self._draws = self._draws or drawn.count > 0
-            return outputs
+            return self._contribution(batch, training=training)(tensors, seeds)
 
-        call = tf.function(contribution, autograph=False)
-        graph = call.get_concrete_function(
-            flat_specifications(batch), tf.TensorSpec(self._no_seeds.shape, tf.int64)
+        return tf.function(contribution, autograph=False).get_concrete_function(
+            *self._specifications(batch)
         )
-        model_rules.check_operations(graph.graph.as_graph_def())
-        return graph
+
+    def _contribution(self, batch: Microbatch, *, training: bool) -> Callable[..., Any]:
+        """Return the function of tensors and seeds that computes the sums, for graphs."""
+        found = functools.partial(self._traced, batch, training=training)
+        return apart(found) if self._is_whole else found
+
+    def _specifications(self, batch: Microbatch) -> tuple[Any, Any]:
+        """Return the inputs of every graph: tensors of a batch, and the seeds of its draws."""
+        return flat_specifications(batch), tf.TensorSpec(self._no_seeds.shape, tf.int64)
+
+    def _traced(self, batch: Microbatch, tensors: Any, seeds: Any, *, training: bool) -> list[Any]:
+        """Return the sums over a batch, in a graph."""
+        sums = self._sums.training if training else self._sums.validation
+        with draws_from(seeds[-1]) as drawn:
+            outputs = sums(Batch.of(batch, tensors), seeds)
+        self._draws = self._draws or drawn.count > 0
+        model_rules.check_operations(outputs[-1].graph.as_graph_def())
+        return outputs
 
     def _trace_update(self) -> Any:
         """Build the graph that divides the sums and updates everything."""
-        roles = self._sums.roles
-        parts = self._parts
-        variables = roles.graded_variables
+        places, change = self._layout.places, self._of_model.run
+        if self._is_whole:  # a lone worker has the same update in another graph
+            change = apart(change)
 
-        def update(divisors: Any, given: Any) -> None:
-            sums = self._gradients.tensors(given)
-            means: dict[int, Any] = {}
-            for (part, variable), total in zip(roles.graded, sums, strict=False):
-                divisor = divisors[parts.index(part)]
-                mean = tf.math.divide_no_nan(total, divisor)
-                known = means.get(id(variable))
-                means[id(variable)] = mean if known is None else known + mean
-            self._model.optimizer.apply([means[id(v)] for v in variables], list(variables))
-            for variable, total in zip(roles.moving, sums[len(roles.graded) :], strict=True):
-                kind = self._sums.kind_of(variable)
-                variable.assign(arrived(variable, total, divisors[0], kind))
+        def update(divisors: Any, rows: Any) -> None:
+            change([tensor_at(rows, place) for place in places], divisors)
 
         return tf.function(update, autograph=False).get_concrete_function(
-            tf.TensorSpec((len(parts),), tf.float32),
-            self._gradients.specification,
+            tf.TensorSpec((len(self._of_model.parts),), tf.float32), self._borrowed.specification
         )
 
     def _divisors(self, total: FloatVector, samples: int) -> Any:
         """Return what each part of the loss is divided by."""
-        parts = self._parts
-        if len(parts) == 1:
+        if len(self._of_model.parts) == 1:
             return _constant(samples)
-        metrics, known = total[self._gradients.size :], {Kind.MEAN.name: samples, Kind.SUM.name: 1}
-        entry = self._sums.measures.denominator_of
-        return tf.constant(
-            [known[part] if part in known else metrics[entry(part)] for part in parts], tf.float32
-        )
-
-
-def _gradient_sums(roles: Roles, mixing: BatchMixing) -> GradientSums:
-    """Return where gradients lie: to hand a tensor over costs 10 us, as the copy of a small one."""
-    floats = sum(map(math.prod, roles.shapes))
-    if mixing is BatchMixing.ALONE and floats >= WORTH_KEEPING:
-        return KeptGradients(roles.shapes, len(roles.graded))
-    return SummedGradients(roles.shapes)
+        metrics = total[self._layout.size :]
+        return tf.constant(self._of_model.divisors(samples, metrics), tf.float32)
 
 
 def _build(model: Any, batch: Batch) -> None:

@@ -163,10 +163,10 @@ def test_a_run_stopped_on_two_workers_resumes_on_eight_and_on_one(
 
 
 @pytest.mark.extended
-def test_a_worker_that_keeps_its_gradients_ends_as_workers_that_add_them_up(
+def test_a_lone_worker_ends_as_workers_that_add_up(
     tmp_path: Path,
 ) -> None:
-    """Without a job, such a worker is one of several in tests/runtime/model/test_exactness.py."""
+    """Without a job, such a worker is the subject of tests/runtime/model/test_lone_replica.py."""
     script = tmp_path / "train.py"
     script.write_text(LARGE)
     death = ("kill worker=0 step=6",)

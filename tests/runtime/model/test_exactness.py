@@ -15,15 +15,11 @@ from keras_harness import (
     MICROBATCHES,
     bytes_of,
     contribution,
-    convolutional,
-    dense,
     microbatch,
     train,
 )
-from keras_oracle import fresh_model
 
 from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.replica import Microbatch, Replica
 
 pytestmark = pytest.mark.tensorflow
@@ -129,81 +125,3 @@ def test_metrics_are_those_of_keras(replicas: list[Any], tf: SimpleNamespace) ->
     )
     assert results == pytest.approx(expected, rel=1e-5)
     assert set(results) == {"loss", "accuracy", "auc"}
-
-
-def scaled(tf: SimpleNamespace) -> Any:
-    """A loss whose gradients overflow in the first steps, which are skipped."""
-    optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(), 2.0**127)
-    return dense(tf, optimizer=optimizer)
-
-
-ALONE = {"convolutional": convolutional, "dense": dense, "scaled": scaled}
-
-
-@pytest.fixture
-def keeps_small_gradients(tf: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of tests are small."""
-    monkeypatch.setattr(tf.module, "WORTH_KEEPING", 1)
-
-
-def whole_batch_replica(tf: SimpleNamespace, case: str, *, is_alone: bool) -> Any:
-    return tf.module.KerasReplica(
-        fresh_model(tf, ALONE[case]),
-        IMAGES[:7],
-        LABELS[:7],
-        mixing=BatchMixing.ALONE if is_alone else BatchMixing.HARMLESS,
-    )
-
-
-@pytest.mark.usefixtures("keeps_small_gradients")
-@pytest.mark.parametrize("case", ALONE)
-def test_worker_that_adds_nothing_up_ends_with_the_same_bytes(
-    tf: SimpleNamespace, case: str
-) -> None:
-    summing = whole_batch_replica(tf, case, is_alone=False)
-    alone = whole_batch_replica(tf, case, is_alone=True)
-
-    for step in range(4):
-        batch = microbatch(step, 0)
-        totals = [contribution(replica, batch) for replica in (summing, alone)]
-        rests = [t[r.shape.gradient :] for t, r in zip(totals, (summing, alone), strict=True)]
-        assert rests[0].tobytes() == rests[1].tobytes()
-        for replica, total in zip((summing, alone), totals, strict=True):
-            assert np.isfinite(total).all() or replica.takes_overflow(total)
-            replica.apply(total, batch.samples)
-
-    assert bytes_of(alone.state()) == bytes_of(summing.state())
-    assert alone.shape.gradient < summing.shape.gradient
-
-
-@pytest.mark.usefixtures("keeps_small_gradients")
-def test_worker_that_adds_nothing_up_tells_which_numbers_are_not_finite(
-    tf: SimpleNamespace,
-) -> None:
-    overflowing = whole_batch_replica(tf, "scaled", is_alone=True)
-    broken = whole_batch_replica(tf, "convolutional", is_alone=True)
-
-    scaled_total = contribution(overflowing, microbatch(0, 0))
-    images = np.full_like(IMAGES[:7], np.nan)
-    broken_total = contribution(broken, Microbatch(images, LABELS[:7], 0))
-
-    assert np.isnan(scaled_total).tolist()[:2] == [True, False]
-    assert overflowing.takes_overflow(scaled_total)
-    assert np.isnan(broken_total).tolist()[:2] == [True, True]  # gradients, moving statistics
-    assert not broken.takes_overflow(broken_total)
-
-
-@pytest.mark.usefixtures("keeps_small_gradients")
-def test_total_of_a_worker_that_adds_nothing_up_is_applied_once(tf: SimpleNamespace) -> None:
-    replica = whole_batch_replica(tf, "dense", is_alone=True)
-    total = contribution(replica, microbatch(0, 0))
-    replica.apply(total, 7)
-
-    with pytest.raises(AssertionError, match="a contribution comes before its total"):
-        replica.apply(total, 7)
-
-
-def test_few_gradients_are_copied(tf: SimpleNamespace) -> None:
-    alone = whole_batch_replica(tf, "dense", is_alone=True)
-
-    assert alone.shape == whole_batch_replica(tf, "dense", is_alone=False).shape
