@@ -16,7 +16,7 @@ from holdfast.runtime.custom.replica_of_keras import replica_of_keras
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.model.tensors import first_sample, shape_key
+from holdfast.runtime.model.tensors import first_samples, shape_key
 
 _PLACE = "_holdfast_kept_replica"
 """The attribute of the model: so a model and its replica are forgotten together."""
@@ -72,4 +72,4 @@ def _parts(model: Any) -> tuple[Any, ...]:
 
 def _shapes(first: Microbatch, mixing: BatchMixing) -> tuple[Any, ...]:
     """Return structure, shapes and types of one sample; microbatches may have other sizes."""
-    return (mixing, shape_key(first_sample(first)))
+    return (mixing, shape_key(first_samples(first)))

@@ -15,6 +15,7 @@ from holdfast.runtime.exchange.vector import aligned_array
 from holdfast.runtime.model.nest import (
     Array,
     Nest,
+    dict_like,
     is_nest_of_arrays,
     leaves,
     map_leaves,
@@ -151,7 +152,7 @@ def _arrays(name: str, nest: Nest) -> Nest:
             raise ProgramError("x is None: give the inputs of the samples")
         return None
     found = (
-        {key: _arrays(f"{name}[{key!r}]", value) for key, value in nest.items()}
+        dict_like(nest, {k: _arrays(f"{name}[{k!r}]", value) for k, value in nest.items()})
         if isinstance(nest, Mapping)
         else tuple(_arrays(f"{name}[{i}]", value) for i, value in enumerate(nest))
         if is_nest_of_arrays(nest)

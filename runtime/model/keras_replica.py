@@ -51,12 +51,15 @@ from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.model.tensors import (
     Batch,
-    first_sample,
+    first_samples,
     flat_specifications,
     flat_tensors,
     shape_key,
 )
 from holdfast.runtime.model.vector_layout import VectorLayout
+
+_FEW = 2
+"""Samples that build a model: a loss that squeezes its targets takes no single one."""
 
 
 class KerasReplica:
@@ -84,8 +87,8 @@ class KerasReplica:
         self._model = model
         self._graphs = GraphCache()
         first = Microbatch(x, y, 0, weights)
-        one = Batch.of(first_sample(first))
-        _build(model, one)
+        few = Batch.of(first_samples(first, _FEW))
+        _build(model, few)
         model_rules.check_trainable(model.trainable_variables)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
@@ -96,7 +99,7 @@ class KerasReplica:
         self._tensors = model_variables(model)
         self._is_whole = mixing.keeps_batches_whole
         self._try(first, mixing)
-        self._left_out = _names_of(model, _no_sums(model, self._sums, one))
+        self._left_out = _names_of(model, _no_sums(model, self._sums, few))
         self._of_model = ModelUpdate(model, self._sums)
         self._shape = ContributionShape(self._make_ready(), self._sums.measures.size)
 

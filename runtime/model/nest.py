@@ -6,6 +6,7 @@ knows no Keras: data are checked before TensorFlow is loaded.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -40,12 +41,21 @@ def map_leaves(function: Callable[[Any], Any], nest: Nest) -> Nest:
     Keras hands tuples to a model too, whatever the script gave to ``fit``.
     """
     if isinstance(nest, Mapping):
-        return {key: map_leaves(function, value) for key, value in nest.items()}
+        return dict_like(nest, {key: map_leaves(function, value) for key, value in nest.items()})
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
         return type(nest)(*(map_leaves(function, value) for value in nest))
     if isinstance(nest, (list, tuple)):
         return tuple(map_leaves(function, value) for value in nest)
     return None if nest is None else function(nest)
+
+
+def dict_like(nest: Mapping[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """Return ``items`` as an OrderedDict if ``nest`` is one.
+
+    Keras flattens an OrderedDict in its own order, and any other dict in the order of its sorted
+    keys.  So a model of several inputs gets them in another order.
+    """
+    return OrderedDict(items) if isinstance(nest, OrderedDict) else items
 
 
 def pack(structure: Nest, arrays: Iterator[Any]) -> Nest:

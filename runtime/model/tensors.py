@@ -63,10 +63,10 @@ def shape_key(microbatch: Microbatch) -> Hashable:
     return structure_key((microbatch.x, microbatch.y, microbatch.weights))
 
 
-def first_sample(microbatch: Microbatch) -> Microbatch:
-    """Return the microbatch's first sample alone."""
+def first_samples(microbatch: Microbatch, most: int = 1) -> Microbatch:
+    """Return the microbatch's first samples alone, at most so many."""
     parts = (microbatch.x, microbatch.y, microbatch.weights)
-    x, y, weights = (map_leaves(lambda array: array[:1], part) for part in parts)
+    x, y, weights = (map_leaves(lambda array: array[:most], part) for part in parts)
     return Microbatch(x, y, microbatch.seed, weights)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,7 +69,8 @@ def _describe(nest: Nest, pieces: list[Any]) -> Any:
     if nest is None:
         return None
     if isinstance(nest, dict):
-        return {"dict": [[key, _describe(value, pieces)] for key, value in nest.items()]}
+        kind = "ordered dict" if isinstance(nest, OrderedDict) else "dict"
+        return {kind: [[key, _describe(value, pieces)] for key, value in nest.items()]}
     if isinstance(nest, tuple):
         return {"tuple": [_describe(value, pieces) for value in nest]}
     found = bytes_of(nest)
@@ -83,6 +85,8 @@ def _restore(described: Any, blocks: _Blocks) -> Nest:
             return None
         case {"dict": items}:
             return {key: _restore(value, blocks) for key, value in items}
+        case {"ordered dict": items}:
+            return OrderedDict((key, _restore(value, blocks)) for key, value in items)
         case {"tuple": items}:
             return tuple(_restore(value, blocks) for value in items)
     shape, found = described["shape"], [blocks.take(length) for length in described["bytes"]]

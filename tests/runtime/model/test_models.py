@@ -174,6 +174,19 @@ def test_a_custom_loss_and_metric_are_used(tf: SimpleNamespace) -> None:
     assert results == {"loss": 3.0, "own": 0.0}
 
 
+def test_a_loss_that_squeezes_its_targets_is_used(tf: SimpleNamespace) -> None:
+    """Of a single sample it would make a scalar, for which its next operation has no axis."""
+
+    def loss(y: Any, prediction: Any) -> Any:
+        column = tf.tensorflow.stack([tf.tensorflow.squeeze(y)], axis=1)
+        return tf.keras.losses.mean_squared_error(column, prediction)
+
+    targets = LABELS.astype(np.float32)
+    assert_step_of_keras(
+        tf, lambda tf: dense(tf, loss=loss), Microbatch(IMAGES[:8], targets[:8], 0), count=2
+    )
+
+
 def test_a_metric_keeps_the_setting_in_its_variable(tf: SimpleNamespace) -> None:
     """A level that is not zero after a reset, and that an update leaves as it is."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +46,18 @@ def test_lists_become_tuples_and_named_tuples_stay() -> None:
     assert doubled["p"].right is None
     assert isinstance(doubled["l"], tuple)
     assert doubled["l"][0].sum() == 12
+
+
+def test_ordered_dicts_stay_and_other_mappings_become_dicts() -> None:
+    """Keras flattens the first ones in their own order."""
+    ordered = OrderedDict([("z", A), ("a", OrderedDict(b=B))])
+
+    mapped = map_leaves(lambda a: a, {"x": ordered, "y": MappingProxyType({"c": A})})
+
+    assert type(mapped["x"]) is OrderedDict
+    assert type(mapped["x"]["a"]) is OrderedDict
+    assert list(mapped["x"]) == ["z", "a"]
+    assert type(mapped["y"]) is dict
 
 
 nests = st.recursive(

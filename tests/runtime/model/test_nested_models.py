@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,24 @@ def test_two_inputs_in_a_list(tf: SimpleNamespace, kind: type, count: int) -> No
     batch = Microbatch(kind([WIDE, DEEP]), RATING, 0)
 
     assert_step_of_keras(tf, one_output, batch, count=count)
+
+
+def test_inputs_in_an_ordered_dict_reach_the_model_in_their_order(tf: SimpleNamespace) -> None:
+    """Keras sorts the keys of a dict only: so it hands these two inputs over the other way round.
+
+    A `tf.data` pipeline over a CSV file gives such dicts.
+    """
+
+    def make(tf: SimpleNamespace) -> Any:
+        inputs = {name: tf.keras.Input((1,), name=name) for name in "za"}
+        both = tf.keras.layers.Concatenate()([inputs["z"], inputs["a"]])
+        model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(both))
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse")
+        return model
+
+    columns = [("z", WIDE[:, :1]), ("a", 10 * WIDE[:, 1:2])]
+    for kind in (OrderedDict, dict):
+        assert_step_of_keras(tf, make, Microbatch(kind(columns), RATING, 0), count=2)
 
 
 @pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ TEXTS = np.array([b"a", b"", b"tail\0"], object)
         [X, Y, Y],
         ({"age": X, "name": TEXTS}, (Y, [Y, X])),
         (np.zeros((3, 0)), np.zeros(3, bool)),
+        (OrderedDict(b=X, a=OrderedDict(c=Y)), Y),
     ],
 )
 def test_batch_comes_back_from_its_bytes(element: Any) -> None:
