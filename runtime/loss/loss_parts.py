@@ -55,6 +55,8 @@ class LossParts:
         self.rest = self._loss - sum(_product(factor, leaf) for factor, leaf in weighted)
         self._values = self._own_values()
         self.parts = _parts(terms, kinds, samples)
+        self.sparse: set[int] = set()
+        """Numbers of the weights whose gradients name single rows; known with the gradients."""
 
     def gradients(self, weights: Sequence[Any], scale: Any, *, is_divided: bool) -> list[Any]:
         """Return, for each part, the gradients of its scaled numerator, None where there is none.
@@ -108,6 +110,7 @@ class LossParts:
             targets.append(self._loss)
             factors.append(tf.cast(before, self._loss.dtype) * tf.ones_like(self._loss))
         found = self._tape.gradient(targets, weights, output_gradients=factors)
+        self.sparse |= {i for i, g in enumerate(found) if isinstance(g, tf.IndexedSlices)}
         after = part.denominator if is_divided else None
         return [
             None if g is None else tf.convert_to_tensor(g) * (1.0 if after is None else after)

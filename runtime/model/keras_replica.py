@@ -163,7 +163,8 @@ class KerasReplica:
             "cannot be measured apart"
             for name in self._left_out
         )
-        return left_out + notices_of(self._sums.state_kinds)
+        of_rows = model_rules.notices_of_rows(self._model.optimizer, self._sums.sparse)
+        return left_out + notices_of(self._sums.state_kinds) + of_rows
 
     @property
     def is_additive(self) -> bool:

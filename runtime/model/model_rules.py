@@ -31,6 +31,10 @@ _HIDDEN_RANDOM_OPS = frozenset(
 """TensorFlow operations whose state cannot be set for a single microbatch."""
 
 
+_LINEAR_OPTIMIZERS = frozenset({"SGD", "Lion"})
+"""To these, the sum of the gradients of a row is as good as each of them."""
+
+
 def check_backend(name: str) -> None:
     """Raise ProgramError unless Keras computes with TensorFlow."""
     if name != "tensorflow":
@@ -127,6 +131,23 @@ def hidden_state(graph: Any) -> Iterator[str]:
         is_assignment = operation.startswith(("Assign", "ResourceScatter"))
         if operation in _HIDDEN_RANDOM_OPS or is_assignment:
             yield operation
+
+
+def notices_of_rows(optimizer: Any, paths: Sequence[str]) -> tuple[str, ...]:
+    """Return what a user should know of weights whose gradients TensorFlow keeps by rows.
+
+    Keras on TensorFlow applies nonlinear functions, such as the square of Adam, to the gradient
+    of each row that a batch names, and then adds up rows that are named twice.
+    """
+    kind = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+    if not paths or kind in _LINEAR_OPTIMIZERS:
+        return ()
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return (
+        f"{paths[0]}{more}: losses may differ from plain Keras, because {kind} gets the sum of a "
+        "word's gradients in a batch, as Keras does on JAX; on TensorFlow Keras squares each of "
+        "them alone (docs/keras.md, Embedding)",
+    )
 
 
 def is_generator_state(variable: Any) -> bool:

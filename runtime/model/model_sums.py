@@ -91,6 +91,8 @@ class ModelSums:
         """Paths of metric variables that count batches."""
         self.state_kinds: dict[str, StateKind] = {}
         """What becomes of state over the parts of a batch, by path; the mean if it is not told."""
+        self.sparse: tuple[str, ...] = ()
+        """Paths of weights whose gradients TensorFlow keeps by rows, as those of an embedding."""
         self._roles: Roles | None = None
         self._measures: Measures | None = None
 
@@ -142,6 +144,7 @@ class ModelSums:
         call = found.call
         gradients = found.loss.gradients(call.weights, scale, is_divided=is_divided)
         self._note_roles(call, found.loss.names, gradients)
+        self.sparse = tuple(self.trainable[i].path for i in sorted(found.loss.sparse))
         sums = [g for of_part in gradients for g in of_part if g is not None]
         samples = float(batch.samples)
         moving = self.roles.moving

@@ -72,6 +72,24 @@ def test_embedding_gradients_are_dense(tf: SimpleNamespace) -> None:
     assert np.flatnonzero(np.abs(rows).sum(axis=1)).tolist() == [1, 2, 4]
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_embedding_that_trains_otherwise_than_in_keras_is_told(
+    tf: SimpleNamespace, optimizer: str
+) -> None:
+    def make(tf: SimpleNamespace) -> Any:
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([layers.Embedding(11, 3), layers.Flatten(), layers.Dense(1)])
+        model.compile(optimizer=optimizer, loss="mse")
+        return model
+
+    words = np.array([[1, 2], [2, 4], [4, 4]], dtype=np.int32)
+    replica = build(tf, make, x=words, y=np.ones((3, 1), np.float32))
+
+    told = [line for line in replica.notices if "embedding" in line]
+    assert len(told) == (optimizer == "adam")
+    assert all("Adam gets the sum of a word's gradients" in line for line in told)
+
+
 def test_a_frozen_layer_keeps_its_weights(tf: SimpleNamespace) -> None:
     def make(tf: SimpleNamespace) -> Any:
         model = dense(tf)
