@@ -52,6 +52,7 @@ from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.model.tensors import (
     Batch,
     first_samples,
+    flat_graph,
     flat_specifications,
     flat_tensors,
     shape_key,
@@ -111,7 +112,7 @@ class KerasReplica:
     @property
     def graphs(self) -> tuple[Any, ...]:
         """The graphs of a step: that of the first microbatch, and that of the update."""
-        return self._first_graph, self._update
+        return self._first_graph.graph, self._update.graph
 
     @property
     def shape(self) -> ContributionShape:
@@ -235,7 +236,7 @@ class KerasReplica:
         seeds = self._no_seeds
         if self._draws:
             seeds = tf.constant(generator_seeds(batch.seed, len(seeds)), tf.int64)
-        outputs: Sequence[Any] = graph(flat_tensors(batch), seeds, *more)
+        outputs: Sequence[Any] = graph(*flat_tensors(batch), seeds, *more)
         return outputs
 
     def _graph(self, batch: Microbatch, *, training: bool) -> Any:
@@ -251,9 +252,7 @@ class KerasReplica:
         def contribution(tensors: Any, seeds: Any) -> Any:
             return self._contribution(batch, training=training)(tensors, seeds)
 
-        return tf.function(contribution, autograph=False).get_concrete_function(
-            *self._specifications(batch)
-        )
+        return flat_graph(contribution, *self._specifications(batch))
 
     def _contribution(self, batch: Microbatch, *, training: bool) -> Callable[..., Any]:
         """Return the function of tensors and seeds that computes the sums, for graphs."""
@@ -282,9 +281,8 @@ class KerasReplica:
         def update(divisors: Any, rows: Any) -> None:
             change([tensor_at(rows, place) for place in places], divisors)
 
-        return tf.function(update, autograph=False).get_concrete_function(
-            tf.TensorSpec((len(self._of_model.parts),), tf.float32), self._borrowed.specification
-        )
+        divisors = tf.TensorSpec((len(self._of_model.parts),), tf.float32)
+        return flat_graph(update, divisors, self._borrowed.specification)
 
     def _divisors(self, total: FloatVector, samples: int) -> Any:
         """Return what each part of the loss is divided by."""

@@ -28,6 +28,7 @@ from holdfast.runtime.model.apart import apart
 from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.model_update import ModelUpdate
 from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.model.tensors import flat_graph
 
 _MARKS = 2
 
@@ -50,7 +51,7 @@ class LoneReplica(KerasReplica):
     @property
     def graphs(self) -> tuple[Any, ...]:
         """The graph of a step."""
-        return (self._first_graph,)
+        return (self._first_graph.graph,)
 
     def contribute(self, batch: Microbatch, out: FloatVector) -> None:
         """Write marks and metrics over ``batch``; update the model if all is finite."""
@@ -90,9 +91,7 @@ class LoneReplica(KerasReplica):
             *sums, metrics = self._contribution(batch, training=True)(tensors, seeds)
             return [self._updated(sums, metrics, order)]
 
-        return tf.function(step, autograph=False).get_concrete_function(
-            *self._specifications(batch), tf.TensorSpec((2,), tf.float32)
-        )
+        return flat_graph(step, *self._specifications(batch), tf.TensorSpec((2,), tf.float32))
 
     def _updated(self, sums: Sequence[Any], metrics: Any, order: Any) -> Any:
         """Add the update to the graph of a step; return marks and metrics."""
