@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from holdfast.runtime.exchange.vector import aligned_array
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.model.tensors import flat_tensors
+from holdfast.runtime.model.tensors import flat_graph, flat_tensors
 
 pytestmark = pytest.mark.tensorflow
 
@@ -66,3 +67,19 @@ def test_a_borrowed_array_lives_as_long_as_its_tensor() -> None:
     del tensor
     gc.collect()
     assert memory() is None
+
+
+def test_traced_graph_takes_flat_tensors_and_follows_its_variables(tf: SimpleNamespace) -> None:
+    number = tf.tensorflow.TensorSpec((), tf.tensorflow.float32)
+    factor = tf.tensorflow.Variable(2.0)
+
+    def function(pair: Any, last: Any) -> Any:
+        return [factor * pair[0] + pair[1], last]
+
+    graph = flat_graph(function, [number, number], number)
+
+    inputs = [tf.tensorflow.constant(value) for value in (3.0, 4.0, 5.0)]
+    assert [float(output) for output in graph(*inputs)] == [10.0, 5.0]
+    factor.assign(10.0)
+    assert [float(output) for output in graph(*inputs)] == [34.0, 5.0]
+    assert graph.graph.captured_inputs
