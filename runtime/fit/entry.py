@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.runtime.fit import generated_code
 from holdfast.runtime.fit.directories import share_directories
 from holdfast.runtime.fit.import_watch import when_imported
-from holdfast.runtime.fit.strategy_scopes import leave_out
+from holdfast.runtime.fit.strategy_scopes import leave_out, leave_out_cluster
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.worker import worker
 
@@ -43,7 +43,9 @@ def _prepare_tensorflow(config: WorkerConfig) -> None:
     tensorflow_settings.set_threads(config.threads)
     generated_code.keep_in_memory()
     if config.options.fit:
-        leave_out(sys.modules["tensorflow"].distribute.Strategy, stages_of_script().context.inform)
+        distribute, tell = sys.modules["tensorflow"].distribute, stages_of_script().context.inform
+        leave_out(distribute.Strategy, tell)
+        leave_out_cluster(distribute.cluster_resolver.TFConfigClusterResolver, tell)
 
 
 def _take_over(config: WorkerConfig) -> None:

@@ -1,7 +1,8 @@
-"""The scopes of ``tf.distribute``, which are left out: holdfast's workers share each batch.
+"""The scopes and clusters of ``tf.distribute``, which are left out: workers share each batch.
 
 Within such a scope TensorFlow makes variables of several copies.  A worker of holdfast has
-one copy of the model, so there is nothing that a scope could distribute.
+one copy of the model, so there is nothing that a scope could distribute.  For a cluster each
+worker would start a server of TensorFlow, all of them at the same address.
 """
 
 from __future__ import annotations
@@ -31,3 +32,25 @@ def leave_out(strategy_class: Any, tell: Callable[[str], None]) -> None:
         return contextlib.nullcontext(self)
 
     strategy_class.scope = scope
+
+
+def leave_out_cluster(resolver_class: Any, tell: Callable[[str], None]) -> None:
+    """Let the cluster of ``TF_CONFIG`` be empty from now on, as on a machine without one.
+
+    Args:
+        resolver_class: ``tf.distribute.cluster_resolver.TFConfigClusterResolver``.
+        tell: shows one line to the user, when a strategy asks for the cluster.
+    """
+    plain = resolver_class.cluster_spec
+
+    def cluster_spec(self: Any) -> Any:
+        found = plain(self)
+        if not found.as_dict():
+            return found
+        tell(
+            "the cluster of TF_CONFIG is left out: the workers are those of holdfast run -n "
+            "(--no-fit leaves it alone)"
+        )
+        return type(found)({})
+
+    resolver_class.cluster_spec = cluster_spec

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from holdfast.runtime.fit.strategy_scopes import leave_out
+from holdfast.runtime.fit.strategy_scopes import leave_out, leave_out_cluster
 
 
 def test_scope_of_each_strategy_gives_the_strategy_and_is_told() -> None:
@@ -45,3 +47,25 @@ def test_variables_within_a_scope_are_plain(monkeypatch: pytest.MonkeyPatch) -> 
     assert type(variable).__name__ == "ResourceVariable"
     assert tf.distribute.has_strategy() is False
     assert float(strategy.run(lambda: variable * 2)) == 6.0
+
+
+@pytest.mark.tensorflow
+def test_strategy_of_several_workers_starts_no_server_and_the_cluster_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TensorFlow's tutorial for several workers takes its number of workers from TF_CONFIG."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver
+    monkeypatch.setattr(resolver, "cluster_spec", resolver.cluster_spec)
+    cluster = {"worker": ["localhost:12345", "localhost:23456"]}
+    config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    told: list[str] = []
+    leave_out_cluster(resolver, told.append)
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    assert strategy.num_replicas_in_sync == 1
+    assert set(told) == {told[0]}
+    assert told[0].startswith("the cluster of TF_CONFIG is left out")
