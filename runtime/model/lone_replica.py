@@ -16,7 +16,7 @@ returns.  One that is not finite has had none; `apply` gives it effect, if the j
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -93,10 +93,15 @@ class LoneReplica(KerasReplica):
 
         return flat_graph(step, *self._specifications(batch), tf.TensorSpec((2,), tf.float32))
 
+    @functools.cached_property
+    def _only_update(self) -> tuple[ModelUpdate, Callable[..., Any]]:
+        """The update, traced once for batches of all shapes, as that of `KerasReplica` is."""
+        of_model = ModelUpdate(self._model, self._sums)
+        return of_model, apart(of_model.run)
+
     def _updated(self, sums: Sequence[Any], metrics: Any, order: Any) -> Any:
         """Add the update to the graph of a step; return marks and metrics."""
-        of_model = ModelUpdate(self._model, self._sums)
-        update = apart(of_model.run)
+        of_model, update = self._only_update
         sums = [tf.cast(tensor, tf.float32) for tensor in sums]
         graded = len(self._sums.roles.graded)
         vector = tf.concat([[_mark(sums[:graded]), _mark(sums[graded:])], metrics], 0)

@@ -97,6 +97,20 @@ def test_lone_worker_ends_with_the_bytes_of_workers_that_add_up(
     assert alone.shape.gradient < summing.shape.gradient
 
 
+@pytest.mark.parametrize("mixing", [BatchMixing.HARMLESS, BatchMixing.ALONE])
+def test_settings_of_the_optimizer_are_those_of_the_first_trace_for_batches_of_all_sizes(
+    tf: SimpleNamespace, mixing: BatchMixing
+) -> None:
+    """Else the last, smaller batch of an epoch would be trained by another rule."""
+    replica = replica_for(tf, "dense", mixing)
+    before = replica.model.layers[-1].kernel.numpy()
+    replica.model.optimizer.clipnorm = 1e-6
+
+    replica.apply(contribution(replica, Microbatch(IMAGES[:5], LABELS[:5], 0)), 5)
+
+    assert np.abs(replica.model.layers[-1].kernel.numpy() - before).max() > 1e-3
+
+
 def test_marks_tell_which_numbers_are_not_finite(tf: SimpleNamespace) -> None:
     overflowing, broken = lone(tf, "scaled"), lone(tf, "convolutional")
 
