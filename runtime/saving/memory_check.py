@@ -1,7 +1,7 @@
 """Replicas compare digests of their states: a wrong bit in memory must not reach a checkpoint.
 
-A thread takes a digest after a commit, while the next transaction is computed, which only
-reads the state.  The digests are compared before the sum of that transaction.  So a
+A thread takes a digest after a commit, while the next transaction is computed.  That leaves the
+arrays of the state as they are.  The digests are compared before the sum of that transaction.  So a
 replica whose memory is wrong takes part in no sum after the check that finds it.  No
 checkpoint is committed whose state was not compared.  Sums between the previous check and
 this one may hold wrong contributions; with a check after every step there are no such sums.
