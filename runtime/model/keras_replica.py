@@ -102,7 +102,6 @@ class KerasReplica:
         self._is_whole = mixing.keeps_batches_whole
         self._try(first, mixing)
         self._left_out = _names_of(model, _no_sums(model, self._sums, few))
-        self._of_model = ModelUpdate(model, self._sums)
         self._shape = ContributionShape(self._make_ready(), self._sums.measures.size)
 
     @property
@@ -273,11 +272,22 @@ class KerasReplica:
         model_rules.check_operations(outputs[-1].graph.as_graph_def())
         return outputs
 
+    @functools.cached_property
+    def _of_model(self) -> ModelUpdate:
+        """The update; the first training call has told what it needs."""
+        return ModelUpdate(self._model, self._sums)
+
+    @functools.cached_property
+    def _change(self) -> Callable[..., Any]:
+        """The update as a function of sums and divisors, for graphs; traced once.
+
+        A lone worker has the same one in another graph.
+        """
+        return apart(self._of_model.run) if self._is_whole else self._of_model.run
+
     def _trace_update(self) -> Any:
         """Build the graph that divides the sums and updates everything."""
-        places, change = self._layout.places, self._of_model.run
-        if self._is_whole:  # a lone worker has the same update in another graph
-            change = apart(change)
+        places, change = self._layout.places, self._change
 
         def update(divisors: Any, rows: Any) -> None:
             change([tensor_at(rows, place) for place in places], divisors)

@@ -16,7 +16,7 @@ returns.  One that is not finite has had none; `apply` gives it effect, if the j
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -24,9 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.model.apart import apart
 from holdfast.runtime.model.keras_replica import KerasReplica
-from holdfast.runtime.model.model_update import ModelUpdate
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.model.tensors import flat_graph
 
@@ -93,15 +91,8 @@ class LoneReplica(KerasReplica):
 
         return flat_graph(step, *self._specifications(batch), tf.TensorSpec((2,), tf.float32))
 
-    @functools.cached_property
-    def _only_update(self) -> tuple[ModelUpdate, Callable[..., Any]]:
-        """The update, traced once for batches of all shapes, as that of `KerasReplica` is."""
-        of_model = ModelUpdate(self._model, self._sums)
-        return of_model, apart(of_model.run)
-
     def _updated(self, sums: Sequence[Any], metrics: Any, order: Any) -> Any:
         """Add the update to the graph of a step; return marks and metrics."""
-        of_model, update = self._only_update
         sums = [tf.cast(tensor, tf.float32) for tensor in sums]
         graded = len(self._sums.roles.graded)
         vector = tf.concat([[_mark(sums[:graded]), _mark(sums[graded:])], metrics], 0)
@@ -110,10 +101,10 @@ class LoneReplica(KerasReplica):
             tf.equal(effect, float(_Effect.IF_FINITE)), tf.reduce_all(tf.math.is_finite(vector))
         )
         is_on = tf.logical_or(is_on, tf.equal(effect, float(_Effect.ALWAYS)))
-        divisors = tf.stack(of_model.divisors(samples, metrics))
+        divisors = tf.stack(self._of_model.divisors(samples, metrics))
 
         def change() -> Any:
-            update(sums, divisors)
+            self._change(sums, divisors)
             return tf.constant(0)
 
         tf.cond(is_on, change, lambda: tf.constant(0))
