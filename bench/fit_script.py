@@ -1,6 +1,6 @@
 """An ordinary Keras script, which bench/fit.py runs with plain Python and under holdfast.
 
-    python fit_script.py MODEL --epochs 5 --steps 40 [--first-step]
+    python fit_script.py MODEL --batch 32 --epochs 5 --steps 40 [--first-step]
 
 It writes ``RESULT.PID``, where RESULT is the environment's.  With ``--first-step`` that is the
 moment at which the first step had ended, else the beginning and end of each epoch, in seconds
@@ -44,6 +44,7 @@ def pipeline(x: Any, y: Any, batch: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
+    parser.add_argument("--batch", type=int)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--first-step", action="store_true")
@@ -51,7 +52,7 @@ def main() -> None:
     keras.utils.set_random_seed(1)
     subject = SUBJECTS["dnn" if options.model == PIPELINE else options.model]
     random = np.random.default_rng(1)
-    x = subject.sample(random, options.steps * subject.batch)
+    x = subject.sample(random, options.steps * options.batch)
     y = random.integers(CLASSES, size=len(x))
     if options.first_step:
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=note)
@@ -60,9 +61,9 @@ def main() -> None:
     model = subject.build()
     common = {"epochs": options.epochs, "callbacks": [clock], "verbose": 2}
     if options.model == PIPELINE:
-        model.fit(pipeline(x, y, subject.batch), **common)
+        model.fit(pipeline(x, y, options.batch), **common)
     else:
-        model.fit(x, y, batch_size=subject.batch, **common)
+        model.fit(x, y, batch_size=options.batch, **common)
     Path(f"{os.environ['HOLDFAST_BENCH_RESULT']}.{os.getpid()}").write_text(json.dumps(moments))
 
 

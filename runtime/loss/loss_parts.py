@@ -1,7 +1,8 @@
 """The loss of one microbatch in parts that can be added over the microbatches of a batch.
 
 Each part has a denominator of its own: the samples, 1, or what the data say.  A part's
-gradient and value are those of its numerator.  One part is the rule; then one backward pass
+gradient and value are those of its numerator; a batch that is never parted may have the
+gradient of the quotient itself.  One part is the rule; then one backward pass
 makes the whole gradient.  Two parts are, for example, a masked loss and a regularizer.
 """
 
@@ -10,11 +11,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import tensorflow as tf
 
 from holdfast.runtime.loss.loss_terms import Kind, Term
+
+
+class Gradients(Enum):
+    """What gradients are of, and what the backward pass runs on."""
+
+    OF_SUMS = "numerators, which it runs on"
+    OF_SUMS_FROM_MEANS = "numerators; it runs on quotients, so its numbers stay small"
+    OF_MEANS = "quotients, which it runs on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +68,9 @@ class LossParts:
         self.sparse: set[int] = set()
         """Numbers of the weights whose gradients name single rows; known with the gradients."""
 
-    def gradients(self, weights: Sequence[Any], scale: Any, *, is_divided: bool) -> list[Any]:
-        """Return, for each part, the gradients of its scaled numerator, None where there is none.
-
-        With ``is_divided`` the backward pass runs on the quotient, and its result is multiplied
-        by the denominator, so that numbers in the backward pass stay small.
-        """
-        return [
-            self._part_gradients(part, weights, scale, is_divided=is_divided) for part in self.parts
-        ]
+    def gradients(self, weights: Sequence[Any], scale: Any, wanted: Gradients) -> list[Any]:
+        """Return, for each part, the gradients of what is wanted, scaled; None where none is."""
+        return [self._part_gradients(part, weights, scale, wanted) for part in self.parts]
 
     def numerators(self) -> list[Any]:
         """Return the value of each part's numerator."""
@@ -101,9 +105,9 @@ class LossParts:
                     yield (name, i), leaf, tf.cast(slope, tf.float32), own
 
     def _part_gradients(
-        self, part: Part, weights: Sequence[Any], scale: Any, *, is_divided: bool
+        self, part: Part, weights: Sequence[Any], scale: Any, wanted: Gradients
     ) -> list[Any]:
-        before = scale if is_divided else scale * part.denominator
+        before = scale * part.denominator if wanted is Gradients.OF_SUMS else scale
         targets = [self._terms[k].value for k in part.members]
         factors = [self._factors[k] * tf.cast(before, self._factors[k].dtype) for k in part.members]
         if part.has_rest:
@@ -111,11 +115,8 @@ class LossParts:
             factors.append(tf.cast(before, self._loss.dtype) * tf.ones_like(self._loss))
         found = self._tape.gradient(targets, weights, output_gradients=factors)
         self.sparse |= {i for i, g in enumerate(found) if isinstance(g, tf.IndexedSlices)}
-        after = part.denominator if is_divided else None
-        return [
-            None if g is None else tf.convert_to_tensor(g) * (1.0 if after is None else after)
-            for g in found
-        ]
+        after = part.denominator if wanted is Gradients.OF_SUMS_FROM_MEANS else 1.0
+        return [None if g is None else tf.convert_to_tensor(g) * after for g in found]
 
     def _own_values(self) -> list[Any]:
         """Return the value of each term in the loss, without the leaves that stand in it.

@@ -5,7 +5,8 @@ One graph for each shape of microbatch makes a contribution.  It calls the model
 make are read from the scope instead:
 
 * gradients of the loss times the samples, so that sums over microbatches
-  divided by all samples are the gradient of the mean loss;
+  divided by all samples are the gradient of the mean loss (of a microbatch that is the
+  whole batch: gradients of the mean loss itself);
 * state that the call changes (moving statistics of BatchNormalization, counters):
   the new value times the samples, so that the mean is weighted by samples, or what is added;
 * states of seed generators: set from the microbatch's seed, then forgotten;
@@ -95,11 +96,11 @@ class KerasReplica:
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._scale = LossScale(model.optimizer)
-        self._sums = ModelSums(model, self._scale)
+        self._is_whole = mixing.keeps_batches_whole
+        self._sums = ModelSums(model, self._scale, gives_means=self._is_whole)
         self._no_seeds = tf.zeros((len(self._sums.seeds) + 1, 2), tf.int64)
         self._draws = bool(self._sums.seeds)
         self._tensors = model_variables(model)
-        self._is_whole = mixing.keeps_batches_whole
         self._try(first, mixing)
         self._left_out = _names_of(model, _no_sums(model, self._sums, few))
         self._shape = ContributionShape(self._make_ready(), self._sums.measures.size)

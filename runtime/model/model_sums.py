@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime.loss.loss_parts import LossKinds, LossParts
+from holdfast.runtime.loss.loss_parts import Gradients, LossKinds, LossParts
 from holdfast.runtime.loss.loss_scale import LossScale
 from holdfast.runtime.loss.loss_terms import Term, noted_terms
 from holdfast.runtime.loss.measures import Measures
@@ -74,11 +74,16 @@ class TermValues:
 
 
 class ModelSums:
-    """The sums of gradients, moving statistics and metrics that a model makes of a microbatch."""
+    """The sums of gradients, moving statistics and metrics that a model makes of a microbatch.
 
-    def __init__(self, model: Any, scale: LossScale) -> None:
+    With ``gives_means`` the gradients are those of the mean loss: for microbatches that are
+    whole batches, so nothing is added to them.
+    """
+
+    def __init__(self, model: Any, scale: LossScale, *, gives_means: bool = False) -> None:
         self._model = model
         self._scale = scale
+        self.gives_means = gives_means
         self.trainable = tuple(model.trainable_variables)
         state = tuple(model.non_trainable_variables)
         self.seeds = tuple(v for v in state if model_rules.is_generator_state(v))
@@ -127,22 +132,26 @@ class ModelSums:
 
     def training(self, batch: Batch, seeds: Any) -> list[Any]:
         """Return the tensors of a contribution: gradients, moving statistics, metrics."""
-        scale = self._scale
-        return self._training(
-            batch, seeds, scale.factor(), is_divided=scale.is_dynamic, is_training=True
-        )
+        factor = self._scale.factor()
+        return self._training(batch, seeds, factor, self._wanted(), is_training=True)
 
     def probed(self, batch: Batch, seeds: Any, *, is_training: bool) -> list[Any]:
         """Return the same without a scale of the loss, perhaps called as in validation."""
-        one = tf.constant(1.0)
-        return self._training(batch, seeds, one, is_divided=True, is_training=is_training)
+        wanted = Gradients.OF_SUMS_FROM_MEANS
+        return self._training(batch, seeds, tf.constant(1.0), wanted, is_training=is_training)
+
+    def _wanted(self) -> Gradients:
+        """Return what a step's gradients are of."""
+        if self.gives_means:
+            return Gradients.OF_MEANS
+        return Gradients.OF_SUMS_FROM_MEANS if self._scale.is_dynamic else Gradients.OF_SUMS
 
     def _training(
-        self, batch: Batch, seeds: Any, scale: Any, *, is_divided: bool, is_training: bool
+        self, batch: Batch, seeds: Any, scale: Any, wanted: Gradients, *, is_training: bool
     ) -> list[Any]:
         found = self._forward(batch, self._seeded(seeds), training=is_training)
         call = found.call
-        gradients = found.loss.gradients(call.weights, scale, is_divided=is_divided)
+        gradients = found.loss.gradients(call.weights, scale, wanted)
         self._note_roles(call, found.loss.names, gradients)
         self.sparse = tuple(self.trainable[i].path for i in sorted(found.loss.sparse))
         sums = [g for of_part in gradients for g in of_part if g is not None]

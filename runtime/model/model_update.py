@@ -35,8 +35,7 @@ class ModelUpdate:
         roles = self._sums.roles
         means: dict[int, Any] = {}
         for (part, variable), total in zip(roles.graded, sums, strict=False):
-            divisor = divisors[self.parts.index(part)]
-            mean = tf.math.divide_no_nan(total, divisor)
+            mean = self._mean(total, divisors[self.parts.index(part)])
             known = means.get(id(variable))
             means[id(variable)] = mean if known is None else known + mean
         variables = list(roles.graded_variables)
@@ -44,3 +43,6 @@ class ModelUpdate:
         for variable, total in zip(roles.moving, sums[len(roles.graded) :], strict=True):
             kind = self._sums.kind_of(variable)
             variable.assign(arrived(variable, total, divisors[0], kind))
+
+    def _mean(self, total: Any, divisor: Any) -> Any:
+        return total if self._sums.gives_means else tf.math.divide_no_nan(total, divisor)

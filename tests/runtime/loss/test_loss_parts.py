@@ -13,6 +13,7 @@ pytest.importorskip("keras")
 import keras
 import tensorflow
 
+from holdfast.runtime.loss.loss_parts import Gradients
 from holdfast.runtime.loss.loss_terms import Kind
 
 pytestmark = pytest.mark.tensorflow
@@ -103,7 +104,7 @@ def _denominator(parts: tuple[Any, ...]) -> float:
 
 
 def assert_parts_are_the_whole(
-    taken: list[Any], weights: Any, expected: tuple[Any, Any], *, is_divided: bool
+    taken: list[Any], weights: Any, expected: tuple[Any, Any], wanted: Gradients
 ) -> None:
     """Add numerators, denominators and gradients up, and divide once."""
     numerators = np.sum([parts.numerators() for parts in taken], axis=0)
@@ -111,17 +112,17 @@ def assert_parts_are_the_whole(
     below = np.array([_denominator(of_kind) for of_kind in of_kinds])
     gradient = np.zeros(2)
     for parts in taken:
-        found = parts.gradients([weights], SCALE, is_divided=is_divided)
+        found = parts.gradients([weights], SCALE, wanted)
         for (of_part,), divisor in zip(found, below, strict=True):
             gradient += 0.0 if of_part is None else of_part.numpy() / divisor
     np.testing.assert_allclose(sum(numerators / below), expected[0], rtol=1e-5)
     np.testing.assert_allclose(gradient, SCALE * expected[1].numpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("is_divided", [True, False])
+@pytest.mark.parametrize("wanted", [Gradients.OF_SUMS, Gradients.OF_SUMS_FROM_MEANS])
 @pytest.mark.parametrize("case", CASES)
 def test_microbatches_add_up_to_the_loss_of_the_batch(
-    apart: Callable[..., Any], case: str, *, is_divided: bool
+    apart: Callable[..., Any], case: str, wanted: Gradients
 ) -> None:
     loss, kinds, names = CASES[case]
     weights = weights_of_model()
@@ -129,7 +130,21 @@ def test_microbatches_add_up_to_the_loss_of_the_batch(
     taken = [apart(lambda r=r: loss(weights, r), r.stop - r.start, *kinds) for r in CUT]
 
     assert all(parts.names == names for parts in taken)
-    assert_parts_are_the_whole(taken, weights, derived(loss, weights), is_divided=is_divided)
+    assert_parts_are_the_whole(taken, weights, derived(loss, weights), wanted)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_means_of_a_whole_batch_have_the_gradient_of_its_loss(
+    apart: Callable[..., Any], case: str
+) -> None:
+    loss, kinds, _ = CASES[case]
+    weights = weights_of_model()
+
+    taken = apart(lambda: loss(weights, WHOLE), N, *kinds)
+
+    found = taken.gradients([weights], SCALE, Gradients.OF_MEANS)
+    gradient = sum(g.numpy() for (g,) in found if g is not None)
+    np.testing.assert_allclose(gradient, SCALE * derived(loss, weights)[1].numpy(), rtol=1e-5)
 
 
 def test_lump_that_is_a_sum_adds_up_too(apart: Callable[..., Any]) -> None:
@@ -138,7 +153,7 @@ def test_lump_that_is_a_sum_adds_up_too(apart: Callable[..., Any]) -> None:
     taken = [apart(lambda r=r: lump(weights, r), r.stop - r.start, rest=Kind.SUM) for r in CUT]
 
     assert [part.has_rest for part in taken[0].parts] == [False, True]
-    assert_parts_are_the_whole(taken, weights, derived(lump, weights), is_divided=False)
+    assert_parts_are_the_whole(taken, weights, derived(lump, weights), Gradients.OF_SUMS)
 
 
 def test_rest_is_what_no_term_explains(apart: Callable[..., Any]) -> None:
