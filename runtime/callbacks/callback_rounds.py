@@ -35,6 +35,7 @@ from holdfast.runtime.callbacks.file_guard import guarding
 from holdfast.runtime.callbacks.first_files import FirstFiles, Length
 from holdfast.runtime.callbacks.first_saves import FirstSaves
 from holdfast.runtime.callbacks.held_variables import HeldVariables
+from holdfast.runtime.callbacks.optimizer_settings import OptimizerSettings
 from holdfast.runtime.callbacks.plain_values import Json
 from holdfast.runtime.model.replica import Replica
 
@@ -76,6 +77,7 @@ class CallbackRounds:
         states = [*self._kept, *(found for found in self._run if found not in run)]
         self._states = CallbackStates(states, model.get_weights)
         self._held = HeldVariables(self._kept, model, getattr(replica, "graphs", ()))
+        self._settings = OptimizerSettings(model)
         self._are_alike = all(is_alike(callback) for callback in given)
         self._before: Mapping[str, Any] = {}
         self.is_due = False
@@ -124,6 +126,10 @@ class CallbackRounds:
         hooks = [getattr(callback, hook) for callback in self._run if acts(callback, hook)]
         if hooks:
             self._run_hooks(hook, lambda: [run(index, logs=dict(logs)) for run in hooks])
+
+    def check_settings(self) -> None:
+        """Raise ProgramError if a hook has changed what the graph of a step holds already."""
+        self._settings.check()
 
     def ends_at_nan(self) -> bool:
         """Return whether a callback ends the training when its loss is not finite."""

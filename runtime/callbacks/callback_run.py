@@ -56,6 +56,7 @@ class CallbackRun:
         self._tell = tell
         self._at = _Position(epochs.start)
         self._is_running = False
+        self._has_trained = False
         self._loaded: Tensors = {}
         self._logs: dict[str, float] = {}
         self._waiting: Iterator[None] = iter(())
@@ -111,7 +112,13 @@ class CallbackRun:
         self._go_on(self._begin())
 
     def before(self, work: Work, cursor: Cursor) -> None:
-        """Do nothing: what comes before a transaction ran after the last one."""
+        """Look, before the first transaction, at what the callbacks have done to the optimizer.
+
+        All other hooks that come before a transaction ran after the last one.
+        """
+        if not self._has_trained:
+            self._rounds.check_settings()
+        self._has_trained = True
 
     def after(self, commit: Commit) -> None:
         """Let the callbacks see a commit, and the beginning of what follows."""

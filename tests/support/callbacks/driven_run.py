@@ -112,6 +112,8 @@ class Driven:
     def commit(self) -> None:
         """Commit the work that is next, and show it to the callbacks."""
         plan, work = self.plan, self.plan.next_work(self.cursor)
+        assert work is not None
+        self.run.before(work, self.cursor)
         if work is Work.TRAIN:
             start = (
                 self.cursor.at_epoch_start() if plan.is_epoch_start(self.cursor) else self.cursor
@@ -125,7 +127,6 @@ class Driven:
         results = self.replica.results(cursor.sums, cursor.ledger.samples)
         of_epoch = (plan.epoch_of(cursor), has_ended, results, validation)
         following = plan.next_work(cursor)
-        assert work is not None
         self.run.after(Commit(work, cursor, *of_epoch, following, plan.validates_cut(cursor)))
 
     def conclude(self) -> None:
