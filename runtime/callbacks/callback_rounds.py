@@ -210,11 +210,12 @@ class CallbackRounds:
         )
 
     def _run_hooks(self, hook: str, run: Any) -> None:
-        if not self._are_alike and not self._before:
+        is_due = any(acts(callback, hook) for callback in self._kept)
+        if is_due and not self._are_alike and not self._before:
             self._before = dict(self._replica.state())
         with self._guarded():
             run()
-        self.is_due = self.is_due or any(acts(callback, hook) for callback in self._kept)
+        self.is_due = self.is_due or is_due
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -3,7 +3,8 @@
 The source is the lowest rank among those that have committed most.  If no worker has a
 state yet, rank 0 is the source.  It loads the newest valid checkpoint, or keeps the state
 that its model was built with.  So disk, network and a fresh start are one path.  A death
-anywhere in it is repaired like any other.
+anywhere in it is repaired like any other.  A lone worker that begins holds the newest state
+already.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ class Source:
     rank: int
     version: int
     is_needed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The newest state and its notes."""
+
+    tensors: Tensors
+    notes: Notes | None
+    is_own: bool = False
+    """Whether the replica holds all of it already."""
 
 
 def find_source(versions: Sequence[int]) -> Source:
@@ -87,9 +98,7 @@ class NewestState:
         self._state = state
         self._saver = saver
 
-    def share(
-        self, communicator: Communicator, source: Source, cursor: Cursor
-    ) -> tuple[Tensors, Notes | None]:
+    def share(self, communicator: Communicator, source: Source, cursor: Cursor) -> Shared:
         """Return the newest state; if no member has one, read it from the disk or build it.
 
         Raises:
@@ -102,8 +111,11 @@ class NewestState:
             if restored is not None:
                 self._saver.saved_step = restore.saved_step
                 self._state.restored(restored.manifest.step, restored.manifest.cursor)
-                return restored.state, notes_of(restored.manifest.cursor)
+                return Shared(restored.state, notes_of(restored.manifest.cursor))
         self._saver.share_saved_step(source.rank)
         notes = None if source.version == NO_STATE else self._state.companion.notes()
         notes = share_notes(communicator, source.rank, notes)
-        return share_state(communicator, source.rank, self._state.tensors(cursor)), notes
+        state = self._state.tensors(cursor)
+        if communicator.size == 1:  # a copy of all weights, to load it again, takes its time
+            return Shared(state, notes, is_own=True)
+        return Shared(share_state(communicator, source.rank, state), notes)

@@ -37,8 +37,10 @@ class JobState:
         tensors |= {_COMPANION + name: value for name, value in self.companion.tensors().items()}
         return {name: tensors[name] for name in sorted(tensors)}
 
-    def load(self, tensors: Tensors) -> Cursor:
-        """Load all tensors and return the cursor among them."""
+    def load(self, tensors: Tensors, *, is_own: bool = False) -> Cursor:
+        """Load all tensors, unless they come from here; return the cursor among them."""
+        if is_own:
+            return Cursor.from_tensors(tensors)
         model, companion = {}, {}
         for name, value in tensors.items():
             if name.startswith(_COMPANION):

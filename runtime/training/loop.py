@@ -146,15 +146,15 @@ class TrainingLoop:
         self._exchange.map_peers()
         source = find_source(self._membership.versions)
         if source.is_needed:
-            shared, notes = self._membership.together(
+            shared = self._membership.together(
                 lambda: self._newest.share(
                     self._membership.communicator, source, self._progress.cursor
                 )
             )
             self._context.page.phase = Phase.COMPILING  # nothing is read any more
             if source.version == NO_STATE or self._version != source.version:
-                self._progress.restore(self._state.load(shared))
-                self._companion.restore(self._progress.cursor, notes)
+                self._progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
+                self._companion.restore(self._progress.cursor, shared.notes)
                 self._forget_leaves()
         self._is_loaded = True
         self._records.joined(self._progress.cursor)

@@ -85,6 +85,21 @@ def test_change_before_the_round_is_no_effect_of_it(tmp_path: Path) -> None:
     assert here.rounds.effects() == other.rounds.effects()
 
 
+def test_hook_that_no_callback_has_begins_no_round(tmp_path: Path) -> None:
+    """Else an epoch's updates would count as effects, and all weights be digested."""
+    here, other = (worker(tmp_path, of_script(on_epoch_end=counts)) for _ in range(2))
+    for one in (here, other):
+        one.rounds.begin()
+        one.rounds.agreed(b"{}")
+        one.rounds.call("on_epoch_begin", 0, {})
+    here.replica.tensors = {"w": np.ones(2, np.float32)}
+
+    for one in (here, other):
+        one.rounds.call("on_epoch_end", 0, {})
+
+    assert here.rounds.effects() == other.rounds.effects()
+
+
 def test_wish_to_stop_is_an_effect(tmp_path: Path) -> None:
     here = worker(tmp_path)
     here.model.stop_training = True

@@ -38,6 +38,17 @@ def bytes_of(state: JobState) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in state.tensors(CURSOR).items()}
 
 
+def test_own_state_is_not_loaded_again() -> None:
+    """A replica may hold its state in other memory than the arrays that it returns."""
+    state = rounds(3.0)
+    before, others = bytes_of(state), rounds(0.0).tensors(CURSOR)
+
+    cursor = state.load(others, is_own=True)
+
+    assert bytes_of(state) == before
+    assert cursor.step == CURSOR.step
+
+
 def test_loaded_state_is_the_saved_one_with_companion_and_cursor() -> None:
     saved, loaded = rounds(3.0), rounds(0.0)
     assert bytes_of(saved) != bytes_of(loaded)

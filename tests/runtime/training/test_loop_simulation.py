@@ -17,11 +17,13 @@ from simulation import (
     Launch,
     LazyExecutor,
     SimulatedJob,
+    TinyReplica,
     wait_for_nothing,
 )
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
+from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.assignment import Assignment, assign
 from holdfast.recovery.fault import Fault, Site
@@ -70,6 +72,26 @@ def test_undisturbed_run_completes_every_step(undisturbed: dict[int, Ending]) ->
     for ending in undisturbed.values():
         assert (ending.step, ending.is_complete) == (STEPS, True)
     assert undisturbed[1].sha256 != undisturbed[2].sha256
+
+
+@pytest.mark.parametrize(("workers", "loads"), [(1, 0), (3, 3)])
+def test_lone_worker_that_begins_loads_nothing(
+    tmp_path: Path, numerics: Numerics, workers: int, loads: int
+) -> None:
+    """To copy and to load its own weights would make the first step of a large model late."""
+    loaded: list[str] = []
+
+    class Counting(TinyReplica):
+        def load(self, state: Tensors) -> None:
+            loaded.extend(state)
+            super().load(state)
+
+    job = SimulatedJob(tmp_path / "run", numerics)
+
+    endings = job.launch(Launch(workers, workers, 4, replica=Counting))
+
+    assert all(ending is not None and ending.is_complete for ending in endings)
+    assert loaded.count("weights") == loads
 
 
 def test_file_system_that_guarantees_less_is_told_of_once(
