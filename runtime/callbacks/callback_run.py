@@ -56,7 +56,7 @@ class CallbackRun:
         self._tell = tell
         self._at = _Position(epochs.start)
         self._is_running = False
-        self._has_trained = False
+        self._is_fresh = False
         self._loaded: Tensors = {}
         self._logs: dict[str, float] = {}
         self._waiting: Iterator[None] = iter(())
@@ -94,6 +94,7 @@ class CallbackRun:
         self._is_running = True
         self._model.stop_training = False
         if notes is None:
+            self._is_fresh = True
             self._rounds.begin()
         else:
             self._at.has_ended = False
@@ -112,13 +113,13 @@ class CallbackRun:
         self._go_on(self._begin())
 
     def before(self, work: Work, cursor: Cursor) -> None:
-        """Look, before the first transaction, at what the callbacks have done to the optimizer.
+        """Look, before the first transaction of a training, at what callbacks have set.
 
         All other hooks that come before a transaction ran after the last one.
         """
-        if not self._has_trained:
+        if self._is_fresh:
             self._rounds.check_settings()
-        self._has_trained = True
+        self._is_fresh = False
 
     def after(self, commit: Commit) -> None:
         """Let the callbacks see a commit, and the beginning of what follows."""

@@ -1,46 +1,68 @@
-"""Settings of an optimizer that graphs hold as constants, watched while callbacks begin.
+"""Settings that the graph of a step holds as constants, watched while callbacks begin.
 
 Keras traces a step when the first one runs.  A replica traces it before, to learn what the
-step is made of.  So a plain attribute that ``on_train_begin`` sets, such as ``clipnorm``,
-would have effect in Keras and none here.  Variables, such as the learning rate, always have.
+step is made of.  So a setting of an optimizer that ``on_train_begin`` changes, such as
+``clipnorm``, or a layer that it freezes, would have effect in Keras and none here.  Numbers
+in variables, such as the learning rate, always have.
+
+Watched are what the optimizer's ``get_config`` names; an attribute beside may be its user's.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from numbers import Number
 from typing import Any
 
 from holdfast.runtime.errors import ProgramError
 
-_PLAIN = (bool, int, float, str, type(None))
-_NOT_SET_BY_USERS = ("built", "name")
+_RATE = "_learning_rate"
+"""A variable, or a schedule; a number that is set goes into the variable."""
 
 
 class OptimizerSettings:
-    """The plain attributes of a model's optimizer, as they were when it was traced."""
+    """The settings of a model's optimizers and layers, as they were when it was traced."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._traced = dict(_settings(model))
+        self._traced = [
+            (owner, name, getattr(owner, name, None)) for owner, name in _settings(model)
+        ]
 
     def check(self) -> None:
         """Raise ProgramError if one has changed."""
-        for name, value in _settings(self._model):
-            known = self._traced.get(name, value)
-            if value != known:
+        for owner, name, known in self._traced:
+            value = getattr(owner, name, None)
+            if not _is_same(value, known):
+                what = f"{name.lstrip('_')} of {type(owner).__name__} {owner.name!r}"
                 raise ProgramError(
-                    f"a callback has set the optimizer's {name} from {known!r} to {value!r} before "
-                    "the first step; holdfast has made the graph of a step by then, so it would "
-                    f"have no effect; set {name} before fit() is called"
+                    f"a callback has set {what} from {known!r} to {value!r} before the first step; "
+                    "holdfast has made the graph of a step by then, so it would have no effect; "
+                    "set it before fit() is called"
                 )
 
 
-def _settings(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values, those of the optimizer within a loss scale too."""
-    optimizer = getattr(model, "optimizer", None)
-    while optimizer is not None:
-        for name, value in vars(optimizer).items():
-            is_setting = not name.startswith("_") and name not in _NOT_SET_BY_USERS
-            if is_setting and isinstance(value, _PLAIN):
-                yield name, value
-        optimizer = getattr(optimizer, "inner_optimizer", None)
+def _settings(model: Any) -> Iterator[tuple[Any, str]]:
+    """Yield each owner of settings with the name of an attribute."""
+    for optimizer in _optimizers(model):
+        names: set[str] = set()
+        with contextlib.suppress(Exception):  # code of the script, which nothing else calls here
+            names = set(optimizer.get_config())
+        kept = names.intersection(vars(optimizer)) - {"name", "inner_optimizer"}
+        yield from ((optimizer, name) for name in sorted(kept | {_RATE}))
+    for layer in getattr(model, "layers", ()):
+        yield layer, "trainable"
+
+
+def _optimizers(model: Any) -> Iterator[Any]:
+    """Yield the optimizers that are attributes of a model, and those within a loss scale."""
+    for value in list(vars(model).values()):
+        optimizer = value
+        while hasattr(optimizer, "apply_gradients") and hasattr(optimizer, "get_config"):
+            yield optimizer
+            optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def _is_same(value: Any, known: Any) -> bool:
+    is_comparable = isinstance(value, Number | str) and isinstance(known, Number | str)
+    return value is known or (is_comparable and value == known)
