@@ -196,7 +196,10 @@ class RunningJob:
         The names of holdfast's own are ``holdfast-agent``, ``holdfast-pool`` and
         ``holdfast-w3`` for worker 3.
         """
-        return self._traces.processes()
+        found = self._traces.processes()
+        if self._process.poll() is None:  # while it begins, nothing tells whose process it is
+            found.setdefault(self.pid, "holdfast")
+        return found
 
     def signal(self, number: int, name: str | None = None) -> None:
         """Send a signal to the supervisor, or to every process of the job called ``name``.
@@ -259,8 +262,10 @@ class RunningJob:
 
     def close(self) -> None:
         """Kill the job's remaining processes and remove its files; a second call is harmless."""
-        self._traces.kill_all()
+        if self._process.poll() is None:
+            self._process.kill()
         self._process.wait()
+        self._traces.kill_all()
         self._traces.remove_files([self.pid])
 
     def __enter__(self) -> RunningJob:

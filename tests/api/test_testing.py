@@ -91,6 +91,21 @@ def test_a_job_that_takes_too_long_is_killed_with_everything_it_started(
 
 
 @pytest.mark.mpi
+def test_supervisor_that_looks_like_nobodys_process_is_known_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between fork and exec the environment of a process reads as empty."""
+    with start_job(JobRequest(script=EXAMPLE, run_dir=tmp_path, argv=ENDLESS)) as running:
+        monkeypatch.setattr(running._traces, "processes", dict)
+        seen = running.processes()
+        running.wait_for("launch")
+        monkeypatch.undo()
+
+    assert seen == {running.pid: "holdfast"}
+    assert not is_alive(running.pid)
+
+
+@pytest.mark.mpi
 def test_waiting_for_what_a_job_never_did_ends_with_the_job(tmp_path: Path) -> None:
     request = JobRequest(script=EXAMPLE, run_dir=tmp_path, argv=SMALL)
 
