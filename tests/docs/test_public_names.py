@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -61,6 +62,10 @@ def test_every_public_name_is_described(name: str) -> None:
 
 def test_every_public_name_is_in_its_home() -> None:
     assert all(getattr(holdfast, name).__name__ == name for name in holdfast.__all__)
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert holdfast.__version__ == importlib.metadata.version("holdfast")
 
 
 def test_importing_holdfast_loads_no_heavy_library() -> None:
