@@ -104,14 +104,17 @@ def test_what_the_script_keeps_on_its_optimizer_is_its_own() -> None:
 
 def test_training_that_goes_on_is_not_looked_at(tmp_path: Path) -> None:
     """Its first launch was; a scheduler sets the value of a later epoch before the first step."""
-    first = Driven([setter("on_epoch_end", "weight_decay", 0.5)], tmp_path)
+    first = Driven([setter("on_epoch_end", "clipnorm", 0.5)], tmp_path)
     begin(first)
-    drive(first)
-    worker = Driven([setter("on_epoch_begin", "weight_decay", 0.5)], tmp_path)
+    first.commit()
+    worker = Driven([setter("on_train_begin", "clipnorm", 0.5)], tmp_path)
+    kept = first.keep()
+    worker.run.load(kept.tensors)
 
-    worker.run.restore(first.cursor, first.keep().notes)
+    worker.run.restore(kept.cursor, kept.notes)
+    worker.run.before(Work.TRAIN, kept.cursor)
 
-    worker.run.before(Work.TRAIN, worker.cursor)
+    assert worker.model.optimizer.clipnorm == 0.5
 
 
 def test_optimizer_within_a_loss_scale_is_watched() -> None:
