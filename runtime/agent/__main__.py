@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.runtime.agent.pool_process import PoolProcess, PoolSettings, PoolStart
+from holdfast.runtime.system.own_process import adopt_orphans, allow_many_files, name_process
 from holdfast.runtime.system.owned_directory import hold
-from holdfast.runtime.system.processes import adopt_orphans, allow_many_files, name_process
 from holdfast.runtime.system.signals import block
 
 DEFAULT_ENTRY = "holdfast.runtime.fit.entry:main"

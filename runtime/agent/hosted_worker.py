@@ -15,8 +15,8 @@ from holdfast.runtime.evidence.stacks import Stacks
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import FDS, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.system.process_status import last_core
-from holdfast.runtime.system.processes import describe_status, hangs_in_kernel, kill_group
+from holdfast.runtime.system.process_status import hangs_in_kernel, last_core
+from holdfast.runtime.system.processes import describe_status, kill_group
 
 
 @dataclass(frozen=True, slots=True)

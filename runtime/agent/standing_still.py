@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.system.processes import is_stopped
+from holdfast.runtime.system.process_status import is_stopped
 
 SHORTEST_SILENCE_S = 5.0
 """Supervisor and agent may be silent to each other for as long, even if workers may not."""

@@ -24,7 +24,7 @@ from holdfast.runtime.mpi_trial.trial_table import FIRST_DEATH, PLAIN_START, Lev
 from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.helper_process import program_command
-from holdfast.runtime.system.processes import usable_cores
+from holdfast.runtime.system.own_process import usable_cores
 
 IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""

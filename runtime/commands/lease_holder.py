@@ -19,8 +19,7 @@ from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import connect
 from holdfast.runtime.system.held_process import HeldProcess
-from holdfast.runtime.system.process_status import signal_state
-from holdfast.runtime.system.processes import is_stopped
+from holdfast.runtime.system.process_status import is_stopped, signal_state
 from holdfast.runtime.system.signals import SAVE_SIGNAL
 
 

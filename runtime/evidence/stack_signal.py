@@ -15,8 +15,8 @@ import os
 import signal
 
 from holdfast.runtime.system.heartbeat import STACKS_AT, HeartbeatPage
+from holdfast.runtime.system.own_process import allow_reading
 from holdfast.runtime.system.process_status import SignalState, signal_state
-from holdfast.runtime.system.processes import allow_reading
 
 STACK_SIGNAL = signal.SIGRTMIN + 13
 """A real-time signal in the middle of the range, which no library that we know of takes."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.mpi_trial.trial_table import Death, Kind, Trial, Where
 from holdfast.runtime.system.helper_process import module_command
-from holdfast.runtime.system.processes import die_with_parent
+from holdfast.runtime.system.own_process import die_with_parent
 
 if TYPE_CHECKING:
     from holdfast.runtime.exchange.membership import Membership

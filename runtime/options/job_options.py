@@ -36,7 +36,7 @@ from holdfast.runtime.options.option import (
     read_words,
     without_flag,
 )
-from holdfast.runtime.system.processes import usable_cores
+from holdfast.runtime.system.own_process import usable_cores
 
 _BOTH = (RUN, IMPORT)
 _THE_SCRIPTS = "what the script says"

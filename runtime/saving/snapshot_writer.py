@@ -39,7 +39,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.held_save import HeldSave, HeldSnapshot
 from holdfast.runtime.saving.snapshot import Snapshot
 from holdfast.runtime.system.channel import Channel, Message
-from holdfast.runtime.system.processes import allow_many_files, die_with_parent, name_process
+from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
 
 _NICE = 10
 _NOT_AS_IT_WAS_STAGED = frozenset({errno.ENOENT, errno.EEXIST})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from holdfast.runtime.evidence.repeats import repeated_places, repeated_samples, repeated_step
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.processes import usable_cores
+from holdfast.runtime.system.own_process import usable_cores
 
 _KEPT = 1000
 """So many newest deaths are compared with each other."""

@@ -22,7 +22,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
 from holdfast.runtime.system.held_process import HeldProcess
-from holdfast.runtime.system.processes import is_alive, is_stopped
+from holdfast.runtime.system.process_status import is_alive, is_stopped
 
 ANSWERS_WITHIN_S = 15.0
 """A busy machine may need that long."""

@@ -76,6 +76,21 @@ def state_of(pid: int) -> str:
     return next(iter(_after_name(pid)), "")
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether ``pid`` runs; a zombie does not."""
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether ``pid`` is stopped by a signal or a tracer, and so runs no code."""
+    return state_of(pid) in ("T", "t")
+
+
+def hangs_in_kernel(pid: int) -> bool:
+    """Return whether ``pid`` is in a call that no signal interrupts."""
+    return state_of(pid) == "D"
+
+
 def characters_read(pid: int) -> int:
     """Return the bytes that the process has got from ``read`` and its like (proc_pid_io(5))."""
     try:

@@ -12,10 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.processes import (
-    count_open_files,
-    count_threads_of_user,
-)
+from holdfast.runtime.system.processes import count_open_files, count_threads_of_user
 from holdfast.runtime.watch import sentences
 from holdfast.runtime.watch.fullness import Fullness
 from holdfast.runtime.watch.host_limits import HostLimits

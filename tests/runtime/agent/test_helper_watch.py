@@ -11,7 +11,7 @@ import pytest
 from agent_harness import BOUND_S, AgentHarness, agent_running, assert_ended
 
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.processes import is_stopped
+from holdfast.runtime.system.process_status import is_stopped
 
 pytestmark = pytest.mark.process
 

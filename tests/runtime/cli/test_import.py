@@ -18,7 +18,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.system.processes import usable_cores
+from holdfast.runtime.system.own_process import usable_cores
 
 Holdfast = Callable[..., tuple[int, str, str]]
 

@@ -5,25 +5,18 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.system import processes
+from holdfast.runtime.system.process_status import is_alive
 from holdfast.runtime.system.processes import (
     count_open_files,
     count_threads_of_user,
     describe_status,
-    die_with_parent,
-    is_alive,
-    is_single_threaded,
     kill_group,
     kill_tree,
-    name_process,
     resident_bytes,
-    thread_count,
-    usable_cores,
     wait_all_ended,
 )
 
@@ -46,15 +39,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
-
-
-def test_usable_cores_respects_affinity_and_grant(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = len(os.sched_getaffinity(0))
-    grants = [(None, cores), (0.5, 1), (1.0, 1), (1000.0, cores)]
-
-    for granted, expected in grants:
-        monkeypatch.setattr(processes, "_granted_cores", lambda granted=granted: granted)
-        assert usable_cores() == expected
 
 
 def test_tree_is_killed_even_in_other_sessions() -> None:
@@ -109,29 +93,6 @@ def test_zombie_is_not_alive(sleeper: subprocess.Popen[bytes]) -> None:
     assert not is_alive(sleeper.pid)
     sleeper.wait()
     assert not is_alive(sleeper.pid)
-
-
-def test_process_with_another_parent_ends_at_once() -> None:
-    child = os.fork()
-    if child == 0:
-        die_with_parent(os.getpid())
-        os._exit(0)
-
-    _, status = os.waitpid(child, 0)
-
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-
-
-def test_process_of_this_parent_lives_on() -> None:
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        die_with_parent(parent)
-        os._exit(0)
-
-    _, status = os.waitpid(child, 0)
-
-    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_memory_that_a_process_fills_is_resident() -> None:
@@ -201,30 +162,6 @@ def test_user_without_a_limit_is_not_counted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
 
     assert count_threads_of_user(65534) is None
-
-
-def test_threads_are_counted() -> None:
-    before = thread_count()
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
-
-    assert thread_count() == before + 1
-    assert not is_single_threaded(0.0)
-    ended.set()
-    thread.join()
-
-
-def test_name_is_what_ps_shows() -> None:
-    child = os.fork()
-    if child == 0:
-        name_process("holdfast-w12345678")
-        with open("/proc/self/comm") as name:
-            os._exit(0 if name.read() == "holdfast-w12345\n" else 1)
-
-    _, status = os.waitpid(child, 0)
-
-    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""What a process asks of Linux about itself, and sets for itself and its descendants.
+
+Only this file calls ``prctl``.  It loads no library, because a job begins with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import time
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on; at least 1.
+
+    It is the size of the affinity mask, limited to the whole cores that the process's
+    cgroup grants (cpu.max of cgroup v2).  Containers set that limit, and the mask does not
+    show it.
+    """
+    cores = len(os.sched_getaffinity(0))
+    granted = _granted_cores()
+    return max(1, min(cores, int(granted))) if granted else cores
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies (prctl(2))."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel SIGKILL this process as soon as ``parent`` is dead.
+
+    Ends the process at once when ``parent`` is not (or no longer) its parent.
+    The setting follows the parent's *thread* that forked, and is lost when the
+    process is handed to another parent: call it last.
+    """
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Set the name that ps and top show; Linux keeps the first 15 bytes."""
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(os.fsencode(name)[:15]))
+
+
+def allow_many_files() -> int:
+    """Raise this process's limit of open files to what its user may have; return the old one."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return before
+
+
+def allow_files(count: int) -> None:
+    """Set this process's limit of open files to ``count``, or to what its user may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = count if most == resource.RLIM_INFINITY else min(count, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+def thread_count() -> int:
+    """Return the number of threads of this process, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def is_single_threaded(within_s: float) -> bool:
+    """Return whether one thread is left; threads that are just ending get ``within_s``.
+
+    Joining a thread returns a moment before the kernel has taken it off the list.
+    """
+    deadline = time.monotonic() + within_s
+    while thread_count() > 1:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def allow_reading(reader: int) -> None:
+    """Let process ``reader`` and its descendants read this one's memory, where Yama forbids it.
+
+    It changes nothing where the kernel has no Yama, and asks nobody where it has.
+    """
+    with contextlib.suppress(OSError):
+        _prctl(_PR_SET_PTRACER, ctypes.c_ulong(reader))
+
+
+def _granted_cores() -> float | None:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as limits:
+            quota, period = limits.read().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _prctl(option: int, argument: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    unused = ctypes.c_ulong(0)
+    if libc.prctl(option, argument, unused, unused, unused) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")

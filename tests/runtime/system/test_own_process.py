@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from holdfast.runtime.system import own_process
+from holdfast.runtime.system.own_process import (
+    die_with_parent,
+    is_single_threaded,
+    name_process,
+    thread_count,
+    usable_cores,
+)
+
+
+def test_usable_cores_respects_affinity_and_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    grants = [(None, cores), (0.5, 1), (1.0, 1), (1000.0, cores)]
+
+    for granted, expected in grants:
+        monkeypatch.setattr(own_process, "_granted_cores", lambda granted=granted: granted)
+        assert usable_cores() == expected
+
+
+def test_process_with_another_parent_ends_at_once() -> None:
+    child = os.fork()
+    if child == 0:
+        die_with_parent(os.getpid())
+        os._exit(0)
+
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+def test_process_of_this_parent_lives_on() -> None:
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        die_with_parent(parent)
+        os._exit(0)
+
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_threads_are_counted() -> None:
+    before = thread_count()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+
+    assert thread_count() == before + 1
+    assert not is_single_threaded(0.0)
+    ended.set()
+    thread.join()
+
+
+def test_name_is_what_ps_shows() -> None:
+    child = os.fork()
+    if child == 0:
+        name_process("holdfast-w12345678")
+        with open("/proc/self/comm") as name:
+            os._exit(0 if name.read() == "holdfast-w12345\n" else 1)
+
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
