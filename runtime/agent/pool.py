@@ -33,9 +33,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NoReturn
 
-from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.system.processes import (
+from holdfast.runtime.system.own_process import (
     allow_files,
     die_with_parent,
     is_single_threaded,
@@ -250,6 +249,8 @@ def _take_place(birth: Birth, agent_pid: int) -> None:
 
 
 def _enter(birth: Birth) -> None:
+    from holdfast.runtime.options.worker_config import WorkerConfig  # the entry has imported it
+
     module, _, function = birth.entry.partition(":")
     entry = getattr(importlib.import_module(module), function)
     config = WorkerConfig.decode(birth.config)

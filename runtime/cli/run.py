@@ -26,7 +26,7 @@ from holdfast.runtime.cli.option_flags import (
 )
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
-from holdfast.runtime.supervisor.aside import say
+from holdfast.runtime.supervisor.screen import say
 
 if TYPE_CHECKING:
     from holdfast.runtime.supervisor.progress_log import Paint

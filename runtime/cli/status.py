@@ -20,7 +20,7 @@ from holdfast.runtime.commands.job_status import JobStatus, to_json
 from holdfast.runtime.commands.status_source import StatusSource
 from holdfast.runtime.progress import words
 from holdfast.runtime.run.answering import answering
-from holdfast.runtime.supervisor.aside import say
+from holdfast.runtime.supervisor.screen import say
 
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05

@@ -11,13 +11,16 @@ installation may be fixed later.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.mpi_trial.campaign import Finding, run_campaign, run_trial
 from holdfast.runtime.mpi_trial.mpi_library import INSTALL_HINT, MpiLibrary
 from holdfast.runtime.mpi_trial.trial_table import CAMPAIGN, FIRST_DEATH, PLAIN_START
 from holdfast.runtime.mpi_trial.trust import Trust, first_fault, trust_of
 from holdfast.runtime.mpi_trial.verdict_file import Verdict, find_verdict, keep_verdict
+
+if TYPE_CHECKING:
+    from holdfast.runtime.mpi_trial.campaign import Finding
 
 _SHORT_TRIALS = {Trust.RELAUNCH: PLAIN_START, Trust.ONE: FIRST_DEATH}
 
@@ -29,6 +32,8 @@ def assess(library: MpiLibrary, environment: Mapping[str, str], needed: Trust) -
         return kept
     if needed >= Trust.ONE and not library.launcher.can_shrink:
         return Verdict(Trust.RELAUNCH, f"{library.name} ends all workers with the first that dies")
+    from holdfast.runtime.mpi_trial.campaign import run_trial  # most jobs find a kept verdict
+
     finding = run_trial(library, environment, _SHORT_TRIALS[needed])
     if finding.outcome.has_passed:
         verdict = Verdict(needed)
@@ -42,6 +47,8 @@ def examine(
     library: MpiLibrary, environment: Mapping[str, str], on_finding: Callable[[Finding], None]
 ) -> Verdict:
     """Run the whole campaign, keep its verdict for later runs, and return it."""
+    from holdfast.runtime.mpi_trial.campaign import run_campaign
+
     findings = run_campaign(library, environment, CAMPAIGN, on_finding)
     outcomes = [finding.outcome for finding in findings]
     verdict = Verdict(trust_of(outcomes), first_fault(outcomes), is_campaign=True)

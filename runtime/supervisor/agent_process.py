@@ -63,27 +63,14 @@ class AgentTerms:
         ]
 
 
-def start_agent(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProcess:
-    """Start an agent, in a session of its own, and connect to it.
+def begin_agent(terms: AgentTerms, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start an agent, in a session of its own, and do not wait for it.
 
     Raises:
-        RecoveryImpossible: the agent ended or did not answer.
+        OSError: the system has no process or descriptor to spare.
     """
-    for _ in range(1, _STARTS):
-        try:
-            return _start_once(terms, environment)
-        except _Struck:
-            continue
-    return _start_once(terms, environment)
-
-
-class _Struck(RecoveryImpossible):
-    """A signal ended the agent, or stopped it for so long that it was killed."""
-
-
-def _start_once(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProcess:
     with blocked():  # until it has handlers of its own
-        child = subprocess.Popen(
+        return subprocess.Popen(
             terms.command(),
             # Scripts make vocabularies from sets of words, in the order of their hashes.
             env={"PYTHONHASHSEED": "0", **environment},
@@ -92,6 +79,38 @@ def _start_once(terms: AgentTerms, environment: Mapping[str, str]) -> AgentProce
             pass_fds=(terms.lease,),
             start_new_session=True,
         )
+
+
+def dismiss_agent(begun: subprocess.Popen[bytes]) -> None:
+    """End an agent that nobody has spoken to; its pool ends with it."""
+    begun.kill()
+    begun.wait()
+
+
+def start_agent(
+    terms: AgentTerms,
+    environment: Mapping[str, str],
+    begun: subprocess.Popen[bytes] | None = None,
+) -> AgentProcess:
+    """Start an agent and connect to it; ``begun`` is one that was started with these terms.
+
+    Raises:
+        RecoveryImpossible: the agent ended or did not answer.
+    """
+    child = begun
+    for _ in range(1, _STARTS):
+        try:
+            return _connect(child or begin_agent(terms, environment), terms)
+        except _Struck:
+            child = None
+    return _connect(child or begin_agent(terms, environment), terms)
+
+
+class _Struck(RecoveryImpossible):
+    """A signal ended the agent, or stopped it for so long that it was killed."""
+
+
+def _connect(child: subprocess.Popen[bytes], terms: AgentTerms) -> AgentProcess:
     channel = _connected(child, terms)
     process = HeldProcess.of_peer(channel)
     if process is None:

@@ -9,11 +9,11 @@ from holdfast.runtime.batch.finding import CHAIN
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.answering import answering
-from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
 from holdfast.runtime.supervisor.job_run import run_job
 from holdfast.runtime.supervisor.progress_log import Paint
+from holdfast.runtime.supervisor.screen import say
 
 
 def run_batch_job(options: JobOptions, allocation: Allocation, paint: Paint | None = None) -> int:

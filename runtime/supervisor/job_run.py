@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
 from holdfast.runtime.batch.finding import find_allocation
@@ -22,14 +23,11 @@ from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.aside import say
+from holdfast.runtime.supervisor.agent_process import begin_agent, dismiss_agent
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
-from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
-from holdfast.runtime.supervisor.progress_log import Paint, ProgressLog
-from holdfast.runtime.supervisor.screen import Screen
-from holdfast.runtime.supervisor.supervisor import Supervisor
+from holdfast.runtime.supervisor.screen import say
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover, find_takeover
 from holdfast.runtime.system.owned_directory import (
     hold,
@@ -37,7 +35,10 @@ from holdfast.runtime.system.owned_directory import (
     remove_dead_directories,
 )
 from holdfast.runtime.system.process_status import age_s
-from holdfast.runtime.system.signals import block
+
+if TYPE_CHECKING:
+    from holdfast.runtime.supervisor.progress_log import Paint
+    from holdfast.runtime.supervisor.supervised_job import SupervisedJob
 
 _MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
@@ -76,11 +77,18 @@ def run_job(
     base = make_owned_directory(_memory_directory(options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-    voice = _Voice.of(setup, paint)
+    begun = _begin_agent(setup, base)
+    try:
+        supervised = _supervised(setup, base, paint)  # imports while the pool does
+    except BaseException:
+        if begun is not None:
+            dismiss_agent(begun)
+        shutil.rmtree(base, ignore_errors=True)
+        raise
     for directory in removed:
         text = f"removed {directory}, which a job that was killed has left in memory"
-        voice.narration.warned(text)
-    return _supervise(setup, base, around, voice)
+        supervised.narration.warned(text)
+    return supervised.run(begun, around)
 
 
 def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
@@ -161,57 +169,24 @@ def _go_on(
     with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
         setup.lease.name_owner()
     hold(takeover.directory)
-    return _supervise(setup, takeover.directory, batch, _Voice.of(setup, paint), takeover)
+    return _supervised(setup, takeover.directory, paint).run(takeover, batch)
 
 
-@dataclass(frozen=True, slots=True)
-class _Voice:
-    """Everything that a job says, and where."""
+def _begin_agent(setup: JobSetup, base: Path) -> subprocess.Popen[bytes] | None:
+    """Start the agent before this process is ready to speak to it; None if it must be tried again.
 
-    screen: Screen
-    progress: ProgressLog
-    narration: Narration
-
-    @staticmethod
-    def of(setup: JobSetup, paint: Paint | None) -> _Voice:
-        """Return the voice of a job, which draws a live line if it has colours for it."""
-        options = setup.options
-        screen = Screen(may_draw=paint is not None)
-        progress = ProgressLog(screen, paint, is_quiet=options.quiet)
-        narration = Narration(
-            setup.journal,
-            is_verbose=options.verbose,
-            write=screen.say,
-            progress=progress,
-            is_quiet=options.quiet,
-        )
-        return _Voice(screen, progress, narration)
-
-    def close(self) -> None:
-        """Say what is left to say, but not for long."""
-        self.narration.lost_output()
-        self.screen.close()
-        self.narration.dropped(self.screen.dropped)
+    The imports of the agent's pool are most of a job's start.
+    """
+    with contextlib.suppress(OSError):
+        return begin_agent(setup.agent_terms(base, setup.lease), setup.environment)
+    return None
 
 
-def _supervise(
-    setup: JobSetup,
-    base: Path,
-    batch: BatchJob,
-    voice: _Voice,
-    takeover: Takeover | None = None,
-) -> ExitCode:
-    """Run the job to its end; no signal may end this process before everything is cleaned up."""
-    supervisor = Supervisor(setup, base, voice.narration, takeover, batch)
-    try:
-        return supervisor.run()
-    finally:
-        block()  # this process ends next, with the job's exit code and no other
-        voice.progress.end()
-        supervisor.close()
-        voice.close()
-        setup.journal.close()
-        supervisor.signals.restore()
+def _supervised(setup: JobSetup, base: Path, paint: Paint | None) -> SupervisedJob:
+    """Return the job with everything that runs it; much of it is imported only now."""
+    from holdfast.runtime.supervisor.supervised_job import SupervisedJob
+
+    return SupervisedJob.of(setup, base, paint)
 
 
 def _memory_directory(options: JobOptions) -> str | None:

@@ -29,7 +29,8 @@ from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
-from holdfast.runtime.supervisor.aside import say
+from holdfast.runtime.supervisor.agent_process import AgentTerms
+from holdfast.runtime.supervisor.screen import say
 from holdfast.runtime.supervisor.takeover import Takeover
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -78,6 +79,17 @@ class JobSetup:
         if self.options.repair_from is not None or not self.is_resumed:
             return ""
         return "from the beginning" if self.saved_step is None else f"from step {self.saved_step}"
+
+    def agent_terms(self, base: Path, lease: Lease) -> AgentTerms:
+        """Return the terms of an agent that keeps ``lease`` and works in ``base``."""
+        return AgentTerms(
+            directory=base,
+            cwd=self.cwd,
+            heartbeat_timeout_s=self.options.heartbeat_timeout_s,
+            preload=self.preload,
+            lease=lease.fileno(),
+            verbose=self.options.verbose,
+        )
 
     def worker_config(self, command: Launch) -> WorkerConfig:
         """Return what the workers of a launch are told; all but the worker is the same for all."""

@@ -1,7 +1,8 @@
-"""The supervisor's stdout and stderr: lines that nobody waits for, and a live line on a terminal.
+"""A job's stdout and stderr: lines that nobody waits for, and a live line on a terminal.
 
 Progress goes to stdout, where Keras prints it, and all else to stderr.  The live line is
-drawn on stderr.  If both are the same terminal or file, one sink keeps their order.
+drawn on stderr.  If both are the same terminal or file, one sink keeps their order.  Before
+a job has a screen, and after it, `say` writes single lines.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 
-from holdfast.runtime.supervisor.aside import LAST_LINES_WITHIN_S
 from holdfast.runtime.system.line_sink import LineSink
 
 _OUT, _ERR = 1, 2
+_LAST_LINES_WITHIN_S = 2.0
+"""A terminal that takes nothing may not keep a job from ending."""
 
 
 class Screen:
@@ -59,11 +61,18 @@ class Screen:
     def close(self) -> None:
         """Write what is left, but not for long; the live line must be gone."""
         for sink in self._sinks:
-            sink.close(LAST_LINES_WITHIN_S)
+            sink.close(_LAST_LINES_WITHIN_S)
 
     @property
     def _sinks(self) -> tuple[LineSink, ...]:
         return (self._err,) if self._out is self._err else (self._out, self._err)
+
+
+def say(text: str) -> None:
+    """Write one line beside a job; a stderr that takes nothing keeps no job from ending."""
+    sink = LineSink(_ERR)
+    sink.put(f"holdfast: {' '.join(text.split())}\n".encode(errors="replace"))
+    sink.close(_LAST_LINES_WITHIN_S)
 
 
 def _are_the_same() -> bool:

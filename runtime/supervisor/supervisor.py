@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,7 @@ from holdfast.runtime.errors import ExitCode, JobError
 from holdfast.runtime.run.run_directory import Lease, RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.supervisor.agent_events import event_of
-from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms, start_agent
+from holdfast.runtime.supervisor.agent_process import AgentProcess, dismiss_agent, start_agent
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup
@@ -53,21 +54,30 @@ _LOOK_S = 0.5
 
 
 class Supervisor:
-    """Carries events to the job's machine and its commands to the agent."""
+    """Carries events to the job's machine and its commands to the agent.
+
+    Args:
+        setup: the job.
+        base: its private directory in memory.
+        narration: says and records what happens.
+        agent: the one of a job to take over, or one that was begun for this job; None for none.
+        batch: the batch job around it.
+    """
 
     def __init__(
         self,
         setup: JobSetup,
         base: Path,
         narration: Narration,
-        takeover: Takeover | None = None,
+        agent: Takeover | subprocess.Popen[bytes] | None = None,
         batch: BatchJob | None = None,
     ) -> None:
         options = setup.options
         self._setup = setup
         self._base = base
         self._narration = narration
-        self._takeover = takeover
+        self._takeover = agent if isinstance(agent, Takeover) else None
+        self._begun = agent if isinstance(agent, subprocess.Popen) else None
         self._batch = batch or BatchJob()
         self._machine = JobMachine(_terms_of(setup))
         self._clock = LaunchClock(LaunchLimits(grace_s=options.grace_s))
@@ -123,6 +133,8 @@ class Supervisor:
 
     def close(self) -> None:
         """End every process that was started, unless they must go on without the supervisor."""
+        if self._begun is not None:
+            dismiss_agent(self._begun)
         if self._agent is not None:
             self._reactor.forget(self._agent.channel)
             if self.is_left:
@@ -216,18 +228,11 @@ class Supervisor:
         self._is_launched = True
 
     def _start_agent(self) -> AgentProcess:
-        options = self._setup.options
-        terms = AgentTerms(
-            directory=self._base,
-            cwd=self._setup.cwd,
-            heartbeat_timeout_s=options.heartbeat_timeout_s,
-            preload=self._setup.preload,
-            lease=self._keeper.lease.fileno(),
-            verbose=options.verbose,
-        )
+        terms = self._setup.agent_terms(self._base, self._keeper.lease)
         self._is_warm = False
         self._base.mkdir(mode=0o700, exist_ok=True)  # an agent that lost us may have removed it
-        agent = start_agent(terms, self._setup.environment)
+        begun, self._begun = self._begun, None
+        agent = start_agent(terms, self._setup.environment, begun)
         self._reactor.watch_channel(agent.channel, self._on_message, self._on_agent_end)
         return agent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,13 @@ import pytest
 
 from holdfast.runtime.agent import __main__ as agent_main
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms, start_agent
+from holdfast.runtime.supervisor.agent_process import (
+    AgentProcess,
+    AgentTerms,
+    begin_agent,
+    dismiss_agent,
+    start_agent,
+)
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.held_process import HeldProcess
 
@@ -226,3 +233,31 @@ def test_agent_that_is_struck_once_is_spoken_to_after_its_second_start(tmp_path:
         '{"kind":"supervisor"}',
         '{"kind":"shutdown"}',
     ]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_struck", [False, True])
+def test_agent_that_was_begun_is_spoken_to_or_followed_by_another(
+    tmp_path: Path, *, is_struck: bool
+) -> None:
+    (tmp_path / "listener.py").write_text(LISTENER)
+    terms = shell(tmp_path, f"exec {sys.executable} -S listener.py")
+    environment = {"PATH": os.environ["PATH"]}
+    strike = "kill -KILL $$" if is_struck else terms.script
+    begun = begin_agent(shell(tmp_path, strike), environment)
+    if is_struck:
+        begun.wait()
+
+    agent = start_agent(terms, environment, begun)
+    agent.end()
+
+    assert (tmp_path / "starts").read_text() == "\n" * (1 + is_struck)
+
+
+@pytest.mark.process
+def test_agent_that_nobody_wants_is_ended(tmp_path: Path) -> None:
+    begun = begin_agent(shell(tmp_path, "exec sleep 600"), {"PATH": os.environ["PATH"]})
+
+    dismiss_agent(begun)
+
+    assert begun.returncode == -signal.SIGKILL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor import job_run, supervisor
+from holdfast.runtime.supervisor import job_run, supervised_job, supervisor
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover
 from holdfast.runtime.system.held_process import HeldProcess
@@ -178,18 +180,32 @@ class Started:
         self.setup = setup_in(folder)
         self.agent = Agent(WARM, *joined(0, 1), *completed(0, 1))
         self.bases: list[Path] = []
+        self.begun: list[subprocess.Popen[bytes]] = []
+        self.spoken_to: list[object] = []
         self.dead: tuple[Path, ...] = ()
         patch.setattr(job_run, "_prepare", lambda options: self.setup)
-        patch.setattr(job_run, "block", lambda: None)
+        patch.setattr(job_run, "begin_agent", self._begin)
+        patch.setattr(supervised_job, "block", lambda: None)
         patch.setattr(job_run, "_memory_directory", lambda options: str(folder))
         patch.setattr(job_run, "remove_dead_directories", lambda *places: self.dead)
         patch.setattr(supervisor, "start_agent", self._start)
 
-    def _start(self, terms: AgentTerms, environment: dict[str, str]) -> AgentProcess:
+    def _begin(self, terms: AgentTerms, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         self.bases.append(terms.directory)
+        self.begun.append(subprocess.Popen(["sleep", "600"]))
+        return self.begun[-1]
+
+    def _start(
+        self, terms: AgentTerms, environment: dict[str, str], begun: object = None
+    ) -> AgentProcess:
+        assert terms.directory == self.bases[-1]
+        self.spoken_to.append(begun)
         return AgentProcess(self.agent.ours, cast(HeldProcess, self.agent.process), 10.0)
 
     def close(self) -> None:
+        for process in self.begun:
+            process.kill()
+            process.wait()
         self.agent.close()
         self.setup.lease.release()
 
@@ -215,6 +231,56 @@ def test_job_that_is_done_says_so_and_leaves_no_directory_in_memory(
     assert said[0].startswith("holdfast: removed /dev/shm/holdfast-1-aaaaaaaa, which a job that")
     assert said[1].startswith("holdfast: starting train.py on 2 workers")
     assert said[-1] == "holdfast: completed step 9, state sha256 cafe"
+
+
+def test_supervisor_speaks_to_the_agent_that_was_begun_before_it(started: Started) -> None:
+    job_run.run_job(started.setup.options)
+
+    assert started.spoken_to == started.begun
+
+
+def test_system_that_refuses_the_first_agent_is_asked_again_by_the_supervisor(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(terms: AgentTerms, environment: dict[str, str]) -> None:
+        started.bases.append(terms.directory)
+        raise BlockingIOError("no process to spare")
+
+    monkeypatch.setattr(job_run, "begin_agent", refuse)
+
+    assert job_run.run_job(started.setup.options) == ExitCode.DONE
+    assert started.spoken_to == [None]
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError("no descriptor to spare")])
+def test_job_that_comes_to_no_supervisor_leaves_no_agent_and_no_directory(
+    started: Started, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(supervised_job.SupervisedJob, "of", fail)
+
+    with pytest.raises(type(fault)):
+        job_run.run_job(started.setup.options)
+
+    assert [process.returncode for process in started.begun] == [-signal.SIGKILL]
+    assert not started.bases[0].exists()
+
+
+def test_supervisor_that_fails_before_it_speaks_to_its_agent_ends_it(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the journal")
+
+    monkeypatch.setattr(supervised_job.Narration, "began", fail)
+
+    with pytest.raises(OSError, match="the journal"):
+        job_run.run_job(started.setup.options)
+
+    assert [process.returncode for process in started.begun] == [-signal.SIGKILL]
+    assert not started.bases[0].exists()
 
 
 def test_lease_names_the_agent_for_whoever_takes_the_job_over(started: Started) -> None:

@@ -14,9 +14,8 @@ import pytest
 
 from holdfast.runtime.progress.live_line import Part
 from holdfast.runtime.progress.step_report import StepReport
-from holdfast.runtime.supervisor.aside import say
 from holdfast.runtime.supervisor.progress_log import ProgressLog
-from holdfast.runtime.supervisor.screen import Screen
+from holdfast.runtime.supervisor.screen import Screen, say
 
 REPORT = StepReport(
     now=1.0, step=7, steps=60, epoch=1, epochs=6, step_of_epoch=7, steps_per_epoch=10,

@@ -151,7 +151,9 @@ class Job:
             is_warm=True,
         )
 
-    def start_agent(self, terms: AgentTerms, environment: dict[str, str]) -> AgentProcess:
+    def start_agent(
+        self, terms: AgentTerms, environment: dict[str, str], begun: object = None
+    ) -> AgentProcess:
         self.terms.append(terms)
         agent = next(self._waiting)
         return AgentProcess(agent.ours, cast(HeldProcess, agent.process), 10.0)
