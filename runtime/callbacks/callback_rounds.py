@@ -35,8 +35,8 @@ from holdfast.runtime.callbacks.file_guard import guarding
 from holdfast.runtime.callbacks.first_files import FirstFiles, Length
 from holdfast.runtime.callbacks.first_saves import FirstSaves
 from holdfast.runtime.callbacks.held_variables import HeldVariables
-from holdfast.runtime.callbacks.optimizer_settings import OptimizerSettings
 from holdfast.runtime.callbacks.plain_values import Json
+from holdfast.runtime.callbacks.traced_settings import TracedSettings
 from holdfast.runtime.model.replica import Replica
 
 _NO_DIGEST = b""
@@ -77,7 +77,7 @@ class CallbackRounds:
         states = [*self._kept, *(found for found in self._run if found not in run)]
         self._states = CallbackStates(states, model.get_weights)
         self._held = HeldVariables(self._kept, model, getattr(replica, "graphs", ()))
-        self._settings = OptimizerSettings(model)
+        self._settings = TracedSettings(model)
         self._are_alike = all(is_alike(callback) for callback in given)
         self._before: Mapping[str, Any] = {}
         self.is_due = False
@@ -127,9 +127,14 @@ class CallbackRounds:
         if hooks:
             self._run_hooks(hook, lambda: [run(index, logs=dict(logs)) for run in hooks])
 
-    def check_settings(self) -> None:
-        """Raise ProgramError if a hook has changed what the graph of a step holds already."""
+    def check_settings(self) -> list[str]:
+        """Return the numbers that hooks have changed, and that the graph of a step may hold.
+
+        Raises:
+            ProgramError: a hook has changed a setting that the graph holds.
+        """
         self._settings.check()
+        return self._settings.changed_numbers()
 
     def ends_at_nan(self) -> bool:
         """Return whether a callback ends the training when its loss is not finite."""

@@ -117,9 +117,14 @@ class CallbackRun:
 
         All other hooks that come before a transaction ran after the last one.
         """
-        if self._is_fresh:
-            self._rounds.check_settings()
+        changed = self._rounds.check_settings() if self._is_fresh else []
         self._is_fresh = False
+        for what in changed:
+            self._tell(
+                f"a callback has set {what} before the first step, and holdfast has made the "
+                "graph of a step by then: if the step reads it, set it before fit() is called, "
+                "or make it a variable"
+            )
 
     def after(self, commit: Commit) -> None:
         """Let the callbacks see a commit, and the beginning of what follows."""
