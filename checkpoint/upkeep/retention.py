@@ -20,6 +20,7 @@ from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.format.names import is_removed, removed_name, step_name
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 
 FEWEST_KEPT = 2  # with 1, an unread checkpoint would replace the only one
@@ -141,10 +142,11 @@ def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
 
 
 class Pruner:
-    """Keeps a store to a retention, and remembers the metrics and marks of its steps."""
+    """Keeps the steps of a run to a retention, and remembers their metrics and marks."""
 
-    def __init__(self, store: CheckpointStore, retention: Retention, marks: ReadMarks) -> None:
-        self._store = store
+    def __init__(self, steps: OwnSteps, retention: Retention, marks: ReadMarks) -> None:
+        self._steps = steps
+        self._store = steps.store
         self._retention = retention
         self._marks = marks
         self._metrics: dict[int, Mapping[str, float]] = {}
@@ -158,10 +160,10 @@ class Pruner:
             _remove_hidden(self._store, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
-        return tuple(dict.fromkeys(reasons))
+        return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
 
     def _known_steps(self) -> list[KnownStep]:
-        steps = self._store.steps()
+        steps = self._steps.newest_first()
         if not self._retention.needs_metrics:
             return [KnownStep(step) for step in steps]
         return [KnownStep(step, self._metrics_of(step)) for step in steps]
@@ -214,13 +216,13 @@ class Pruner:
 
 
 def prune(
-    store: CheckpointStore, retention: Retention, unsound: Set[int] = frozenset()
+    steps: OwnSteps, retention: Retention, unsound: Set[int] = frozenset()
 ) -> tuple[str, ...]:
-    """Keep ``store`` to ``retention`` once, as a process that knows only what is ``unsound``."""
+    """Keep ``steps`` to ``retention`` once, as a process that knows only what is ``unsound``."""
     marks = ReadMarks()
     for step in unsound:
         marks.mark_damaged(step)
-    return Pruner(store, retention, marks).prune(0.0)
+    return Pruner(steps, retention, marks).prune(0.0)
 
 
 def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> None:

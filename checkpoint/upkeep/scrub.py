@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
 from holdfast.checkpoint.format.names import next_bad_name, step_name
-from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import MendResult
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks, read_back
 
 DEFAULT_INTERVAL_S = 3600.0
@@ -70,17 +70,18 @@ def _never(_step: int) -> None:
 
 
 class Scrubber:
-    """Reads one committed step of a store every ``interval_s`` seconds; 0 switches it off."""
+    """Reads one committed step of a run every ``interval_s`` seconds; 0 switches it off."""
 
     def __init__(
         self,
-        store: CheckpointStore,
+        steps: OwnSteps,
         marks: ReadMarks,
         generation: int,
         interval_s: float = DEFAULT_INTERVAL_S,
         mend: Mend = _never,
     ) -> None:
-        self._store = store
+        self._steps = steps
+        self._store = steps.store
         self._marks = marks
         self._generation = generation
         self._interval_s = interval_s
@@ -97,7 +98,7 @@ class Scrubber:
         """Return the step to read now, None if there is none, and start the next interval."""
         self._last = now
         try:
-            return next_step(self._store.steps(), self._marks.time_of)
+            return next_step(self._steps.newest_first(), self._marks.time_of)
         except StorageFailed:
             return None
 
@@ -115,7 +116,7 @@ class Scrubber:
             self._marks.mark(finding.step, now)
             return None
         try:
-            if finding.step not in self._store.steps():
+            if finding.step not in self._steps.newest_first():
                 return None
             read_back(self._store, finding.step)
         except CheckpointUnreadable as error:
@@ -150,7 +151,7 @@ class Scrubber:
         self._marks.mark_damaged(step)
         directory = self._store.directory
         try:
-            others = [other for other in self._store.steps() if other != step]
+            others = [other for other in self._steps.newest_first() if other != step]
             if not any(self._verifies(other, now) for other in others):
                 return ScrubFailure(step, reason)
             name = next_bad_name(step, self._generation, self._store.names())

@@ -22,6 +22,7 @@ from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.names import removed_name, step_name
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.retention import prune
 
 OLDEST, OLD, NEW = 10, 20, 30
@@ -161,7 +162,7 @@ def _train(run_dir: Path, seed: int, way: str, say: Callable[[str], None]) -> No
         say(f"save failed: {error}")
         return
     say("saved")
-    for reason in prune(store, KEEP):
+    for reason in prune(OwnSteps(store), KEEP):
         say(f"left: {reason}")
 
 

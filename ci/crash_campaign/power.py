@@ -33,6 +33,7 @@ from verdict import Verdict
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.retention import prune
 
 STEPS = (10, 20, 30)
@@ -148,7 +149,7 @@ def work(
     for step in STEPS:
         save(store, seed, step)
         acknowledge(step)
-        prune(store, KEEP)
+        prune(OwnSteps(store), KEEP)
 
 
 def _ask_to_stop(number: int, _frame: object) -> None:

@@ -11,6 +11,7 @@ from tally import Tally, Wrong
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.retention import prune
 
 
@@ -48,7 +49,7 @@ class Verdict:
         except CheckpointError as error:
             self.complain(Wrong.OTHER, f"the next save fails: {error}")
             return
-        reasons += prune(store, KEEP)
+        reasons += prune(OwnSteps(store), KEEP)
         rest = [name for name in store.names() if not name.startswith("step-")]
         if reasons or rest or len(store.steps()) > KEEP.newest:
             self.complain(Wrong.OTHER, f"left behind: {reasons} {rest} {store.steps()}")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import Pruner, Retention
 from holdfast.checkpoint.upkeep.scrub import Reading, Scrubber
@@ -44,11 +45,12 @@ class Upkeep:
         self._store = store
         self._marks = ReadMarks()
         self._made_anew: set[int] = set()
-        self._pruner = Pruner(store, retention, self._marks)
         config = context.config
+        self._steps = OwnSteps(store, config.run_id)
+        self._pruner = Pruner(self._steps, retention, self._marks)
         mender = Mender(context, mirrors(context))
         self._scrubber = Scrubber(
-            store, self._marks, config.generation, config.options.scrub_every_s, mender.mend
+            self._steps, self._marks, config.generation, config.options.scrub_every_s, mender.mend
         )
         self._reader: threading.Thread | None = None
 
@@ -57,6 +59,7 @@ class Upkeep:
         now = time.monotonic()
         self._made_anew.add(step)
         self._marks.forget(step)
+        self._steps.forget(step)
         for rejected in self._context.unsound - self._made_anew:
             if rejected not in self._marks:
                 self._marks.mark_damaged(rejected)

@@ -24,6 +24,7 @@ from holdfast.checkpoint.format.layout import specs_of
 from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.store.reader import Restored
 from holdfast.checkpoint.store.state_reader import StateReader
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.retention import prune
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
@@ -110,7 +111,8 @@ class JobRestore:
         """
         if self._other_stages:
             return
-        for reason in prune(self._store, self._job.retention, self._unsound()):
+        own = OwnSteps(self._store, self._context.config.run_id)
+        for reason in prune(own, self._job.retention, self._unsound()):
             self._context.journal.record("prune_failed", reason=reason)
 
     def _unsound(self) -> set[int]:

@@ -16,6 +16,7 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore, restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.retention import Retention, prune
 
 STATE = {"a": np.arange(5000.0)}
@@ -132,6 +133,6 @@ def test_directory_swapped_while_saving_and_pruning_touches_nothing_elsewhere(
 
     with contextlib.suppress(CheckpointError):
         save(store, STATE, header=Header("run", 1, 30), writers=2)
-        prune(store, Retention(2))
+        prune(OwnSteps(store), Retention(2))
 
     assert contents(elsewhere) == before

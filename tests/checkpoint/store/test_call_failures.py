@@ -18,6 +18,7 @@ from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.retention import Retention, prune
 
 pytestmark = pytest.mark.usefixtures("early_writeback")
@@ -207,8 +208,8 @@ def test_failure_while_pruning_never_raises_and_never_loses_the_newest(
         filesystem, store = three_steps()
         filesystem.fail_at(call, number)
 
-        prune(store, Retention(2))
-        reasons = prune(store, Retention(2))
+        prune(OwnSteps(store), Retention(2))
+        reasons = prune(OwnSteps(store), Retention(2))
 
         assert reasons == ()
         assert store.steps() == (30, 20)
@@ -223,13 +224,13 @@ def test_failure_while_pruning_never_costs_the_last_good_step(number: int) -> No
     """Both kept steps are damaged, so no older step may go, even if another call fails."""
     filesystem, store = two_damaged_of_four()
     before = len(filesystem.calls)
-    prune(store, Retention(2))
+    prune(OwnSteps(store), Retention(2))
 
     for call in range(before, len(filesystem.calls)):
         failing, store = two_damaged_of_four()
         failing.fail_at(call, number)
 
-        prune(store, Retention(2))
+        prune(OwnSteps(store), Retention(2))
 
         assert newest(failing)[0] == 20, failing.calls[call]
         assert store.steps() == (40, 30, 20, 10)
@@ -256,7 +257,7 @@ def calls_before_prune() -> int:
 
 def calls_with_prune() -> int:
     filesystem, store = three_steps()
-    prune(store, Retention(2))
+    prune(OwnSteps(store), Retention(2))
     return len(filesystem.calls)
 
 

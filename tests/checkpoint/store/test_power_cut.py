@@ -15,6 +15,7 @@ from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.retention import Retention, prune
 
 pytestmark = pytest.mark.usefixtures("early_writeback")
@@ -53,7 +54,7 @@ def train(filesystem: FakeFileSystem, acknowledge: Callable[[int], None]) -> Non
     for step in STEPS:
         save(store, small_state(step), header=Header("run", 1, step), writers=2)
         acknowledge(step)
-        prune(store, Retention(2))
+        prune(OwnSteps(store), Retention(2))
 
 
 def count_calls() -> int:
@@ -111,7 +112,7 @@ def test_saving_goes_on_after_a_power_cut_at_every_call(
 
         after.clean_staging(2)
         save(after, small_state(50), header=Header("run", 2, 50))
-        reasons = prune(after, Retention(2))
+        reasons = prune(OwnSteps(after), Retention(2))
 
         restored, rejections = restore_newest(after)
         assert restored is not None

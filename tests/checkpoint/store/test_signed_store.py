@@ -19,6 +19,7 @@ from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import Pruner, Retention
 from holdfast.checkpoint.upkeep.scrub import Scrubber
@@ -47,7 +48,7 @@ def test_forged_steps_remove_nothing_that_was_saved(store: CheckpointStore, tmp_
     for step in (60, 80, 100):
         save(CheckpointStore(tmp_path / "run"), STATE, header=Header("run", 2, step))
 
-    Pruner(store, Retention(newest=2), ReadMarks()).prune(1.0)
+    Pruner(OwnSteps(store), Retention(newest=2), ReadMarks()).prune(1.0)
 
     assert set(store.steps()) >= {20, 40}
 
@@ -55,7 +56,7 @@ def test_forged_steps_remove_nothing_that_was_saved(store: CheckpointStore, tmp_
 def test_scrub_moves_a_forged_step_aside(store: CheckpointStore, tmp_path: Path) -> None:
     save(CheckpointStore(tmp_path / "run"), STATE, header=Header("run", 2, 10))
 
-    failure = Scrubber(store, ReadMarks(), generation=4).run_one(1.0)
+    failure = Scrubber(OwnSteps(store), ReadMarks(), generation=4).run_one(1.0)
 
     assert failure is not None
     assert (failure.step, failure.moved_to) == (10, ".bad-000000000010-g4-a1")

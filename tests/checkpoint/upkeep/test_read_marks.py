@@ -11,6 +11,7 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.scrub import Scrubber
 
@@ -48,7 +49,7 @@ def test_memory_is_not_asked_what_the_disk_holds(reader: str, name: str) -> None
     if reader == "prune":
         marks.verify(store, 10, 5.0)
     else:
-        Scrubber(store, marks, generation=1).run_one(5.0)
+        Scrubber(OwnSteps(store), marks, generation=1).run_one(5.0)
 
     own = reading_calls(filesystem, name, before)
     assert 10 in marks

@@ -16,6 +16,7 @@ from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import MendResult
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.scrub import Reading, Scrubber, next_step
 
@@ -36,7 +37,7 @@ def damage(store: CheckpointStore, step: int) -> None:
 
 def scrubber_of(store: CheckpointStore) -> tuple[Scrubber, ReadMarks]:
     marks = ReadMarks()
-    return Scrubber(store, marks, GENERATION, interval_s=10.0), marks
+    return Scrubber(OwnSteps(store), marks, GENERATION, interval_s=10.0), marks
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_what_is_found_is_looked_at_again_before_anything_is_moved(store: Checkp
 
 def test_nothing_is_ever_due_without_an_interval(store: CheckpointStore) -> None:
     fill(store, 10)
-    scrubber = Scrubber(store, ReadMarks(), GENERATION, interval_s=0.0)
+    scrubber = Scrubber(OwnSteps(store), ReadMarks(), GENERATION, interval_s=0.0)
 
     assert not any(scrubber.due(now) for now in (0.0, 1.0, 1e9))
 
@@ -161,7 +162,7 @@ def test_damaged_step_is_mended_before_it_is_moved(store: CheckpointStore) -> No
         return MendResult(step, ("a bit",), 1, 2, ".bad-1")
 
     marks = ReadMarks()
-    failure = Scrubber(store, marks, GENERATION, 10.0, mend).run_one(5.0)
+    failure = Scrubber(OwnSteps(store), marks, GENERATION, 10.0, mend).run_one(5.0)
 
     assert failure is not None
     assert (failure.step, failure.moved_to, failure.is_mended) == (10, ".bad-1", True)
@@ -175,7 +176,9 @@ def test_step_that_cannot_be_mended_is_moved(store: CheckpointStore) -> None:
     fill(store, 10, 20)
     damage(store, 10)
 
-    failure = Scrubber(store, ReadMarks(), GENERATION, 10.0, lambda step: None).run_one(5.0)
+    failure = Scrubber(OwnSteps(store), ReadMarks(), GENERATION, 10.0, lambda step: None).run_one(
+        5.0
+    )
 
     assert failure is not None
     assert (failure.moved_to, failure.is_mended) == (".bad-000000000010-g7-a1", False)
@@ -186,7 +189,7 @@ def test_step_in_which_the_mender_finds_nothing_stays_unverified(store: Checkpoi
     damage(store, 10)
     marks = ReadMarks()
 
-    failure = Scrubber(store, marks, GENERATION, 10.0, MendResult).run_one(5.0)
+    failure = Scrubber(OwnSteps(store), marks, GENERATION, 10.0, MendResult).run_one(5.0)
 
     assert failure is not None
     assert (failure.moved_to, failure.is_mended) == (None, False)
@@ -198,7 +201,9 @@ def test_bad_block_is_mended_too() -> None:
     filesystem = FakeFileSystem()
     store = CheckpointStore(Path("/run/job"), filesystem)
     fill(store, 10, 20)
-    scrubber = Scrubber(store, ReadMarks(), GENERATION, 10.0, lambda step: MendResult(step, ("a",)))
+    scrubber = Scrubber(
+        OwnSteps(store), ReadMarks(), GENERATION, 10.0, lambda step: MendResult(step, ("a",))
+    )
     reads = [
         n for n, call in enumerate(_calls_of_a_conclusion(store, filesystem)) if "read" in call
     ]
