@@ -52,6 +52,10 @@ class OwnSteps:
             self._owners[step] = owner
         return self._owners[step]
 
+    def mark_own(self, step: int) -> None:
+        """Note that a step is this run's: its manifest was read elsewhere, and names the run."""
+        self._owners[step] = Owner.RUN
+
     def forget(self, step: int) -> None:
         """Forget whose a step is, since it was saved again."""
         self._owners.pop(step, None)

@@ -112,6 +112,8 @@ class JobRestore:
         if self._other_stages:
             return
         own = OwnSteps(self._store, self._context.config.run_id)
+        if self.saved_step:
+            own.mark_own(self.saved_step)  # all have just read its manifest
         for reason in prune(own, self._job.retention, self._unsound()):
             self._context.journal.record("prune_failed", reason=reason)
 

@@ -78,6 +78,16 @@ def test_step_that_is_saved_again_may_have_become_an_own_one(store: CheckpointSt
     assert own.newest_first() == (10,)
 
 
+def test_step_that_is_known_to_be_own_is_not_read_for_it(store: CheckpointStore) -> None:
+    fill(store, MINE, 10)
+    rot_manifest(store, 10)
+    own = OwnSteps(store, MINE)
+
+    own.mark_own(10)
+
+    assert own.owner_of(10) is Owner.RUN
+
+
 def test_step_of_an_unreadable_manifest_is_looked_at_again(store: CheckpointStore) -> None:
     fill(store, MINE, 10)
     own = OwnSteps(store, MINE)
