@@ -71,7 +71,7 @@ class Skeleton:
 
 
 # The world keeps its layout for hours, and a skeleton costs a third of a millisecond a tensor.
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=64)
 def build_skeleton(layout: ShardLayout, writer: int, run_id: str) -> Skeleton:
     """Return the file that ``writer`` fills; takes about 0.3 ms a tensor of any size.
 

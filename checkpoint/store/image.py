@@ -1,8 +1,7 @@
 """A shard's file in memory, as it will lie on the disk: a snapshot that any process can write.
 
-The worker copies its pieces into the image, to the offsets that they will have in the
-file.  The process that writes needs neither the state nor HDF5 nor the worker: the image
-is the file.
+Workers copy pieces into the image, to the offsets that they will have in the file.  The
+process that writes needs neither the state nor HDF5 nor the workers: the image is the file.
 
 HDF5 lays out the metadata once for a layout; a save changes the pieces and the mark.
 Digests are of the state's memory, not of the image.  So a bit that flips in the image is
@@ -12,7 +11,7 @@ copy alone: another thread takes the digests as long as the state stands still.
 
 from __future__ import annotations
 
-from holdfast.checkpoint.format.digest import DigestKind
+from holdfast.checkpoint.format.digest import Digest, DigestKind, digest_of
 from holdfast.checkpoint.format.layout import ShardLayout
 from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.shard import build_skeleton
@@ -43,6 +42,10 @@ class ShardImage:
         """Bytes of the file."""
         return self._skeleton.size
 
+    def offset(self, piece: int) -> int:
+        """Return where a piece, by its number, begins in the file."""
+        return self._skeleton.offsets[piece]
+
     def fill(self, buffer: memoryview, state: Tensors, header: Header) -> ShardRecord:
         """Make ``buffer`` the shard of ``state``; return its record.
 
@@ -57,12 +60,37 @@ class ShardImage:
         Raises ``StateUnsupported`` if the state does not fit the layout.
         """
         self.layout.refuse_other(state)
-        skeleton = self._skeleton
+        self.copy_frame(buffer, header)
+        for piece in self._skeleton.order:
+            self.copy_piece(buffer, state, piece)
+
+    def copy_frame(self, buffer: memoryview, header: Header) -> None:
+        """Copy all that is outside the pieces: HDF5's metadata, and the mark of the save."""
+        skeleton, position = self._skeleton, 0
         gaps = skeleton.marked(header)
-        position = _put(buffer, 0, memoryview(gaps[0]))
-        for index, gap in zip(skeleton.order, gaps[1:], strict=True):
-            position = _put(buffer, position, self._contents(state, index))
-            position = _put(buffer, position, memoryview(gap))
+        for gap, piece in zip(gaps, (*skeleton.order, None), strict=True):
+            _put(buffer, position, memoryview(gap))
+            if piece is not None:
+                position = skeleton.offsets[piece] + skeleton.pieces[piece].nbytes
+
+    def copy_piece(
+        self, buffer: memoryview, state: Tensors, piece: int, bounds: tuple[int, int] | None = None
+    ) -> None:
+        """Copy a piece of ``state``, or the bytes of it that ``bounds`` gives."""
+        start, stop = bounds or (0, self._skeleton.pieces[piece].nbytes)
+        contents = self._contents(state, piece)[start:stop]
+        _put(buffer, self._skeleton.offsets[piece] + start, contents)
+
+    def piece_digest(self, state: Tensors, piece: int) -> str:
+        """Return the digest of a piece of ``state``."""
+        return digest_of(self._contents(state, piece), self._kind)
+
+    def frame_digest(self, header: Header) -> str:
+        """Return the digest of all that is outside the pieces."""
+        outside = Digest(self._kind)
+        for gap in self._skeleton.marked(header):
+            outside.update(gap)
+        return outside.hexdigest()
 
     def describe(self, state: Tensors, header: Header) -> ShardRecord:
         """Return the record of the shard that ``copy`` makes of the same state."""
@@ -76,10 +104,9 @@ class ShardImage:
         return bytes_of(state[piece.spec.name], piece.start, piece.stop)
 
 
-def _put(buffer: memoryview, position: int, data: memoryview) -> int:
-    """Write ``data`` at ``position``; return where it ends."""
+def _put(buffer: memoryview, position: int, data: memoryview) -> None:
+    """Write ``data`` at ``position``."""
     for start in range(0, len(data), _CHUNK_BYTES):
         chunk = data[start : start + _CHUNK_BYTES]
         begin = position + start
         buffer[begin : begin + len(chunk)] = chunk
-    return position + len(data)
