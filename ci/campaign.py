@@ -49,7 +49,7 @@ class Case:
     microbatches: int
     features: int
     faults: tuple[Fault, ...]
-    snapshot_copies: int
+    shards: int
     mode: tuple[str, ...] = ()
     """Options of the job that do not follow from the seed."""
 
@@ -67,7 +67,7 @@ class Case:
             microbatches=choose.randint(1, 9),
             features=choose.choice((32, 2000)),  # one exchange is gathered, the other sliced
             faults=_faults(choose, count, first_launch=workers + spares),
-            snapshot_copies=choose.choice((1, 2)),
+            shards=choose.choice((1, 2)),
         )
 
     @property
@@ -85,7 +85,7 @@ class Case:
         return (
             f"seed {self.seed}: {self.workers}+{self.spares} workers, "
             f"M {self.microbatches}, {self.features} features, "
-            f"{self.snapshot_copies} copies of snapshots; {faults}"
+            f"{self.shards} shards; {faults}"
         )
 
 
@@ -265,7 +265,7 @@ def _run(case: Case, root: Path, faults: list[str]) -> JobRun:
         options=[
             *("--spares", str(case.spares), "--threads", "1"),
             *("--heartbeat-timeout", str(case.heartbeat_timeout_s)),
-            *("--snapshot-copies", str(case.snapshot_copies)),
+            *("--shards", str(case.shards)),
             *case.mode,
         ],
         argv=[

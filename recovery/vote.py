@@ -3,11 +3,10 @@
 ``Agree`` is a bitwise *and*.  If every worker must confirm a fact, each sets a bit.  If
 any worker may ask for an action, each leaves a bit set unless it asks.
 
-A save has two stretches in the background of training, and one exchange between them.
-First all workers write their shards.  When every shard is durable, the shards' records
-are gathered.  Then rank 0 writes the manifest and commits.  The bits of each vote tell
-when a stretch has ended for all.  So all survivors are always in the same phase, and the
-save needs no message of its own.  A death abandons the save: the survivors begin another.
+A save is committed in the background of training, by one process for all workers.  Each of
+them hears the outcome at its own time.  The bits of each vote tell when all have heard it,
+and whether any has heard of a failure.  So all survivors always agree on the save in flight,
+and it needs no message of its own.  A death abandons the save: the survivors begin another.
 
 Callbacks of the script need more than bits.  Every worker runs every callback with the same
 values, so as a rule all come to the same effects.  A callback that looks at a clock or
@@ -21,7 +20,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntFlag
-from types import MappingProxyType
 
 
 class Bit(IntFlag):
@@ -31,12 +29,10 @@ class Bit(IntFlag):
     """My exchange succeeded: the transaction may be applied."""
     NO_SAVE_WANTED = 2
     NO_STOP_WANTED = 4
-    DURABLE = 8
-    """My shard of the checkpoint in flight is on the disk."""
     SETTLED = 16
-    """Nothing of the checkpoint in flight is left for me to do."""
+    """I know the outcome of the checkpoint in flight."""
     INTACT = 32
-    """My part of the checkpoint in flight has not failed."""
+    """I know of no failure of the checkpoint in flight."""
     FINITE = 64
     """My slice of the total holds no infinity and no NaN."""
 
@@ -50,10 +46,10 @@ class Outcome:
     is_save_wanted: bool
     is_stop_wanted: bool
     save: Bit
-    """The three bits about the checkpoint in flight."""
+    """The two bits about the checkpoint in flight."""
 
 
-SAVE_BITS = Bit.DURABLE | Bit.SETTLED | Bit.INTACT
+SAVE_BITS = Bit.SETTLED | Bit.INTACT
 
 _STEP_OK, _FINITE, _SAVE_BITS = Bit.STEP_OK.value, Bit.FINITE.value, SAVE_BITS.value
 _NO_SAVE_WANTED, _NO_STOP_WANTED = Bit.NO_SAVE_WANTED.value, Bit.NO_STOP_WANTED.value
@@ -101,30 +97,20 @@ def outcome(flags: int) -> Outcome:
 class SavePhase(Enum):
     """The phase of the checkpoint in flight."""
 
-    IDLE = "idle"
-    WRITING = "writing"
-    GATHERING = "gathering"
-    COMMITTING = "committing"
+    WRITING = "being written"
     COMMITTED = "committed"
     FAILED = "failed"
 
 
-_DECISIVE = MappingProxyType(
-    {
-        SavePhase.WRITING: (Bit.DURABLE, SavePhase.GATHERING),
-        SavePhase.COMMITTING: (Bit.SETTLED, SavePhase.COMMITTED),
-    }
-)
-
-
 def after_vote(phase: SavePhase, agreed: Bit) -> SavePhase:
-    """Return the phase after a vote whose outcome has the bits ``agreed``."""
-    if phase not in _DECISIVE:
+    """Return the phase after a vote whose outcome has the bits ``agreed``.
+
+    A failure counts once all have heard the outcome: then no process writes the save any
+    more, and its memory is free on all workers alike.
+    """
+    if phase is not SavePhase.WRITING or Bit.SETTLED not in agreed:
         return phase
-    if Bit.INTACT not in agreed:
-        return SavePhase.FAILED
-    bit, following = _DECISIVE[phase]
-    return following if bit in agreed else phase
+    return SavePhase.COMMITTED if Bit.INTACT in agreed else SavePhase.FAILED
 
 
 @dataclass(frozen=True, slots=True)

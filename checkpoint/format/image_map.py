@@ -26,8 +26,8 @@ _PAGE_BYTES = 4096
 _MOST_FOR_FILE_BYTES = 2**20
 _MOST_FOR_PIECE_BYTES = 16 * 1024
 _MOST_FOR_NAME_BYTE = 128
-"""HDF5 takes 2 KiB for a file, up to 5 KiB for a piece with its alignment, and 68 bytes for a byte of
-a name of which every other one is a slash, since each part of a name makes a group."""
+"""HDF5 takes 2 KiB for a file, and up to 5 KiB for a piece with its alignment.  It takes 68
+bytes for a byte of a name of which every other one is a slash, since each part makes a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,7 @@ class ImageMap:
 
     def _piece_record(self, piece: Piece, offset: int, digest: bytes) -> PieceRecord:
         name = piece.spec.name
-        return PieceRecord(
-            name, piece.start, piece.stop, offset, piece.nbytes, self._hex(digest)
-        )
+        return PieceRecord(name, piece.start, piece.stop, offset, piece.nbytes, self._hex(digest))
 
     def _hex(self, digest: bytes) -> str:
         return digest.hex()[: self.kind.length]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.detector import HeartbeatView
@@ -170,10 +171,10 @@ class HostedWorker:
                 return False
         return True
 
-    def answer(self, message: Message) -> None:
+    def answer(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send the worker an answer, if it still has its channel."""
         if not self.control.is_closed:
-            self.control.post(message)
+            self.control.post(message, fds)
 
     def kill(self, why: str) -> None:
         """SIGKILL the worker, its helpers and its guard; the first reason given is kept.

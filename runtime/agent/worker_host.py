@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.fencing import Fencing
@@ -21,6 +22,7 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.pool_process import PoolStart
+from holdfast.runtime.agent.save_memory import SaveMemory
 from holdfast.runtime.agent.script_ends import look_at_ends
 from holdfast.runtime.agent.warm_pool import ForkRequest, WarmPool
 from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
@@ -30,6 +32,9 @@ from holdfast.runtime.system.channel import ChannelError, Message
 from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.watch.host_limits import HostLimits
+
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 class WorkerHost:
@@ -56,7 +61,12 @@ class WorkerHost:
         self.writer = WriterLink(reactor, self)
         self.writer.start()
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
-        self._failed_save = (0, 0)
+        self._memory = SaveMemory(HostLimits(_SHARED_MEMORY).memory)
+        self._of_saves: dict[object, Callable[[HostedWorker, Message], None]] = {
+            "memory": self._give_memory,
+            "plan": lambda _, message: self.writer.plan(message),
+            "copied": lambda _, message: self.writer.copied(message),
+        }
         self._is_urgent = False
         self._has_lost_pool = False
 
@@ -184,6 +194,7 @@ class WorkerHost:
             else:
                 self._on_end(hosted)
         self.writer.close()
+        self._memory.close()
 
     def on_forked(self, generation: int, worker: int, pid: int) -> None:
         """Take over a process that the pool has made."""
@@ -224,21 +235,31 @@ class WorkerHost:
         self._output.forward(stderr_fd, "[pool] ", 2)
 
     def on_written(self, answer: Message) -> None:
-        """Tell a worker the outcome of its snapshot, and the supervisor a failure.
+        """Tell all workers the outcome of their save, and the supervisor a failure."""
+        is_durable = answer["kind"] == "saved"
+        for hosted in self.workers:
+            if hosted.generation == answer["launch"]:
+                hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
+        if not is_durable and not answer.get("is_expected"):
+            self._notify(f"the checkpoint of step {answer['step']} failed: {answer['reason']}")
 
-        No worker waits for the answer to a second copy.
-        """
-        if answer["is_second"]:
-            return
-        is_durable = answer["kind"] == "durable"
-        hosted = self._workers.get((answer["launch"], WorkerId(answer["worker"])))
-        if hosted is not None:
-            hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
-        save = (answer["step"], answer["attempt"])
-        if not is_durable and save != self._failed_save:  # one line is enough for all its shards
-            self._failed_save = save
-            text = f"the checkpoint of step {answer['step']} failed: {answer['reason']}"
-            self._tell_report(WorkerId(answer["worker"]), {"kind": "notice", "text": text})
+    def on_writer_notice(self, notice: Message) -> None:
+        """Show a sentence of the writer to the user."""
+        self._notify(notice["text"])
+
+    def _notify(self, text: str) -> None:
+        worker = self._launch.workers[0] if self._launch is not None else WorkerId(0)
+        self._tell_report(worker, {"kind": "notice", "text": text})
+
+    def _give_memory(self, hosted: HostedWorker, question: Message) -> None:
+        """Answer a worker with the memory for its saves, and tell the writer of it once."""
+        found, is_new = self._memory.buffers(hosted.generation, question)
+        if is_new:
+            message = {**question, "launch": hosted.generation}
+            self.writer.use(message, found.fds)
+            if found.lack:
+                self._notify(found.lack)
+        hosted.answer({"kind": "memory"}, found.fds)
 
     def _tell_report(self, worker: WorkerId, report: Message) -> None:
         """Pass a report of a worker, or one on its behalf, to the supervisor."""
@@ -261,9 +282,8 @@ class WorkerHost:
 
     def _on_report(self, hosted: HostedWorker, report: Message) -> None:
         kind = report.get("kind")
-        if kind == "snapshot":
-            # The report's own generation is that of its world, which may have shrunk.
-            self.writer.write({**report, "launch": hosted.generation})
+        if kind in self._of_saves:
+            self._of_saves[kind](hosted, report)
             return
         if kind in QUESTIONS:
             self.writer.ask(report, hosted.answer)

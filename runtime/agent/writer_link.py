@@ -1,8 +1,9 @@
-"""The agent's handle on the process that writes its workers' snapshots.
+"""The agent's handle on the host's writer, the process that commits its workers' saves.
 
-Invariant: every snapshot is answered exactly once.  If the writer has died or makes no
-progress, the answer comes from here.  A lost writer is replaced when the next snapshot
-comes.
+Invariant: every save whose parts have all been copied is answered exactly once.  If the
+writer has died or makes no progress, the answer comes from here.  A lost writer is replaced
+when the next message comes.  The new one is told the memory and the plan again.  When all
+workers have died, it is told the saves that are in memory as well.
 
 A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
 nothing here waits for the writer's end.  Every wait for an answer has a bound, which grows
@@ -16,9 +17,10 @@ import os
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
+from holdfast.runtime.agent.told_writer import ToldWriter, split
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.reactor import Reactor
@@ -34,24 +36,27 @@ _PASSES_OF_A_MEND = 3
 """The damaged step is read, the whole step is written, and then read again."""
 _ENDED_WITHIN_S = 5.0
 
-_Key = tuple[int, int, int, int]
+_Key = tuple[int, int]
 _ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
 QUESTIONS = frozenset({"keeps", "mend", "open"})
-"""The questions of a worker: which step has kept snapshots, mend it from them, and map them."""
+"""The questions of a worker: which step has a kept image, mend it from that, and map it."""
 
 
 Then: TypeAlias = Callable[[Message], None]
 
 
 class WriterOwner(Protocol):
-    """The host of the workers whose snapshots are written."""
+    """The host of the workers whose saves are written."""
 
     def on_written(self, answer: Message) -> None:
-        """Take note of an answer: kind ``durable``, ``held`` or ``failed``, of a snapshot."""
+        """Take note of an answer about a save: kind ``saved`` or ``unsaved``."""
+
+    def on_writer_notice(self, notice: Message) -> None:
+        """Show a sentence of the writer to the user."""
 
 
 class WriterLink:
-    """Hands snapshots over and passes the answers on."""
+    """Hands parts of saves over and passes the answers on."""
 
     def __init__(
         self,
@@ -65,8 +70,9 @@ class WriterLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._lost: list[subprocess.Popen[bytes]] = []
         self._channel: Channel | None = None
+        self._told = ToldWriter()
+        self._is_new = False
         self._pending: dict[_Key, Message] = {}
-        self._sizes: dict[int, int] = {}
         self._asked: deque[tuple[str, Then]] = deque()
         self._settles_within_s = ANSWERED_WITHIN_S
         self._progressed = 0.0
@@ -82,29 +88,46 @@ class WriterLink:
         return any(kind == "settled" for kind, _ in self._asked)
 
     def start(self) -> None:
-        """Start the writer before the first snapshot."""
-        with contextlib.suppress(OSError):  # the next snapshot tries again, and gets an answer
+        """Start the writer before the first save."""
+        with contextlib.suppress(OSError):  # the next message tries again
             self._connected()
 
-    def write(self, snapshot: Message) -> None:
-        """Let the writer write a snapshot; owns its descriptor from now on."""
-        if not self._pending:
-            self._progressed = self._clock()
-        self._pending[_key(snapshot)] = snapshot
-        self._sizes[snapshot["shard"]] = snapshot["record"]["size"]
-        fields = {name: value for name, value in snapshot.items() if name != FDS}
+    def use(self, memory: Message, fds: Sequence[int]) -> None:
+        """Tell the writer the memory of the saves that come; the descriptors stay the caller's."""
+        self._told.memory(memory, fds)
+        self._post_if_connected(memory, fds)
+
+    def plan(self, message: Message) -> None:
+        """Tell the writer the plan of the saves that come; owns its descriptor from now on."""
+        self._told.plan(message)
+        self._post_if_connected(*split(message))
+
+    def copied(self, message: Message) -> None:
+        """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
+        is_complete = self._told.part(message)
+        if is_complete:
+            if not self._pending:
+                self._progressed = self._clock()
+            self._pending[_key(message)] = message
         try:
-            self._connected().post(fields, snapshot[FDS])
+            self._connected().post(*split(message))
         except OSError as error:
-            reason = f"the process that writes snapshots cannot be started: {error}"
-            self._answer({**snapshot, "kind": "failed", "reason": reason})
+            if is_complete:
+                reason = f"the process that writes snapshots cannot be started: {error}"
+                self._answer({**message, "kind": "unsaved", "reason": reason})
 
     def settle(self, then: Then, *, is_urgent: bool = False) -> None:
-        """Let the writer commit a complete save, then call ``then`` with the answer.
+        """Let the writer commit what is complete in memory, then call ``then`` with the answer.
 
-        Its ``step`` is the committed step, None if there was none.
+        Its ``step`` is the newest step in memory that is durable, None if there is none.
         """
         self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
+        if self._told.has_saves:
+            with contextlib.suppress(OSError):
+                channel = self._connected()
+                if self._is_new:
+                    self._is_new = False
+                    self._told.repeat_saves(channel)
         self.ask({"kind": "settle"}, then)
 
     def ask(self, question: Message, then: Then) -> None:
@@ -143,6 +166,7 @@ class WriterLink:
                 process.wait(_ENDED_WITHIN_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+        self._told.close()
 
     def _patience_s(self) -> float:
         """Return the seconds that the next answer may take."""
@@ -150,7 +174,7 @@ class WriterLink:
             return self._settles_within_s
         is_mending = any(kind == _ANSWERS["mend"] for kind, _ in self._asked)
         passes = _PASSES_OF_A_MEND if is_mending else 1
-        return ANSWERED_WITHIN_S + passes * sum(self._sizes.values()) / SLOWEST_BYTES_PER_S
+        return ANSWERED_WITHIN_S + passes * self._told.nbytes / SLOWEST_BYTES_PER_S
 
     def _connected(self) -> Channel:
         """Return the channel to the writer; start the writer if there is none.
@@ -159,7 +183,7 @@ class WriterLink:
         """
         if self._channel is None:
             ours, theirs = pair()
-            command = [*module_command("holdfast.runtime.saving.snapshot_writer")]
+            command = [*module_command("holdfast.runtime.committing.writer")]
             command += ["--control-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
             try:
                 with blocked():
@@ -173,11 +197,20 @@ class WriterLink:
                 theirs.close()
             self._reactor.watch_channel(ours, self._on_message, self._on_death)
             self._channel = ours
+            self._is_new = True
+            self._told.repeat(ours)
         return self._channel
+
+    def _post_if_connected(self, message: Message, fds: Sequence[int]) -> None:
+        """Post a message; a writer that has to be started is told it at its start."""
+        if self._channel is not None:
+            self._channel.post(message, fds)
 
     def _on_message(self, message: Message) -> None:
         self._progressed = self._clock()
-        if message["kind"] in _ANSWERS.values():
+        if message["kind"] == "notice":
+            self._owner.on_writer_notice(message)
+        elif message["kind"] in _ANSWERS.values():
             _, then = self._asked.popleft()
             then(message)
         else:
@@ -195,22 +228,20 @@ class WriterLink:
         self._process.kill()
         self._lost.append(self._process)  # kept until it ends, which a hanging disk may delay
         self._process = self._channel = None
-        for snapshot in list(self._pending.values()):
+        for save in list(self._pending.values()):
             reason = f"the process that writes snapshots {why}"
-            self._answer({**snapshot, "kind": "failed", "reason": reason})
+            self._answer({**save, "kind": "unsaved", "reason": reason})
         asked, self._asked = self._asked, deque()
         for kind, then in asked:
             then(_no_answer(kind, f"the process that writes snapshots {why}"))
 
     def _answer(self, answer: Message) -> None:
-        snapshot = self._pending.pop(_key(answer), None)
-        if snapshot is not None:
-            os.close(snapshot[FDS][0])
-        self._owner.on_written(answer)
+        self._pending.pop(_key(answer), None)
+        self._owner.on_written({name: value for name, value in answer.items() if name != FDS})
 
 
-def _key(message: dict[str, Any]) -> _Key:
-    return (message["launch"], message["worker"], message["attempt"], message["shard"])
+def _key(message: Message) -> _Key:
+    return (message["launch"], message["attempt"])
 
 
 def _no_answer(kind: str, reason: str) -> Message:

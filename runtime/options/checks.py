@@ -22,12 +22,6 @@ def check_scrubs(seconds: float) -> None:
         raise ValueError(f"must be a number of seconds, or 0 or never for none, got {seconds}")
 
 
-def check_copies(copies: int) -> None:
-    """Refuse other numbers of copies than one and two."""
-    if copies not in (1, 2):
-        raise ValueError(f"must be 1 or 2, got {copies}")
-
-
 def check_schedule(text: str) -> None:
     """Refuse a text that is no schedule of checkpoints."""
     try:

@@ -16,7 +16,6 @@ from typing import Any
 from holdfast.runtime.batch.duration import read_duration
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.checks import (
-    check_copies,
     check_faults,
     check_rule,
     check_schedule,
@@ -141,14 +140,13 @@ class JobOptions:
         metavar="STEPS",
         default_text=_THE_SCRIPTS,
     )
-    snapshot_copies: int | None = _number(
-        "--snapshot-copies",
-        "Workers that hold a snapshot of each slice.",
+    shards: int | None = _number(
+        "--shards",
+        "Files that a checkpoint of this host is written as, all at once.",
         None,
         1,
-        metavar="1|2",
-        default_text="2, on different hosts, where there are several; else 1",
-        check=check_copies,
+        metavar="N",
+        default_text="1 for each 64 MiB, at most 4; more if a file would be larger than 4 GiB",
     )
     scrub_every_s: float = option(
         "--scrub-every",

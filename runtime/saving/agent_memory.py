@@ -17,6 +17,7 @@ from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import MendResult
+from holdfast.runtime.committing.mending import SecondHolder, mirrors
 from holdfast.runtime.worker.context import WorkerContext
 
 
@@ -70,21 +71,32 @@ class AgentMemory:
 
 
 def _images(manifest: Manifest, answer: dict[str, Any]) -> dict[int, memoryview]:
-    """Map the images in the memory of the agent's writer, a process of this host and user."""
-    descriptors = Path(f"/proc/{answer['pid']}/fd")
-    images = {}
-    for index, number in answer["fds"].items():
-        shard = manifest.shards[int(index)]
-        images[shard.index] = _map(manifest.step, descriptors / str(number), shard.size)
-    return images
+    """Map the images in the memory of the host's writer, a process of this host and user."""
+    memory = _map(manifest.step, Path(f"/proc/{answer['pid']}/fd/{answer['fd']}"))
+    bases = answer["bases"]
+    return {
+        shard.index: memory[bases[shard.index] : bases[shard.index] + shard.size]
+        for shard in manifest.shards
+    }
 
 
-def _map(step: int, path: Path, size: int) -> memoryview:
+def _map(step: int, path: Path) -> memoryview:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+            return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
         finally:
             os.close(fd)
     except (OSError, ValueError) as error:
         raise CheckpointInvalid(step, f"its snapshots cannot be mapped: {error}") from error
+
+
+def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
+    """Return the second holders of a run, in the order in which they are asked.
+
+    Their number is the same on all workers.
+    """
+    memory = () if context.ask_agent is None else (AgentMemory(context),)
+    config = context.config
+    copies = mirrors(context.open_store(), config.options.repair_from, config.run_id)
+    return (*memory, *copies)

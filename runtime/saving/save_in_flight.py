@@ -8,19 +8,16 @@ of the job would never come.  So a save that takes far too long has failed.
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.store.store import Staging
 from holdfast.recovery.vote import Bit, SavePhase
-from holdfast.runtime.saving.shard_writers import PendingShard
-from holdfast.runtime.saving.snapshot import SavePlan
+from holdfast.runtime.saving.pending_save import PendingSave
 
 ANSWERS_WITHIN_S = 180.0
 SLOWEST_BYTES_PER_S = 10e6
-_PASSES = 4
-"""A shard is written and read; the new checkpoint may be read back, and one that is pruned."""
+_PASSES = 2
+"""A save is written; a step that is there already is read before it is replaced."""
 
 
 class SaveOverdue(CheckpointError):
@@ -37,43 +34,30 @@ class SaveOverdue(CheckpointError):
 class SaveInFlight:
     """A save from its beginning to its commit or failure."""
 
-    plan: SavePlan
-    staging: Staging
-    mine: PendingShard
+    step: int
+    nbytes: int
+    mine: PendingSave
     began: float
     phase: SavePhase = SavePhase.WRITING
-    commit: Future[int] | None = None
-
-    @property
-    def step(self) -> int:
-        """The step whose state is saved."""
-        return self.plan.header.step
+    is_compared: bool = False
+    """Whether all workers were found to have the same state."""
 
     @property
     def failure(self) -> BaseException | None:
-        """The error of the save on this worker, None if there is none."""
-        if self.mine.failure is not None:
-            return self.mine.failure
-        if self.commit is not None and self.commit.done():
-            return self.commit.exception()
-        return self._overdue()
+        """The error of the save as far as this worker knows, None if there is none."""
+        return self.mine.failure or self._overdue()
 
     @property
     def bits(self) -> Bit:
         """What this worker says of the save in a vote."""
-        # Read before the failure: once a shard is done, its failure is final.
-        has_settled = self.commit is None or self.commit.done()
+        # Read before the failure: once a save is done, its failure is final.
         is_done = self.mine.is_done
-        bits = Bit(0) if self.failure is not None else Bit.INTACT
-        if is_done:
-            bits |= Bit.DURABLE
-        if has_settled:
-            bits |= Bit.SETTLED
-        return bits
+        if self.failure is not None:
+            return Bit.SETTLED
+        return Bit.SETTLED | Bit.INTACT if is_done else Bit.INTACT
 
     def _overdue(self) -> SaveOverdue | None:
-        nbytes = self.plan.layout.nbytes
         seconds = time.monotonic() - self.began
-        if seconds <= ANSWERS_WITHIN_S + _PASSES * nbytes / SLOWEST_BYTES_PER_S:
+        if seconds <= ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S:
             return None
         return SaveOverdue(seconds, self.phase)

@@ -1,8 +1,9 @@
 """Checkpoints made in the background of training, one at a time.
 
-A save costs the training loop one copy of this worker's share of the state.  The agent's
-writer makes the copy durable (`shard_writers`).  Votes decide the next phase of the save
-(`recovery.vote`), so all workers always agree on the save in flight.
+A save costs the training loop one copy of this worker's share of the state.  The committer
+of the host does the rest: the agent's writer (`agent_way`), or the first worker where there
+is no agent (`own_way`).  Votes tell when all know the outcome (`recovery.vote`), so all
+workers always agree on the save in flight.
 """
 
 from __future__ import annotations
@@ -10,27 +11,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from types import MappingProxyType
 
 import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.placement import Slices, second_slices
 from holdfast.recovery.vote import Bit, Outcome, SavePhase, after_vote
+from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.run.intruder import refuse_intruder
-from holdfast.runtime.saving.checkpoint_care import Upkeep
+from holdfast.runtime.saving.agent_way import AgentWay
 from holdfast.runtime.saving.memory_check import MemoryCheck
+from holdfast.runtime.saving.own_way import OwnWay
+from holdfast.runtime.saving.pending_save import SnapshotNotWritten
 from holdfast.runtime.saving.save_in_flight import SaveInFlight
+from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.saving.save_terms import SaveTerms
-from holdfast.runtime.saving.shard_writers import Shards, SnapshotNotWritten
-from holdfast.runtime.saving.snapshot import SavePlan
+from holdfast.runtime.saving.shard_count import shard_count
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
@@ -39,7 +39,6 @@ MAX_FAILURES = 3
 
 _NOTHING_SAVED = -1
 _NO_FIELDS: Mapping[str, object] = MappingProxyType({})
-_WITH_COPIES = 2
 
 
 class Saver:
@@ -56,13 +55,9 @@ class Saver:
         self._membership = membership
         self._terms = terms
         self._records = records
-        self._store = context.open_store()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-saver")
-        self._shards = Shards(context, self._store, self._thread)
+        self._way = OwnWay(context) if context.send_snapshot is None else AgentWay(context)
         self._check = MemoryCheck(context, membership, records)
         self._prepared_for = 0
-        self._upkeep = Upkeep(context, self._store, terms.retention, self._thread.submit)
-        self._downgrades_told: set[str] = set()
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
         self._attempt = 0
@@ -137,37 +132,29 @@ class Saver:
             self._failed(flight)
 
     def before_sum(self) -> None:
-        """Compare states, collect the records of durable shards, begin the commit.
+        """Compare states; a save whose states are equal goes on.
 
         Raises:
             WorldBroken: a member died; the save will be abandoned.
             WorldLost: the members' states differ, and no majority shows which is right.
         """
         self._check.compare()
-        flight = self._flight
-        if flight is None or flight.phase is not SavePhase.GATHERING:
-            return
-        mine = flight.mine.record.encode()
-        records = self._membership.communicator.allgather_bytes(mine)
-        flight.phase = SavePhase.COMMITTING
-        if self._membership.is_first:
-            flight.commit = self._thread.submit(self._commit, flight, records)
+        if self._flight is not None and not self._flight.is_compared:
+            self._flight.is_compared = True
+            with self._context.page.needing_no_peer():  # it may write all of the state
+                self._flight.mine.compared()
 
     def world_changed(self) -> None:
         """Give up the checkpoint in flight: the world that began it exists no more."""
         self._check.world_changed()
         if self._flight is not None:
-            # The staging stays until the next commit: if all die before, the agent needs it.
             self._flight = None
             self._is_wanted = True
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for the work in the background."""
-        flight = self._flight
-        if flight is not None and not flight.mine.is_done:
-            flight.mine.wait(timeout_s)
-        elif flight is not None and flight.commit is not None:
-            wait([flight.commit], timeout_s)
+        if self._flight is not None:
+            self._flight.mine.wait(timeout_s)
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Return whether nothing is in flight and ``cursor`` needs no further save."""
@@ -180,76 +167,72 @@ class Saver:
         self.saved_step = int(step[0])
 
     def prepare(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
-        """Take the memory for snapshots of this world ahead of the first one."""
+        """Take the memory for saves of this world ahead of the first one."""
         generation = self._membership.world.generation
         if self._prepared_for != generation:
             self._prepared_for = generation
-            self._shards.prepare(self._plan(cursor, state()), self._slices())
+            communicator = self._membership.communicator
+            self._way.prepare(self._plan(state()), communicator.rank, communicator.size)
 
     def close(self) -> None:
         """Give memory and threads back; nothing is in flight any more."""
-        self._shards.close()
-        self._thread.shutdown(wait=False)
+        self._way.close()
 
     def verify(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
         """Begin a comparison of the states without a save, if one is due."""
         if self._terms.work_plan.is_check_due(cursor):
             self._check.take(cursor.step, state())
 
-    def _plan(
-        self, cursor: Cursor, state: Tensors, fields: Mapping[str, object] = _NO_FIELDS
-    ) -> SavePlan:
-        """Return the save of ``state`` in this world."""
+    def _plan(self, state: Tensors) -> SavePlan:
+        """Return what all saves of this stage have in common."""
+        config, terms = self._context.config, self._terms
+        specs = specs_of(state)
+        nbytes = sum(spec.nbytes for spec in specs)
         return SavePlan(
-            Header(self._context.config.run_id, self._membership.world.generation, cursor.step),
-            self._attempt,
-            ShardLayout(specs_of(state), self._membership.communicator.size),
-            cursor={**self._terms.fields, "step": cursor.step, **fields},
-            numerics=self._terms.numerics,
+            self._context.run_dir,
+            config.run_id,
+            ShardLayout(specs, shard_count(nbytes, config.options.shards)),
+            CareTerms(
+                terms.retention,
+                config.generation,
+                config.options.scrub_every_s,
+                config.options.repair_from,
+                frozenset(self._context.unsound),
+            ),
+            terms.fields,
+            terms.numerics,
+            config.key_file,
         )
 
-    def _slices(self) -> Slices:
-        """Return the slices that this worker copies into snapshots, its own first."""
-        rank = self._membership.communicator.rank
-        workers = self._membership.world.workers
-        # On one host a second copy, made only if asked for, is lost with its worker alone.
-        has_copies = self._context.config.options.snapshot_copies == _WITH_COPIES
-        domains = [str(worker) if has_copies else "" for worker in workers]
-        return (rank, *second_slices(domains)[rank])
-
     def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
-        plan = self._plan(cursor, state, fields)
-        began = time.monotonic()
-        mine = self._shards.begin(plan, self._slices(), state)
+        self.prepare(cursor, lambda: state)
+        communicator = self._membership.communicator
+        request = SaveRequest(
+            self._membership.world.generation,
+            cursor.step,
+            self._attempt,
+            communicator.rank,
+            communicator.size,
+            fields,
+            time.monotonic(),
+        )
+        mine = self._way.begin(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
-        return SaveInFlight(plan, self._store.staging(*plan.key), mine, began)
-
-    def _commit(self, flight: SaveInFlight, records: list[bytes]) -> int:
-        """Make the checkpoint visible and drop old ones; runs on rank 0's saver thread."""
-        manifest = flight.plan.manifest([ShardRecord.decode(record) for record in records])
-        refuse_intruder(self._context.run_dir, manifest.run_id)
-        flight.staging.commit(manifest)
-        for reason in self._store.disk.new_downgrades(self._downgrades_told):
-            self._context.journal.record("storage_downgrade", reason=reason)
-            self._context.notify(f"checkpoints are at risk: {reason}")
-        self._upkeep.committed(flight.step, flight.plan.header.generation)
-        return manifest.nbytes
+        nbytes = sum(tensor.nbytes for tensor in state.values())
+        return SaveInFlight(cursor.step, nbytes, mine, request.began)
 
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
         self._failures.clear()
         self.saved_step = flight.step
-        if flight.commit is not None:
-            seconds = round(time.monotonic() - flight.began, 6)
-            size = flight.commit.result()
-            self._records.note("checkpoint", step=self.saved_step, seconds=seconds, bytes=size)
-            step_seconds = self._records.longest_step_s
+        self._context.rejected.discard(flight.step)
+        if self._membership.is_first:
             self._context.tell_agent(
                 {
                     "kind": "checkpoint",
                     "step": self.saved_step,
-                    "seconds": seconds,
-                    "step_seconds": step_seconds,
+                    "seconds": round(time.monotonic() - flight.began, 6),
+                    "step_seconds": self._records.longest_step_s,
                 }
             )
 
@@ -258,10 +241,9 @@ class Saver:
         self._flight = None
         self._failures[flight.step] += 1
         failure = flight.failure
-        if failure is not None and not isinstance(failure, SnapshotNotWritten):
-            self._context.journal.record("checkpoint_failed", step=flight.step, reason=str(failure))
-            self._context.notify(f"the checkpoint of step {flight.step} failed: {failure}")
-            if not isinstance(failure, (CheckpointError, OSError)):
-                raise failure
-        if self._membership.is_first:
-            self._thread.submit(flight.staging.abandon)
+        if failure is None or isinstance(failure, SnapshotNotWritten):
+            return  # the committer has told it
+        self._context.journal.record("checkpoint_failed", step=flight.step, reason=str(failure))
+        self._context.notify(f"the checkpoint of step {flight.step} failed: {failure}")
+        if not isinstance(failure, (CheckpointError, OSError)):
+            raise failure

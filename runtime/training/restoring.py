@@ -24,15 +24,14 @@ from holdfast.checkpoint.format.layout import specs_of
 from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.store.reader import Restored
 from holdfast.checkpoint.store.state_reader import StateReader
-from holdfast.checkpoint.upkeep.own_steps import OwnSteps
-from holdfast.checkpoint.upkeep.retention import prune
 from holdfast.recovery.cursor import Cursor
+from holdfast.runtime.committing.mending import Mender
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving.agent_memory import AgentMemory
-from holdfast.runtime.saving.mending import Mender, second_holders
+from holdfast.runtime.saving.agent_memory import AgentMemory, second_holders
+from holdfast.runtime.saving.own_way import ContextReport
 from holdfast.runtime.training.job_state import JobState, was_over
 from holdfast.runtime.training.same_work import check_same_run
 from holdfast.runtime.training.training_job import TrainingJob
@@ -63,7 +62,7 @@ class JobRestore:
         self._state = state
         self._store = context.open_store()
         self._memory = AgentMemory(context)
-        self._mender = Mender(context, second_holders(context))
+        self._mender = Mender(ContextReport(context), second_holders(context))
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mender.has_holders
         self._other_stages: dict[int, Mapping[str, object]] = {}
@@ -84,14 +83,11 @@ class JobRestore:
         """
         is_first = communicator.rank == 0
         candidates = self._agreed_candidates(communicator)
-        if is_first:
-            self._store.clean_staging(self._context.config.generation)
         for candidate in candidates:
             restored = self._restore(communicator, candidate, fresh)
             if restored is not None:
                 if is_first:
                     self._record(candidate.step)
-                    self._prune()
                 return restored
         candidates = [found for found in candidates if found.step not in self._other_stages]
         lost = [candidate for candidate in candidates if candidate.was_saved]
@@ -103,23 +99,6 @@ class JobRestore:
         if is_first:  # all others get the state of rank 0
             _begin(self._context, self._job, self._state.replica)
         return None
-
-    def _prune(self) -> None:
-        """Prune as a process that has died meanwhile would have.
-
-        Only the newest stage prunes: it knows where the earlier ones have ended.
-        """
-        if self._other_stages:
-            return
-        own = OwnSteps(self._store, self._context.config.run_id)
-        if self.saved_step:
-            own.mark_own(self.saved_step)  # all have just read its manifest
-        for reason in prune(own, self._job.retention, self._unsound()):
-            self._context.journal.record("prune_failed", reason=reason)
-
-    def _unsound(self) -> set[int]:
-        """Return the steps that do not count as kept; the one that was restored is sound."""
-        return self._context.unsound - {self.saved_step}
 
     def _record(self, step: int) -> None:
         generation = self._context.config.generation

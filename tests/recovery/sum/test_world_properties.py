@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from holdfast.recovery.assignment import Assignment, adopt, assign
 from holdfast.recovery.cursor import MOST_TURNS, Cursor
 from holdfast.recovery.digest_majority import compare_digests
-from holdfast.recovery.placement import second_slices
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.recovery.world import WorkerId, World
 
@@ -161,30 +160,6 @@ def test_world_without_microbatches_is_refused(microbatches: int) -> None:
 
 def test_stranger_owns_nothing() -> None:
     assert Assignment((WorkerId(1), WorkerId(2))).owned_by(WorkerId(3)) == ()
-
-
-# --- second copies ------------------------------------------------------------------------------
-
-
-@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=24))
-def test_any_one_node_may_be_lost(nodes: list[str]) -> None:
-    """Of every slice the first or the second holder is on a node that stays."""
-    held = second_slices(nodes)
-    for lost in set(nodes) if len(set(nodes)) > 1 else ():
-        kept = {rank for rank, node in enumerate(nodes) if node != lost}
-        for rank in tuple(kept):
-            kept.update(held[rank])
-        assert kept == set(range(len(nodes)))
-
-
-def test_nobody_holds_a_copy_of_its_own_slice() -> None:
-    for count in range(1, 9):
-        held = second_slices([f"node{rank}" for rank in range(count)])
-        assert all(rank not in slices for rank, slices in enumerate(held))
-
-
-def test_no_ranks_hold_nothing() -> None:
-    assert second_slices([]) == ()
 
 
 # --- digests ------------------------------------------------------------------------------------

@@ -218,8 +218,7 @@ def test_differences_are_named_with_both_values() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"snapshot_copies": 3}, "--snapshot-copies must be 1 or 2, got 3"),
-        ({"snapshot_copies": 0}, "--snapshot-copies must be 1 or 2, got 0"),
+        ({"shards": 0}, "--shards must be at least 1, got 0"),
         ({"scale_rate": "cubic"}, "--scale-lr must be linear or sqrt, got 'cubic'"),
         ({"scale_batch": 0}, "--scale-batch must be at least 1, got 0"),
         ({"grace_s": 0.0}, "--grace must be a positive number of seconds, got 0.0"),
@@ -238,8 +237,8 @@ def test_bound_of_an_option_is_kept(
 
 def test_values_at_the_bounds_are_taken(options: JobOptions) -> None:
     for change in (
-        {"snapshot_copies": 1, "scale_rate": "sqrt", "initial_step": 0, "verify_every": 0},
-        {"snapshot_copies": 2, "scale_rate": "linear", "stall_timeout_s": 0.0, "seed": 0},
+        {"shards": 1, "scale_rate": "sqrt", "initial_step": 0, "verify_every": 0},
+        {"shards": 9, "scale_rate": "linear", "stall_timeout_s": 0.0, "seed": 0},
         {"spares": 0, "max_restarts": 0, "scrub_every_s": 0.0, "wait_lease_s": 0.0},
     ):
         dataclasses.replace(options, **change)  # type: ignore[arg-type]

@@ -1,18 +1,19 @@
 """A damaged checkpoint made whole from a second holder, instead of being given up.
 
-The process that commits also mends: rank 0 while the job is restored, and the scrub of old
-steps.  A failure of a second holder is reported, and never fails the job.
+A restore asks for a mend, and so does the scrub of old steps.  A failure of a second holder
+is reported, and never fails the job.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import MendResult
-from holdfast.runtime.saving.agent_memory import AgentMemory
-from holdfast.runtime.saving.mirror import Mirror
-from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.committing.mirror import Mirror
+from holdfast.runtime.committing.report import Report
 
 
 class SecondHolder(Protocol):
@@ -32,31 +33,18 @@ class SecondHolder(Protocol):
         """
 
 
-def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
-    """Return the second holders of a run, in the order in which they are asked.
-
-    Their number is the same on all workers.
-    """
-    memory = () if context.ask_agent is None else (AgentMemory(context),)
-    return (*memory, *mirrors(context))
-
-
-def mirrors(context: WorkerContext) -> tuple[SecondHolder, ...]:
-    """Return the second holders that have older steps too, and that mend in this process.
-
-    A mend in another process could go on after this one's death, while a new rank 0 commits.
-    """
-    config = context.config
-    if config.options.repair_from is None:
-        return ()
-    return (Mirror(context.open_store(), config.options.repair_from, config.run_id),)
+def mirrors(
+    store: CheckpointStore, repair_from: Path | None, run_id: str
+) -> tuple[SecondHolder, ...]:
+    """Return the mirrors that the user has named of the run in ``store``."""
+    return () if repair_from is None else (Mirror(store, repair_from, run_id),)
 
 
 class Mender:
     """Asks the second holders of a run, one after the other, and reports each outcome."""
 
-    def __init__(self, context: WorkerContext, holders: tuple[SecondHolder, ...]) -> None:
-        self._context = context
+    def __init__(self, report: Report, holders: tuple[SecondHolder, ...]) -> None:
+        self._report = report
         self._holders = holders
 
     @property
@@ -93,7 +81,7 @@ class Mender:
     def _tell(self, holder: SecondHolder, result: MendResult) -> None:
         if not result.faults:
             return  # it is whole: the fault was gone at this reading
-        self._context.journal.record(
+        self._report.record(
             "mended",
             step=result.step,
             taken=result.taken,
@@ -102,13 +90,13 @@ class Mender:
             holder=holder.name,
         )
         aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
-        self._context.notify(
+        self._report.notify(
             f"checkpoint step {result.step} was mended, {result.taken} of {result.parts} parts "
             f"from {holder.name}{aside}"
         )
 
     def _tell_failure(self, holder: SecondHolder, step: int | None, reason: str) -> None:
-        self._context.journal.record("mend_failed", step=step, reason=reason, holder=holder.name)
+        self._report.record("mend_failed", step=step, reason=reason, holder=holder.name)
         what = "no checkpoint" if step is None else f"checkpoint step {step}"
         verb = "can be" if step is None else "was not"
-        self._context.notify(f"{what} {verb} mended from {holder.name}: {reason}")
+        self._report.notify(f"{what} {verb} mended from {holder.name}: {reason}")

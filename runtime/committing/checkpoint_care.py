@@ -1,0 +1,100 @@
+"""The care of old checkpoints: they are pruned, and now and then read again and mended.
+
+It belongs to the committer, and has threads of its own, so no save waits for it.  One
+thread changes the store.  Another one of the lowest priority reads for a scrub, which may
+take long.  All that it reads, it reads at a bounded rate: saves and restores go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.retention import Pruner
+from holdfast.checkpoint.upkeep.scrub import Reading, Scrubber
+from holdfast.runtime.committing.mending import Mender, mirrors
+from holdfast.runtime.committing.report import Report
+from holdfast.runtime.committing.save_plan import SavePlan
+
+_LOWEST_PRIORITY = 19
+
+
+class CheckpointCare:
+    """Prunes and scrubs the steps of one plan's run, and reports failures."""
+
+    def __init__(self, plan: SavePlan, report: Report) -> None:
+        """Begin with the removal of what dead launches have left."""
+        terms = plan.care
+        self._report = report
+        self._store = store = plan.open_store()
+        self._marks = ReadMarks()
+        for step in terms.unsound:
+            self._marks.mark_damaged(step)
+        self._steps = OwnSteps(store, plan.run_id)
+        self._pruner = Pruner(self._steps, terms.retention, self._marks)
+        self._generation = terms.generation
+        mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id))
+        self._scrubber = Scrubber(
+            self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-care")
+        self._reader: threading.Thread | None = None
+        self._latest: Future[None] = self._thread.submit(self._tidy)
+
+    def committed(self, step: int) -> None:
+        """Prune, and begin to read an old step again if that is due; ``step`` is new."""
+        self._thread.submit(self._forget, step)
+        if self._latest.running() or self._latest.done():  # one that waits sees this step too
+            self._latest = self._thread.submit(self._tidy)
+
+    def close(self, within_s: float) -> None:
+        """End after the work that was asked for, but wait no longer than told."""
+        last = self._thread.submit(lambda: None)
+        self._thread.shutdown(wait=False)
+        wait([last], within_s)
+
+    def _forget(self, step: int) -> None:
+        self._marks.forget(step)
+        self._steps.forget(step)
+
+    def _tidy(self) -> None:
+        now = time.monotonic()
+        reasons = self._pruner.prune(now) + self._store.clean_staging(self._generation)
+        for reason in reasons:
+            self._report.record("prune_failed", reason=reason)
+        if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
+            self._begin_scrub(now)
+
+    def _begin_scrub(self, now: float) -> None:
+        step = self._scrubber.choose(now)
+        if step is not None:
+            self._reader = threading.Thread(
+                target=self._read, args=(step,), name="holdfast-scrubber", daemon=True
+            )
+            self._reader.start()
+
+    def _read(self, step: int) -> None:
+        # On Linux a thread has a priority of its own.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        finding = self._scrubber.read(step)
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._thread.submit(self._conclude, finding)
+
+    def _conclude(self, finding: Reading) -> None:
+        failure = self._scrubber.conclude(finding, time.monotonic())
+        if failure is None:
+            self._report.record("scrubbed", step=finding.step)
+            return
+        self._report.record(
+            "scrub_failed",
+            step=failure.step,
+            reason=failure.reason,
+            moved_to=failure.moved_to,
+            mended=failure.is_mended,
+        )
+        self._report.notify(str(failure))

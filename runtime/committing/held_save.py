@@ -1,0 +1,85 @@
+"""One save in memory, as the process that commits it holds it.
+
+No image is trusted: memory may change, and workers may copy their next save into it.  The
+records are read once, when the last part arrives.  Every use of an image compares it with
+them.  A save may be complete in memory but not durable, because the disk is full or gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.checkpoint.errors import CommitRefused
+from holdfast.checkpoint.format.image_map import ImageMap
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of a save that have been copied, and the digests of their workers' states."""
+
+    ticket: SaveTicket
+    digests: dict[int, str] = field(default_factory=dict)
+    cursor: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all workers have copied their parts."""
+        return len(self.digests) == self.ticket.parts
+
+    def refuse_different_states(self) -> None:
+        """Raise ``CommitRefused`` unless all parts are of the same state."""
+        if len(set(self.digests.values())) > 1:
+            raise CommitRefused(
+                f"the workers' states differ after step {self.ticket.step}, so it is not saved; "
+                "look at the machine's memory"
+            )
+
+
+@dataclass(slots=True)
+class HeldSave:
+    """A complete save: its plan, its memory and its records."""
+
+    plan: SavePlan
+    image_map: ImageMap
+    ticket: SaveTicket
+    cursor: Mapping[str, object]
+    memory: memoryview
+    records: tuple[ShardRecord, ...]
+    is_durable: bool = False
+
+    @staticmethod
+    def of(plan: SavePlan, image_map: ImageMap, parts: Parts, memory: memoryview) -> HeldSave:
+        """Return the save that ``parts`` make; ``image_map`` is the plan's.
+
+        Raises ``CommitRefused`` if the parts are of different states.
+        """
+        parts.refuse_different_states()
+        shards = range(plan.layout.writers)
+        records = tuple(image_map.record(memory, shard) for shard in shards)
+        return HeldSave(plan, image_map, parts.ticket, parts.cursor, memory, records)
+
+    @property
+    def step(self) -> int:
+        """The step whose state is saved."""
+        return self.ticket.step
+
+    def image(self, record: ShardRecord) -> memoryview:
+        """Return the file of a shard in memory."""
+        return self.image_map.image(self.memory, record.index, record.size)
+
+    def manifest(self) -> Manifest:
+        """Return the manifest; raises ``CommitRefused`` if the records make nothing whole."""
+        return self.plan.manifest(self.ticket.header(self.plan.run_id), self.records, self.cursor)
+
+    def as_store(self, key_of: CheckpointStore) -> CheckpointStore:
+        """Return the images as a second holder of the step; ``key_of`` has the run's key."""
+        images = {record.index: self.image(record) for record in self.records}
+        files = ImageFileSystem(key_of.directory, self.manifest(), images, key_of.key)
+        return CheckpointStore(self.plan.run_dir, files, key_of.key)

@@ -1,0 +1,260 @@
+"""The host's writer: a child of the agent that commits all saves of the host's workers.
+
+It is niced and has neither MPI nor TensorFlow nor HDF5: an image is the file, byte for
+byte.  Workers copy their parts of the state into memory of the agent, and tell when they
+have done so.  When all parts of a save are there and are of the same state, the writer
+commits it, whether the workers still live or not.  So no save that was complete in memory
+is lost, and no worker has to be asked.
+
+Each complete save is answered once, with ``saved`` or ``unsaved`` and a reason.  A save that
+stays incomplete is answered when a later one begins.
+
+The images of the newest complete save are kept.  If the disk has lost that step or could not
+take it, it is mended from them, or a relaunched job reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import mmap
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.upkeep.mend import Holders, mend_step
+from holdfast.runtime.committing.committer import Committer
+from holdfast.runtime.committing.held_save import HeldSave, Parts
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.committing.writer_report import WriterReport
+from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
+
+_NICE = 10
+_CARE_ENDS_WITHIN_S = 3.0
+"""Less than the agent waits for the end of its writer."""
+
+
+class HostWriter:
+    """Commits the saves of one host, one after the other, and remembers the newest."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._report = WriterReport(channel)
+        self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
+        self._committer: Committer | None = None
+        self._parts: Parts | None = None
+        self._saves: list[HeldSave] = []
+        """The newest complete saves, at most one for each buffer, oldest first."""
+
+    def run(self) -> None:
+        """Serve until the agent closes the connection; commit every save that is complete."""
+        verbs = {
+            "memory": self._take_memory,
+            "plan": self._take_plan,
+            "copied": self._take_part,
+            "settle": self._settle,
+            "mend": self._mend,
+            "keeps": self._tell_what_is_kept,
+            "open": self._tell_where_images_are,
+        }
+        while (message := self._channel.receive()) is not None:
+            verbs[message["kind"]](message)
+        if self._committer is not None:
+            self._committer.close(_CARE_ENDS_WITHIN_S)
+        self._report.close()
+
+    def _take_memory(self, message: Message) -> None:
+        """Map the buffers of a launch and layout; those of which nothing is kept are let go."""
+        kept = {(save.ticket.launch, save.ticket.layout) for save in self._saves}
+        for key in [key for key in self._memories if key not in kept]:
+            self._forget_memory(key)
+        key = message["launch"], message["layout"]
+        self._forget_memory(key)
+        self._memories[key] = [(fd, _mapped(fd)) for fd in message.get(FDS, ())]
+
+    def _forget_memory(self, key: tuple[int, str]) -> None:
+        for fd, _ in self._memories.pop(key, ()):
+            os.close(fd)  # unmapped with its last view
+
+    def _take_plan(self, message: Message) -> None:
+        (fd,) = message[FDS]
+        plan = SavePlan.decode(_contents(fd))
+        if self._committer is not None:
+            if self._committer.plan == plan:
+                return
+            self._committer.close(0.0)
+        self._report.begin(plan)
+        self._committer = Committer(plan, self._report)
+
+    def _take_part(self, message: Message) -> None:
+        ticket = SaveTicket.of(message)
+        cursor = _json_in(message)
+        parts = self._parts_of(ticket)
+        if parts is None:
+            return
+        parts.digests[message["part"]] = message["digest"]
+        parts.cursor = parts.cursor if cursor is None else cursor
+        if parts.is_complete:
+            self._parts = None
+            self._commit(parts)
+
+    def _parts_of(self, ticket: SaveTicket) -> Parts | None:
+        """Return the save that a part belongs to; None if a later save has begun already."""
+        if self._parts is not None and self._parts.ticket.age > ticket.age:
+            return None
+        if self._parts is None or self._parts.ticket.age != ticket.age:
+            if self._parts is not None:
+                self._answer(self._parts.ticket, "unsaved", is_expected=True)
+            self._parts = Parts(ticket)
+        return self._parts
+
+    def _commit(self, parts: Parts) -> None:
+        """Commit a complete save, and answer."""
+        ticket = parts.ticket
+        try:
+            save = self._hold(parts)
+            nbytes = self._commit_held(save)
+        except (CheckpointError, OSError) as error:
+            self._tell_failure(ticket, str(error))
+            return
+        self._answer(ticket, "saved", bytes=nbytes)
+
+    def _hold(self, parts: Parts) -> HeldSave:
+        """Return the complete save, which replaces an older one in the same buffer."""
+        ticket = parts.ticket
+        key = ticket.launch, ticket.layout
+        self._saves = [
+            save
+            for save in self._saves
+            if (save.ticket.launch, save.ticket.layout, save.ticket.buffer) != (*key, ticket.buffer)
+        ]
+        assert self._committer is not None  # the first part comes after the plan
+        _, memory = self._memories[key][ticket.buffer]
+        plan, image_map = self._committer.plan, self._committer.image_map
+        save = HeldSave.of(plan, image_map, parts, memory)
+        self._saves = [*self._saves, save]
+        return save
+
+    def _commit_held(self, save: HeldSave) -> int:
+        assert self._committer is not None
+        nbytes = self._committer.commit(save)
+        self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
+        return nbytes
+
+    def _settle(self, _: Message) -> None:
+        """Commit the newest complete save that the disk has not taken; say which step it is.
+
+        All workers are dead.
+        """
+        self._parts = None
+        step = None
+        for save in reversed(self._saves):
+            step = self._settled(save)
+            if step is not None:
+                break
+        self._send({"kind": "settled", "step": step})
+
+    def _settled(self, save: HeldSave) -> int | None:
+        if not save.is_durable:
+            try:
+                self._commit_held(save)
+            except (CheckpointError, OSError) as error:
+                self._tell_failure(save.ticket, str(error))
+                return None
+        return save.step
+
+    def _mend(self, message: Message) -> None:
+        """Mend a step on the disk from its kept images, if there are any."""
+        step = message["step"]
+        answer: Message = {"kind": "mended", "step": step, "reason": None, "result": None}
+        save = self._kept
+        if save is None or save.step != step or self._committer is None:
+            answer["reason"] = "there are no snapshots of it in memory"
+        else:
+            here = self._committer.store
+            try:
+                holders = Holders(here, save.as_store(here))
+                answer["result"] = asdict(mend_step(holders, step, run_id=save.plan.run_id))
+            except (CheckpointError, OSError) as error:
+                answer["reason"] = str(error)
+        self._send(answer)
+
+    @property
+    def _kept(self) -> HeldSave | None:
+        return self._saves[-1] if self._saves else None
+
+    def _tell_what_is_kept(self, _: Message) -> None:
+        self._send({"kind": "kept", "step": self._kept.step if self._kept else None})
+
+    def _tell_where_images_are(self, _: Message) -> None:
+        """Tell the step whose images are kept, and the descriptor by which to map them."""
+        answer: Message = {"kind": "opened", "step": None}
+        save = self._kept
+        if save is not None and self._committer is not None:
+            ticket = save.ticket
+            fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
+            manifest = save.manifest().encode(self._committer.store.key).decode()
+            bases = save.image_map.bases
+            answer |= {"step": save.step, "manifest": manifest, "bases": bases}
+            answer |= {"pid": os.getpid(), "fd": fd}
+        self._send(answer)
+
+    def _tell_failure(self, ticket: SaveTicket, reason: str) -> None:
+        self._report.record(
+            "checkpoint_failed", step=ticket.step, generation=ticket.generation, reason=reason
+        )
+        self._answer(ticket, "unsaved", reason=reason)
+
+    def _answer(self, ticket: SaveTicket, kind: str, **fields: object) -> None:
+        names = {"launch": ticket.launch, "attempt": ticket.attempt, "step": ticket.step}
+        self._send({"kind": kind, **names, **fields})
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the agent is gone, so no process waits for the answer
+
+
+def _mapped(fd: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+
+
+def _json_in(message: Message) -> Mapping[str, Any] | None:
+    """Return the object in the memory that came with a message, None if there came none."""
+    fds = message.get(FDS)
+    return json.loads(_contents(fds[0])) if fds else None
+
+
+def _contents(fd: int) -> bytes:
+    """Read all of a descriptor's memory, and close it."""
+    try:
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the writer of the agent at the other end of the descriptor."""
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.committing.writer")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument(
+        "--parent", type=int, required=True, help="the agent, which holds the lease"
+    )
+    options = parser.parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, format="holdfast: %(message)s")
+    name_process("holdfast-writer")
+    os.nice(_NICE)
+    allow_many_files()
+    die_with_parent(options.parent)
+    HostWriter(Channel.adopt(options.control_fd)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The report of the host's writer: the journal of the run that it writes for, and the agent."""
+
+from __future__ import annotations
+
+import contextlib
+
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import Channel
+
+
+class WriterReport:
+    """Writes into the journal of the newest plan's run; shows sentences through the agent."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._journal: Journal | None = None
+
+    def begin(self, plan: SavePlan) -> None:
+        """Write into the journal of this plan's run from now on."""
+        self.close()
+        path = RunDirectory(plan.run_dir).journal_path
+        self._journal = Journal(
+            path, run_id=plan.run_id, source="snapshot writer", is_required=False
+        )
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write an event into the journal."""
+        if self._journal is not None:
+            self._journal.record(event, **fields)
+
+    def notify(self, text: str) -> None:
+        """Let the agent show one line to the user."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send({"kind": "notice", "text": text})
+
+    def close(self) -> None:
+        """Write what waits, and close the journal."""
+        if self._journal is not None:
+            self._journal.close()

@@ -1,0 +1,190 @@
+"""The usual way of a save: into memory of the agent, from which the host's writer commits it.
+
+Each worker copies its share, takes the digests beside its next step, and says that it has
+done so.  The outcome stands in its heartbeat page.  Where the host has no memory for a
+snapshot, the first worker writes from its own state instead (`own_way`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from holdfast.checkpoint.format.image_map import ImageMap
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.saving.host_buffers import HostBuffers
+from holdfast.runtime.saving.own_way import OwnWay
+from holdfast.runtime.saving.pending_save import NothingToSave, PendingSave, SnapshotNotWritten
+from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.worker.context import WorkerContext
+
+_LOOK_S = 0.001
+_FREE_WITHIN_S = 60.0
+"""The agent answers every complete save; this bounds the wait for one that is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """The memory of a layout, and this worker's share of it in the present world."""
+
+    plan: SavePlan
+    layout: str
+    image_map: ImageMap
+    buffers: HostBuffers
+    share: ShareImage
+
+
+class AgentWay:
+    """Copies this worker's shares into the memory of its agent."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        # Of its own: laying out may take seconds, and no digest should wait for it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-memory")
+        self._desk: Future[_Desk] | None = None
+        self._without_memory: OwnWay | None = None
+
+    def prepare(self, plan: SavePlan, part: int, parts: int) -> None:
+        """Begin to lay out this worker's share and to take its memory, in the background."""
+        before = self._desk
+        self._desk = self._thread.submit(self._lay_out, plan, (part, parts), before)
+
+    def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
+        """Copy this worker's share of ``state``; ``hand_over`` and ``compared`` must follow."""
+        assert self._desk is not None  # it was prepared
+        desk = self._desk.result()
+        if not len(desk.buffers):
+            return self._begin_without_memory(desk, request, state)
+        buffer = request.attempt % len(desk.buffers)
+        self._wait_until_free(request.attempt - len(desk.buffers))
+        ticket = request.ticket(self._context.config.generation, desk.layout, buffer)
+        desk.share.copy(desk.buffers[buffer], state, ticket.header(desk.plan.run_id))
+        return _AgentSave(self._context, desk, ticket, request)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._desk is not None:
+            self._thread.submit(_give_back, self._desk)
+        self._thread.shutdown(wait=False)
+        if self._without_memory is not None:
+            self._without_memory.close()
+
+    def _lay_out(
+        self, plan: SavePlan, part: tuple[int, int], before: Future[_Desk] | None
+    ) -> _Desk:
+        image_map = plan.image_map()
+        share = ShareImage(image_map, share_of(image_map, *part), plan.run_id)
+        layout = plan.layout_id
+        if before is not None and before.result().layout == layout:
+            buffers = before.result().buffers
+        else:
+            buffers = self._ask_for_memory(image_map, layout)
+            if before is not None:
+                _give_back(before)
+        buffers.touch(share.spans())
+        if part[0] == 0:
+            self._send("plan", plan.encode())
+        return _Desk(plan, layout, image_map, buffers, share)
+
+    def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
+        assert self._context.ask_agent is not None
+        question = {
+            "kind": "memory",
+            "layout": layout,
+            "size": image_map.size,
+            "bytes": image_map.layout.nbytes,
+        }
+        return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))
+
+    def _wait_until_free(self, attempt: int) -> None:
+        """Wait until no process reads the save of ``attempt`` any more, which had this buffer."""
+        deadline = time.monotonic() + _FREE_WITHIN_S
+        while not self._context.page.is_answered(attempt) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def _begin_without_memory(
+        self, desk: _Desk, request: SaveRequest, state: Tensors
+    ) -> PendingSave:
+        if request.part != 0:
+            return NothingToSave()
+        if self._without_memory is None:
+            self._without_memory = OwnWay(self._context, buffers=0)
+            self._without_memory.prepare(desk.plan, 0, 1)
+        return self._without_memory.begin(request, state)
+
+    def _send(self, kind: str, content: bytes) -> None:
+        """Send what may be large, in memory of its own."""
+        send_with_content(self._context, {"kind": kind}, content)
+
+
+class _AgentSave:
+    """A worker's part of a save that the host's writer commits."""
+
+    def __init__(
+        self, context: WorkerContext, desk: _Desk, ticket: SaveTicket, request: SaveRequest
+    ) -> None:
+        self._context = context
+        self._desk = desk
+        self._ticket = ticket
+        self._request = request
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Write the records of the share behind the images, and say that it was copied."""
+        desk, ticket = self._desk, self._ticket
+        header = ticket.header(desk.plan.run_id)
+        desk.share.describe(desk.buffers[ticket.buffer], state, header)
+        part = self._request.part
+        message = {"kind": "copied", **ticket.as_json(), "part": part, "digest": state_digest}
+        cursor = json.dumps(dict(self._request.cursor)).encode() if part == 0 else None
+        send_with_content(self._context, message, cursor)
+
+    def compared(self) -> None:
+        """Do nothing: the writer compares the digests of all parts by itself."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the writer has answered."""
+        return self._context.page.is_answered(self._ticket.attempt)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error if the writer could not commit the save, else None."""
+        if self._context.page.failed_save != self._ticket.attempt:
+            return None
+        return SnapshotNotWritten("the host's writer could not commit it; the journal says why")
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for the answer."""
+        deadline = time.monotonic() + timeout_s
+        while not self.is_done and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+
+def send_with_content(
+    context: WorkerContext, message: Mapping[str, object], content: bytes | None
+) -> None:
+    """Send the agent a message, with content of any size in memory beside it."""
+    assert context.send_snapshot is not None
+    if content is None:
+        context.send_snapshot(dict(message), ())
+        return
+    fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
+    try:
+        os.truncate(fd, len(content))
+        os.pwrite(fd, content, 0)
+        context.send_snapshot(dict(message), (fd,))
+    finally:
+        os.close(fd)
+
+
+def _give_back(desk: Future[_Desk]) -> None:
+    desk.result().buffers.close()

@@ -1,0 +1,175 @@
+"""The way of a save without the agent's memory: the first worker commits it by itself.
+
+All workers hold the same state, so one of them can save all of it.  It copies the state into
+memory of its own, and a thread commits that.  Without memory for a copy, it writes from the
+state itself, and training waits.  Nothing is committed before all workers have compared
+their states.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.runtime.committing.committer import Committer
+from holdfast.runtime.committing.held_save import HeldSave, Parts
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.saving.host_buffers import HostBuffers
+from holdfast.runtime.saving.pending_save import NothingToSave, PendingSave
+from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.worker.context import WorkerContext
+
+_BUFFERS = 2
+_CARE_ENDS_WITHIN_S = 10.0
+
+
+class OwnWay:
+    """Saves from this process, if it is the first worker."""
+
+    def __init__(self, context: WorkerContext, buffers: int = _BUFFERS) -> None:
+        self._context = context
+        self._count = buffers
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-committer")
+        self._plan: SavePlan | None = None
+        self._committer: Committer | None = None
+        self._buffers: HostBuffers | None = None
+        self._share: ShareImage | None = None
+
+    def prepare(self, plan: SavePlan, part: int, parts: int) -> None:
+        """Begin to care for old steps, if this is the first worker."""
+        if part == 0 and plan != self._plan:
+            self._let_go()
+            self._plan = plan
+            self._committer = Committer(plan, ContextReport(self._context))
+
+    def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
+        """Copy ``state`` if there is memory for it; ``hand_over`` and ``compared`` must follow."""
+        if request.part != 0:
+            return NothingToSave()
+        committer = self._committer
+        assert committer is not None  # it was prepared
+        launch, layout = self._context.config.generation, ""
+        if not self._count:
+            ticket = request.ticket(launch, layout, 0)
+            return _StateSave(committer, ticket, request)
+        buffer = request.attempt % self._count
+        ticket = request.ticket(launch, layout, buffer)
+        share, memory = self._memory(committer, buffer)
+        share.copy(memory, state, ticket.header(committer.plan.run_id))
+        return _OwnSave(self._thread, committer, (share, memory), ticket, request)
+
+    def close(self) -> None:
+        """Let the care of old steps end, and give the memory back."""
+        self._let_go()
+        self._thread.shutdown(wait=False)
+
+    def _memory(self, committer: Committer, buffer: int) -> tuple[ShareImage, memoryview]:
+        if self._buffers is None or self._share is None:
+            image_map = committer.image_map
+            self._buffers = HostBuffers.own(self._count, image_map.size)
+            self._share = ShareImage(image_map, share_of(image_map, 0, 1), committer.plan.run_id)
+        return self._share, self._buffers[buffer]
+
+    def _let_go(self) -> None:
+        if self._committer is not None:
+            self._committer.close(_CARE_ENDS_WITHIN_S)
+        # A commit that hangs may still read the buffers: they go with its last view.
+        self._committer = self._buffers = self._share = None
+
+
+class _OwnSave:
+    """A copy of the state in memory of this process, which a thread commits."""
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        committer: Committer,
+        place: tuple[ShareImage, memoryview],
+        ticket: SaveTicket,
+        request: SaveRequest,
+    ) -> None:
+        self._thread = thread
+        self._committer = committer
+        self._share, self._memory = place
+        self._ticket = ticket
+        self._parts = Parts(ticket, cursor=request.cursor)
+        self._commit: Future[None] | None = None
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Write the records of the copy behind it."""
+        header = self._ticket.header(self._committer.plan.run_id)
+        self._share.describe(self._memory, state, header)
+        self._parts.digests[0] = state_digest
+
+    def compared(self) -> None:
+        """Let the thread commit."""
+        self._commit = self._thread.submit(self._run)
+
+    def _run(self) -> None:
+        committer = self._committer
+        save = HeldSave.of(committer.plan, committer.image_map, self._parts, self._memory)
+        committer.commit(save)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the commit has ended."""
+        return self._commit is not None and self._commit.done()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error if the commit has failed, else None."""
+        if self._commit is None or not self._commit.done():
+            return None
+        return self._commit.exception()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for the commit."""
+        if self._commit is not None:
+            wait([self._commit], timeout_s)
+
+
+class _StateSave:
+    """The state itself, which is written while training waits."""
+
+    def __init__(self, committer: Committer, ticket: SaveTicket, request: SaveRequest) -> None:
+        self._committer = committer
+        self._ticket = ticket
+        self._request = request
+        self._state: Tensors | None = None
+        self.is_done = False
+        self.failure: BaseException | None = None
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Remember the state."""
+        self._state = state
+
+    def compared(self) -> None:
+        """Write the state; it is still the one of the save."""
+        assert self._state is not None
+        state, self._state = self._state, None
+        try:
+            self._committer.commit_state(self._ticket, self._request.cursor, state)
+        except Exception as error:
+            self.failure = error
+        self.is_done = True
+
+    def wait(self, timeout_s: float) -> None:
+        """Do not wait: it is done when ``compared`` returns."""
+
+
+class ContextReport:
+    """The report of a committer that works in a worker."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write an event into the worker's journal."""
+        self._context.journal.record(event, **fields)
+
+    def notify(self, text: str) -> None:
+        """Show one line to the user."""
+        self._context.notify(text)
