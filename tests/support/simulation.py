@@ -222,14 +222,38 @@ class LazyExecutor:
         self._queue.append(LazyFuture(task, self.dice.choice(self.patience)))
         return self._queue[-1]
 
+    def shutdown(self, *, wait: bool) -> None:
+        """Leave undone what nobody has asked for, as a thread whose process ends does."""
+
+
+class PromptExecutor:
+    """Stands in for the threads of a committer: each task is done when it is submitted."""
+
+    def __init__(self, threads: int, thread_name_prefix: str) -> None:
+        pass
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*arguments))
+        except Exception as error:  # as in concurrent.futures
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, *, wait: bool) -> None:
+        """Do nothing: nothing is left to do."""
+
 
 def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
     """Let the saver work when it is asked often enough, and nothing wait for it or for the disk.
 
     A lazy saver gets nowhere while others only wait, and here no power goes.
     """
-    patch.setattr("holdfast.runtime.saving.saver.ThreadPoolExecutor", LazyExecutor)
-    patch.setattr("holdfast.runtime.saving.saver.wait", lambda futures, timeout: None)
+    patch.setattr("holdfast.runtime.saving.own_way.ThreadPoolExecutor", LazyExecutor)
+    patch.setattr("holdfast.runtime.saving.own_way.wait", lambda futures, timeout: None)
+    for room in ("committer", "checkpoint_care"):
+        name = f"holdfast.runtime.committing.{room}.ThreadPoolExecutor"
+        patch.setattr(name, PromptExecutor)
     patch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
 
 

@@ -39,7 +39,8 @@ def train_twice(run_dir: Path) -> CheckpointStore:
     """
     for epochs in (4, 8):
         part = replace(TRAINED, epochs=epochs)
-        with start_job(request_of(part, run_dir, workers=2)) as running:
+        options = ["--shards", "2"]
+        with start_job(request_of(part, run_dir, workers=2, options=options)) as running:
             assert running.wait().exit_code == 0
     return CheckpointStore(run_dir)
 
