@@ -170,9 +170,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class KillLaunch:
-    """Kill every process of the launch."""
+    """Kill every process of the launch; if it is urgent, a user waits for the end."""
 
     reason: str
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

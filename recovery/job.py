@@ -247,7 +247,7 @@ class JobMachine:
             return self._kill("the job was told to stop before it trained")
         if self._stop_code is not None:
             self._stop_code = event.exit_code
-            return self._kill("the job was told to stop at once")
+            return self._kill("the job was told to stop at once", is_urgent=True)
         self._stop_code = event.exit_code
         return (AskToStop(),)
 
@@ -302,9 +302,9 @@ class JobMachine:
         count = self._terms.workers if got_on else min(len(self._view.world), self._fits)
         return self._launch(count, reason, is_renewal=is_renewal)
 
-    def _kill(self, reason: str) -> Commands:
+    def _kill(self, reason: str, *, is_urgent: bool = False) -> Commands:
         self._state = JobState.ENDING
-        return (KillLaunch(reason),)
+        return (KillLaunch(reason, is_urgent),)
 
     def _launch(self, count: int, reason: str, *, is_renewal: bool = False) -> Commands:
         workers = tuple(WorkerId(self._next_id + index) for index in range(count))

@@ -49,7 +49,8 @@ class Orders:
         elif kind == "launch":
             self._begin(message)
         elif kind == "kill":
-            self._host.kill_all(KILLED_WITH_ITS_LAUNCH)
+            is_urgent = bool(message.get("is_urgent"))
+            self._host.kill_all(KILLED_WITH_ITS_LAUNCH, is_urgent=is_urgent)
             self._mpi.kill()
         elif kind == "request":
             self._ask(str(message.get("what")))

@@ -160,9 +160,12 @@ class WorkerHost:
         for hosted in self._workers.values():
             hosted.page.ask(what)
 
-    def kill_all(self, why: str) -> None:
-        """SIGKILL all workers; their ends are reported as they come, without much delay."""
-        self._is_urgent = True
+    def kill_all(self, why: str, *, is_urgent: bool = False) -> None:
+        """SIGKILL all workers; their ends are reported as they come.
+
+        If it is urgent, what they have left in memory is waited for only a moment.
+        """
+        self._is_urgent |= is_urgent
         for hosted in list(self._workers.values()):
             hosted.kill(why)
 
@@ -181,7 +184,7 @@ class WorkerHost:
 
     def close(self) -> None:
         """Kill all workers, wait for them if they end, and end pool and writer."""
-        self.kill_all("the agent ends")
+        self.kill_all("the agent ends", is_urgent=True)
         self._fencing.close()
         self.pool.close()
         pids = [hosted.pid for hosted in self.workers if hosted.pid is not None]

@@ -193,9 +193,9 @@ class Supervisor:
             match command:
                 case Launch():
                     self._begin(command)
-                case KillLaunch(reason):
+                case KillLaunch(reason, is_urgent):
                     self._narration.killing(reason)
-                    self._tell({"kind": "kill"})
+                    self._tell({"kind": "kill", "is_urgent": is_urgent})
                 case KillAgent(reason):
                     self._kill_agent(reason)
                 case AskToSave():

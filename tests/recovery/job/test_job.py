@@ -91,8 +91,8 @@ def _word(command: Command) -> str:
     match command:
         case Launch(generation, workers, _, _):
             return f"launch {'+'.join(map(str, workers))} at g{generation}"
-        case KillLaunch():
-            return "kill"
+        case KillLaunch(_, is_urgent):
+            return "kill now" if is_urgent else "kill"
         case KillAgent():
             return "kill agent"
         case AskToStop():
@@ -185,14 +185,14 @@ TRANSCRIPTS: dict[str, Transcript] = {
     "stop twice": [
         *UP,
         (STOP, "ask"),
-        (STOP, "kill"),
+        (STOP, "kill now"),
         *quiet(died(0), died(1), died(2)),
         (ENDED, "end 130"),
     ],
     "stop three times, the last one with another code": [
         *UP,
         (STOP, "ask"),
-        (STOP, "kill"),
+        (STOP, "kill now"),
         (StopAsked(143), ""),
         *quiet(died(0), died(1), died(2)),
         (ENDED, "end 130"),
@@ -271,7 +271,7 @@ TRANSCRIPTS: dict[str, Transcript] = {
         *UP,
         *quiet(*map(completed, (0, 1, 2))),
         (STOP, "ask"),
-        (STOP, "kill"),
+        (STOP, "kill now"),
         *quiet(*map(died, (0, 1, 2))),
         (ENDED, "end 130"),
     ],

@@ -177,12 +177,19 @@ def test_launch_that_the_system_refuses_has_ended(
 @pytest.mark.parametrize(
     ("order", "done"),
     [
-        ({"kind": "kill"}, [("host kill_all", "killed by the supervisor"), ("mpi kill",)]),
+        (
+            {"kind": "kill", "is_urgent": True},
+            [("host kill_all", "killed by the supervisor", True), ("mpi kill",)],
+        ),
+        (
+            {"kind": "kill"},
+            [("host kill_all", "killed by the supervisor", False), ("mpi kill",)],
+        ),
         ({"kind": "request", "what": "save"}, [("host ask_all", RequestFlag.SAVE)]),
         ({"kind": "request", "what": "stop"}, [("host ask_all", RequestFlag.STOP)]),
         ({"kind": "request", "what": "renew"}, []),
     ],
-    ids=["kill", "save", "stop", "renew without a launch"],
+    ids=["kill now", "kill", "save", "stop", "renew without a launch"],
 )
 def test_order_reaches_all_workers(agent: Agent, order: Message, done: list[object]) -> None:
     agent.orders.obey(order)
