@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import Pruner
@@ -31,7 +32,7 @@ class CheckpointCare:
         """Begin with the removal of what dead launches have left."""
         terms = plan.care
         self._report = report
-        self._store = store = plan.open_store()
+        self._store = store = plan.open_store(PacedFileSystem(plan.run_dir))
         self._marks = ReadMarks()
         for step in terms.unsound:
             self._marks.mark_damaged(step)

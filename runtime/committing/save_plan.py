@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.disk.filesystem import FileSystem
 from holdfast.checkpoint.format.digest import digest_of
 from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.key_file import KeyFile
@@ -90,13 +91,13 @@ class SavePlan:
         key = self.key_file and self.key_file.key_id
         return digest_of(json.dumps([self.run_id, layout.writers, key, specs]).encode())
 
-    def open_store(self) -> CheckpointStore:
-        """Return the run's checkpoints.
+    def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
+        """Return the run's checkpoints, on another file system if one is given.
 
         Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
         """
         key = None if self.key_file is None else self.key_file.read()
-        return CheckpointStore(self.run_dir, key=key)
+        return CheckpointStore(self.run_dir, files, key)
 
     def image_map(self) -> ImageMap:
         """Return where each byte of a save lies in memory."""

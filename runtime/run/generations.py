@@ -50,7 +50,8 @@ def _saved(directory: RunDirectory) -> Iterator[int]:
 def _generation_of(directory: RunDirectory, step: int) -> int:
     path = directory.checkpoints_path / step_name(step) / MANIFEST_NAME
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_at_most(path, _LARGEST_MANIFEST_BYTES))
+        content = read_at_most(path, _LARGEST_MANIFEST_BYTES).decode()
+        found, _ = json.JSONDecoder().raw_decode(content)  # a line with its digest follows
         generation = found.get("generation") if isinstance(found, dict) else None
         if isinstance(generation, int):
             return generation

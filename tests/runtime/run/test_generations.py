@@ -3,8 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from holdfast.checkpoint.format.record import Header
+from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -63,6 +67,13 @@ def test_manifest_of_the_newest_step_tells_its_generation(
             (folder / "MANIFEST.json").write_text(content)
 
     assert next_generation(directory) == following
+
+
+def test_step_that_was_really_saved_tells_its_generation(directory: RunDirectory) -> None:
+    """Under its JSON a manifest has a line with a digest."""
+    save(CheckpointStore(directory.path), {"a": np.zeros(3)}, header=Header("r", 9, 40))
+
+    assert next_generation(directory) == 10
 
 
 def test_journal_counts_where_it_knows_more(directory: RunDirectory) -> None:
