@@ -97,7 +97,7 @@ def outcome(flags: int) -> Outcome:
 class SavePhase(Enum):
     """The phase of the checkpoint in flight."""
 
-    WRITING = "being written"
+    WRITING = "writing"
     COMMITTED = "committed"
     FAILED = "failed"
 

@@ -14,10 +14,12 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import Pruner
 from holdfast.checkpoint.upkeep.scrub import Reading, Scrubber
+from holdfast.runtime.committing.local_level import LocalLevel
 from holdfast.runtime.committing.mending import Mender, mirrors
 from holdfast.runtime.committing.report import Report
 from holdfast.runtime.committing.save_plan import SavePlan
@@ -39,6 +41,7 @@ class CheckpointCare:
         self._steps = OwnSteps(store, plan.run_id)
         self._pruner = Pruner(self._steps, terms.retention, self._marks)
         self._generation = terms.generation
+        self.local = _local_level(plan)
         mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id))
         self._scrubber = Scrubber(
             self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
@@ -49,9 +52,18 @@ class CheckpointCare:
 
     def committed(self, step: int) -> None:
         """Prune, and begin to read an old step again if that is due; ``step`` is new."""
-        self._thread.submit(self._forget, step)
+        self._thread.submit(self._note, step)
         if self._latest.running() or self._latest.done():  # one that waits sees this step too
             self._latest = self._thread.submit(self._tidy)
+
+    def drain(self, step: int) -> None:
+        """Have a step of the local directory in the run directory, and return then.
+
+        The committer's thread calls it: a stop does not wait for the care of old steps.
+        Raises ``CheckpointError`` if the run directory does not take the step.
+        """
+        if self.local is not None:
+            self._drain(self.local, step)
 
     def close(self, within_s: float) -> None:
         """End after the work that was asked for, but wait no longer than told."""
@@ -59,12 +71,37 @@ class CheckpointCare:
         self._thread.shutdown(wait=False)
         wait([last], within_s)
 
+    def _note(self, step: int) -> None:
+        if self.local is None:
+            self._forget(step)
+        else:
+            self.local.committed(step, time.monotonic())
+
     def _forget(self, step: int) -> None:
         self._marks.forget(step)
         self._steps.forget(step)
 
+    def _drain(self, local: LocalLevel, step: int) -> None:
+        local.drain(step, time.monotonic())
+        self._thread.submit(self._forget, step)
+        self._report.record("drained", step=step)
+
+    def _drain_if_due(self, local: LocalLevel, now: float) -> None:
+        """Drain the newest step; a failure is told, and saves go on."""
+        try:
+            newest = local.store.steps()[:1] if local.is_due(now) else ()
+            for step in newest:
+                self._drain(local, step)
+        except CheckpointError as error:
+            self._report.record("drain_failed", reason=str(error))
+            self._report.notify(f"the run directory has not taken a checkpoint: {error}")
+
     def _tidy(self) -> None:
         now = time.monotonic()
+        if self.local is not None:
+            self._drain_if_due(self.local, now)
+            for reason in self.local.prune(now):
+                self._report.record("prune_failed", reason=reason)
         reasons = self._pruner.prune(now) + self._store.clean_staging(self._generation)
         for reason in reasons:
             self._report.record("prune_failed", reason=reason)
@@ -99,3 +136,10 @@ class CheckpointCare:
             mended=failure.is_mended,
         )
         self._report.notify(str(failure))
+
+
+def _local_level(plan: SavePlan) -> LocalLevel | None:
+    if plan.local is None:
+        return None
+    plan.local.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return LocalLevel(plan.local, plan.open_store(), plan.run_id)

@@ -39,13 +39,15 @@ class Committer:
     def __init__(self, plan: SavePlan, report: Report) -> None:
         """Open the store, and begin to care for its old steps.
 
-        Raises ``KeyUnusable`` if the run's key is no longer in its file.
+        Raises ``KeyUnusable`` if the run's key is no longer in its file, and ``OSError`` if the
+        local directory cannot be made.
         """
         self.plan = plan
         self.image_map = plan.image_map()
-        self.store = plan.open_store()
         self._report = report
         self._care = CheckpointCare(plan, report)
+        local = self._care.local
+        self.store = plan.open_store() if local is None else local.store
         threads = min(MOST_THREADS, plan.layout.writers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-shard")
         self._downgrades_told: set[str] = set()
@@ -108,6 +110,8 @@ class Committer:
             seconds=round(time.monotonic() - ticket.began, 6),
             bytes=manifest.nbytes,
         )
+        if ticket.is_last:
+            self._care.drain(ticket.step)
         self._care.committed(ticket.step)
         return manifest.nbytes
 

@@ -23,6 +23,7 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.version import Version
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
+from holdfast.runtime.committing.local_level import LocalTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class SavePlan:
     fields: Mapping[str, object]
     numerics: Mapping[str, object]
     key_file: KeyFile | None = None
+    local: LocalTerms | None = None
 
     @property
     def layout_id(self) -> str:
@@ -128,6 +130,7 @@ class SavePlan:
                 "fields": dict(self.fields),
                 "numerics": dict(self.numerics),
                 "key_file": self.key_file and dataclasses.asdict(self.key_file),
+                "local": self.local and self.local.as_json(),
             },
             separators=(",", ":"),
         ).encode()
@@ -145,6 +148,7 @@ class SavePlan:
             value["fields"],
             value["numerics"],
             value["key_file"] and KeyFile(**value["key_file"]),
+            value["local"] and LocalTerms.of(value["local"]),
         )
 
 

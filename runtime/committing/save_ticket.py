@@ -26,6 +26,8 @@ class SaveTicket:
     buffer: int
     layout: str
     began: float
+    is_last: bool = False
+    """Whether the job ends with it, so that it has to be in the run directory."""
 
     @property
     def age(self) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave, Parts
@@ -48,6 +48,7 @@ class HostWriter:
         self._report = WriterReport(channel)
         self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
         self._committer: Committer | None = None
+        self._fault = "no plan has come"
         self._parts: Parts | None = None
         self._saves: list[HeldSave] = []
         """The newest complete saves, at most one for each buffer, oldest first."""
@@ -90,7 +91,11 @@ class HostWriter:
                 return
             self._committer.close(0.0)
         self._report.begin(plan)
-        self._committer = Committer(plan, self._report)
+        self._committer = None
+        try:
+            self._committer = Committer(plan, self._report)
+        except (CheckpointError, OSError) as error:
+            self._fault = str(error)
 
     def _take_part(self, message: Message) -> None:
         ticket = SaveTicket.of(message)
@@ -134,7 +139,8 @@ class HostWriter:
             for save in self._saves
             if (save.ticket.launch, save.ticket.layout, save.ticket.buffer) != (*key, ticket.buffer)
         ]
-        assert self._committer is not None  # the first part comes after the plan
+        if self._committer is None:
+            raise CommitRefused(f"nothing can be saved: {self._fault}")
         _, memory = self._memories[key][ticket.buffer]
         plan, image_map = self._committer.plan, self._committer.image_map
         save = HeldSave.of(plan, image_map, parts, memory)

@@ -6,7 +6,7 @@ import math
 
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
-from holdfast.recovery.schedule import parse_schedule
+from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.options.rate_scale import RULES
 
 
@@ -28,6 +28,13 @@ def check_schedule(text: str) -> None:
         parse_schedule(text)
     except RecoveryError as error:
         raise ValueError(str(error)) from error
+
+
+def check_drain(text: str) -> None:
+    """Refuse a text that is neither a number of saves nor a time."""
+    check_schedule(text)
+    if not isinstance(parse_schedule(text), (EverySteps, EverySeconds)):
+        raise ValueError(f"must be a number of saves or a time, got {text!r}")
 
 
 def check_rule(rule: str) -> None:

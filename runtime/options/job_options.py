@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.runtime.batch.duration import read_duration
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.checks import (
+    check_drain,
     check_faults,
     check_rule,
     check_schedule,
@@ -155,6 +156,18 @@ class JobOptions:
         read=read_seconds,
         metavar="SECONDS",
         check=check_scrubs,
+    )
+    local_dir: Path | None = _path(
+        "--local-dir",
+        "A disk of this host that takes every save first; the run directory gets some of them.",
+        metavar="DIR",
+    )
+    drain_every: str = option(
+        "--drain-every",
+        'Saves (4) or time ("10min") from one checkpoint of the run directory to the next.',
+        "10min",
+        metavar="WHEN",
+        check=check_drain,
     )
     repair_from: Path | None = _path(
         "--repair-from",

@@ -31,7 +31,7 @@ _PREFIX = "HOLDFAST_"
 _NEAR = 0.75
 """Two names that have so large a part of their letters in common differ by a slip."""
 
-_RELATIVE = ("script", "run_dir", "initial", "repair_from", "key_file")
+_RELATIVE = ("script", "run_dir", "initial", "local_dir", "repair_from", "key_file")
 """Paths that are meant from the working directory; that of mpiexec may be a plain name."""
 
 

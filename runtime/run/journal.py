@@ -44,11 +44,12 @@ TAIL_BYTES = 1 << 20
 
 EVENTS = frozenset({
     "agent_killed", "checkpoint", "checkpoint_failed", "checkpoint_skipped", "completed",
-    "deadline", "epoch", "failure", "fault", "hung_up", "incarnation", "initial_weights",
+    "deadline", "drain_failed", "drained", "epoch", "failure", "fault", "hung_up",
+    "incarnation", "initial_weights",
     "job_ended", "job_started", "journal_gap", "journal_removed", "launch", "memory_differs",
     "mend_failed", "mended", "numerics_differ", "output_dropped", "pool_restarted",
     "preload_failed", "pressure", "prune_failed", "recovery", "rejected", "relaunch", "renewing",
-    "restored", "scrub_failed", "scrubbed", "second_copy_failed", "signal_repeated",
+    "restored", "scrub_failed", "scrubbed", "signal_repeated",
     "snapshot_damaged", "stalled", "step", "stopped", "storage_downgrade", "supervisor_failed",
     "suspected", "suspicion", "taken_over", "warning", "world",
 })  # fmt: skip

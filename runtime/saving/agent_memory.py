@@ -18,6 +18,7 @@ from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.runtime.committing.mending import SecondHolder, mirrors
+from holdfast.runtime.saving.local_terms import local_terms
 from holdfast.runtime.worker.context import WorkerContext
 
 
@@ -98,5 +99,8 @@ def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
     """
     memory = () if context.ask_agent is None else (AgentMemory(context),)
     config = context.config
-    copies = mirrors(context.open_store(), config.options.repair_from, config.run_id)
-    return (*memory, *copies)
+    store, local = context.open_store(), local_terms(config)
+    is_there = local is not None and local.directory.is_dir()
+    nearby = mirrors(store, local.directory if local and is_there else None, config.run_id)
+    copies = mirrors(store, config.options.repair_from, config.run_id)
+    return (*memory, *nearby, *copies)

@@ -23,9 +23,9 @@ _PASSES = 2
 class SaveOverdue(CheckpointError):
     """A save takes so long that its file system must hang."""
 
-    def __init__(self, seconds: float, phase: SavePhase) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"it is still {phase.value} after {seconds:.0f} s, so its file system hangs; "
+            f"it is not durable after {seconds:.0f} s, so its file system hangs; "
             "look at the disk or its server"
         )
 
@@ -38,7 +38,9 @@ class SaveInFlight:
     nbytes: int
     mine: PendingSave
     began: float
+    """When its copy was whole, in seconds of the monotonic clock."""
     phase: SavePhase = SavePhase.WRITING
+    is_last: bool = False
     is_compared: bool = False
     """Whether all workers were found to have the same state."""
 
@@ -60,4 +62,4 @@ class SaveInFlight:
         seconds = time.monotonic() - self.began
         if seconds <= ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S:
             return None
-        return SaveOverdue(seconds, self.phase)
+        return SaveOverdue(seconds)

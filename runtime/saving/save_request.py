@@ -22,6 +22,7 @@ class SaveRequest:
     parts: int
     cursor: Mapping[str, object]
     began: float
+    is_last: bool = False
 
     def ticket(self, launch: int, layout: str, buffer: int) -> SaveTicket:
         """Return the ticket of the save, which lies in this buffer."""
@@ -34,4 +35,5 @@ class SaveRequest:
             buffer,
             layout,
             self.began,
+            self.is_last,
         )

@@ -24,6 +24,7 @@ from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.agent_way import AgentWay
+from holdfast.runtime.saving.local_terms import local_terms
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.own_way import OwnWay
 from holdfast.runtime.saving.pending_save import SnapshotNotWritten
@@ -61,6 +62,8 @@ class Saver:
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
         self._attempt = 0
+        self._local_step: int | None = None
+        """The saved step, if the run directory may not have it yet."""
         self._failures: Counter[int] = Counter()
         # The first step needs no checkpoint, unless the job does not train and only saves.
         trains = context.config.options.trains
@@ -89,18 +92,20 @@ class Saver:
         cursor: Cursor,
         state: Callable[[], Tensors],
         fields: Mapping[str, object] = _NO_FIELDS,
+        *,
+        is_last: bool = False,
     ) -> bool:
         """Copy this worker's share of the state and write it in the background.
 
         Returns whether a save was begun; at most one is in flight.  The manifest's cursor
-        will hold ``fields``, a JSON object.
+        will hold ``fields``, a JSON object.  The job ends with the last one.
         """
         if self._flight is not None:
             return False
         self._attempt = next(self._context.saves)
         self._is_wanted = False
         with self._context.page.needing_no_peer():  # it may wait for memory, and copies
-            self._flight = self._launch(cursor, state(), fields)
+            self._flight = self._launch(cursor, state(), fields, is_last=is_last)
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:
@@ -158,7 +163,7 @@ class Saver:
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Return whether nothing is in flight and ``cursor`` needs no further save."""
-        return self._flight is None and self.saved_step == cursor.step
+        return self._flight is None and self.saved_step == cursor.step != self._local_step
 
     def share_saved_step(self, source: int) -> None:
         """Tell all members the newest step that rank ``source`` knows to be on the disk."""
@@ -202,9 +207,12 @@ class Saver:
             terms.fields,
             terms.numerics,
             config.key_file,
+            local_terms(config),
         )
 
-    def _launch(self, cursor: Cursor, state: Tensors, fields: Mapping[str, object]) -> SaveInFlight:
+    def _launch(
+        self, cursor: Cursor, state: Tensors, fields: Mapping[str, object], *, is_last: bool
+    ) -> SaveInFlight:
         self.prepare(cursor, lambda: state)
         communicator = self._membership.communicator
         request = SaveRequest(
@@ -215,16 +223,19 @@ class Saver:
             communicator.size,
             fields,
             time.monotonic(),
+            is_last,
         )
         mine = self._way.begin(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
-        return SaveInFlight(cursor.step, nbytes, mine, request.began)
+        return SaveInFlight(cursor.step, nbytes, mine, time.monotonic(), is_last=is_last)
 
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
         self._failures.clear()
         self.saved_step = flight.step
+        if self._context.config.options.local_dir is not None:
+            self._local_step = None if flight.is_last else flight.step
         self._context.rejected.discard(flight.step)
         if self._membership.is_first:
             self._context.tell_agent(

@@ -266,7 +266,7 @@ class TrainingLoop:
         if self._saver.is_settled(self._progress.cursor):
             return StepEvent.SETTLED
         self._saver.give_up_if_hopeless(self._progress.cursor)
-        self._begin_save()
+        self._begin_save(is_last=True)
         self._saver.wait(_POLL_S)
         flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
         self._saver.hear(outcome(self._membership.communicator.agree(flags)))
@@ -309,11 +309,13 @@ class TrainingLoop:
         else:
             self._saver.verify(cursor, lambda: self._state.tensors(cursor))
 
-    def _begin_save(self) -> None:
+    def _begin_save(self, *, is_last: bool = False) -> None:
         cursor = self._progress.cursor
         self._records.flush()  # the journal is never behind a checkpoint
         now = time.monotonic()
-        if self._saver.begin(cursor, lambda: self._state.tensors(cursor), self._fields()):
+        if self._saver.begin(
+            cursor, lambda: self._state.tensors(cursor), self._fields(), is_last=is_last
+        ):
             self._clock.began(now)
             self._context.page.answer(RequestFlag.SAVE)
             self._visit(Site.SAVE, step=cursor.step)

@@ -1,0 +1,97 @@
+"""The node-local level of checkpoints: every save goes there, and now and then one drains.
+
+A run directory on a shared file system may take minutes for a save.  A disk of the node, or
+its memory, takes milliseconds.  It survives the death of all processes, but not of the node.
+So steps drain to the run directory in the background, as a mend of a step that it lacks.
+Invariant: nothing is removed from the local directory but steps older than two that stay.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.mend import Holders, mend_step
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Pruner, Retention
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTerms:
+    """The local directory of a run, and how often a step drains: after saves, or seconds."""
+
+    directory: Path
+    every_saves: int | None = None
+    every_s: float | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """Return the terms as a JSON object."""
+        return {
+            "directory": str(self.directory),
+            "every_saves": self.every_saves,
+            "every_s": self.every_s,
+        }
+
+    @staticmethod
+    def of(value: dict[str, Any]) -> LocalTerms:
+        """Return the terms that ``as_json`` made."""
+        return LocalTerms(Path(value["directory"]), value["every_saves"], value["every_s"])
+
+
+def local_directory(base: Path, run_id: str) -> Path:
+    """Return the directory of one run below the one that the user has named for all."""
+    return base / f"holdfast-{run_id}"
+
+
+class LocalLevel:
+    """Drains the steps of a local store to a run's directory, and prunes the local store."""
+
+    def __init__(self, terms: LocalTerms, run: CheckpointStore, run_id: str) -> None:
+        self._terms = terms
+        self._run_id = run_id
+        self.store = CheckpointStore(terms.directory, key=run.key)
+        self._holders = Holders(run, self.store)
+        retention = Retention(newest=FEWEST_KEPT)
+        self._marks = ReadMarks()
+        self._pruner = Pruner(OwnSteps(self.store, run_id), retention, self._marks)
+        self._draining = threading.Lock()
+        self._saves = 0
+        self._drained_at: float | None = None
+        self._drained_step = -1
+
+    def committed(self, step: int, now: float) -> None:
+        """Take note of a save; the first one starts the clock."""
+        self._saves += 1
+        self._marks.forget(step)
+        if self._drained_at is None:
+            self._drained_at = now
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a step should drain now."""
+        terms = self._terms
+        if terms.every_saves is not None:
+            return self._saves >= terms.every_saves
+        since = now if self._drained_at is None else self._drained_at
+        return terms.every_s is not None and self._saves > 0 and now - since >= terms.every_s
+
+    def drain(self, step: int, now: float) -> None:
+        """Make a step of the local store durable in the run directory, too; any thread may.
+
+        Raises ``CheckpointError`` if it cannot be; the next save tries with its own step.
+        """
+        with self._draining:
+            if step > self._drained_step:
+                mend_step(self._holders, step, run_id=self._run_id)
+            self._saves, self._drained_at, self._drained_step = 0, now, step
+
+    def prune(self, now: float) -> tuple[str, ...]:
+        """Keep the newest steps of the local store; return reasons for what is left."""
+        try:
+            return self._pruner.prune(now)
+        except CheckpointError as error:
+            return (str(error),)

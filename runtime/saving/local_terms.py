@@ -1,0 +1,21 @@
+"""The node-local level of saves, as the options of a job ask for it."""
+
+from __future__ import annotations
+
+from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
+from holdfast.runtime.committing.local_level import LocalTerms, local_directory
+from holdfast.runtime.options.worker_config import WorkerConfig
+
+
+def local_terms(config: WorkerConfig) -> LocalTerms | None:
+    """Return where saves go first and how often they drain, None without a local directory."""
+    options = config.options
+    if options.local_dir is None:
+        return None
+    directory = local_directory(options.local_dir, config.run_id)
+    match parse_schedule(options.drain_every):
+        case EverySteps(saves):
+            return LocalTerms(directory, every_saves=saves)
+        case EverySeconds(seconds):
+            return LocalTerms(directory, every_s=seconds)
+    raise AssertionError(f"--drain-every {options.drain_every} has passed its check")

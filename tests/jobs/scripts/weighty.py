@@ -1,0 +1,57 @@
+"""The custom replica of the examples, with one large tensor, or many small ones, in its state."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from examples import load
+from holdfast import Trainer
+
+example = load("02_custom_replica")
+
+
+class Weighty(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
+    """Its ballast counts the steps, a part of it at each, so every byte depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__(options.features, 10)
+        self._steps = 0
+        self._table = np.zeros(options.state_mib << 20, np.uint8)
+        self._small = {f"small/{i:06d}": np.full(3, i, np.int32) for i in range(options.tensors)}
+
+    def apply(self, total: np.ndarray, samples: int) -> None:
+        super().apply(total, samples)
+        time.sleep(options.pause_ms / 1e3)
+        self._steps += 1
+        self._table[self._steps % 7 :: 4096] += 1
+        for array in self._small.values():
+            np.add(array, 1, out=array)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {**super().state(), "table": self._table, **self._small}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        super().load(state)
+        self._table[...] = state["table"]
+        for name, array in self._small.items():
+            array[...] = state[name]
+
+
+parser = argparse.ArgumentParser()
+for name in ("samples", "global-batch", "epochs", "save-every", "features"):
+    parser.add_argument(f"--{name}", type=int, required=True)
+for name in ("pause-ms", "state-mib", "tensors"):
+    parser.add_argument(f"--{name}", type=int, default=0)
+options = parser.parse_args()
+
+Trainer(
+    Weighty,
+    example.clusters(options.samples, options.features, 10),
+    global_batch=options.global_batch,
+    epochs=options.epochs,
+    validation=example.clusters(100, options.features, 10),
+    save_every=options.save_every,
+).run()
