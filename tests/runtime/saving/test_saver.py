@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from configs import without_faults, worker_config
 
-from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.store import Staging
+from holdfast.checkpoint.store.store import CheckpointStore, Staging
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Bit, Outcome
 from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving import save_in_flight
-from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.saving.shard_writers import Shards
+from holdfast.runtime.saving.own_way import OwnWay
+from holdfast.runtime.saving.saver import MAX_FAILURES, Saver
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
@@ -34,8 +34,8 @@ ME = WorkerId(0)
 BOUND_S = 60.0
 
 
-class FailingShard:
-    """A shard that fails as soon as it was looked at a number of times."""
+class FailingSave:
+    """A save that fails as soon as it was looked at a number of times."""
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
@@ -48,11 +48,10 @@ class FailingShard:
     def failure(self) -> BaseException | None:
         return OSError("the disk is full") if self._has_failed() else None
 
-    @property
-    def record(self) -> ShardRecord:
-        raise AssertionError("a shard that has failed has no record")
-
     def hand_over(self, state: Tensors, state_digest: str) -> None:
+        pass
+
+    def compared(self) -> None:
         pass
 
     def wait(self, timeout_s: float) -> None:
@@ -74,26 +73,28 @@ def saver(tmp_path: Path) -> Iterator[Saver]:
     samples = ArrayData(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
     request = TrainingRequest(samples, None, global_batch=2, epochs=1)
     job = describe_job(request, config, Numerics.here(threads=1))
-    yield Saver(context, membership, job.save_terms, LoopRecords(context, membership))
+    saver = Saver(context, membership, job.save_terms, LoopRecords(context, membership))
+    yield saver
+    saver.close()
     journal.close()
     page.close()
 
 
 @pytest.mark.parametrize("looks", range(5))
-def test_shard_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
+def test_save_that_fails_while_it_is_looked_at_is_never_said_to_be_whole(
     saver: Saver, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
-    shard = FailingShard(looks)
-    monkeypatch.setattr(Shards, "begin", lambda *arguments: shard)
+    save = FailingSave(looks)
+    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: save)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
 
     bits = saver.bits()
 
-    assert not bits & Bit.DURABLE or not bits & Bit.INTACT
+    assert bits != Bit.SETTLED | Bit.INTACT
 
 
-class HangingShard(FailingShard):
-    """A shard on a file system that does not answer."""
+class HangingSave(FailingSave):
+    """A save on a file system that does not answer."""
 
     def __init__(self) -> None:
         super().__init__(looks=1_000_000)
@@ -102,24 +103,36 @@ class HangingShard(FailingShard):
 def test_save_that_a_hanging_file_system_holds_has_failed_and_another_one_may_begin(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Shards, "begin", lambda *arguments: HangingShard())
+    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: HangingSave())
     state = {"a": np.zeros(3)}
     saver.begin(Cursor.start(1), lambda: state)
-    assert saver.bits() & Bit.INTACT
+    assert saver.bits() == Bit.INTACT
     saver.hear(_agreed(saver.bits()))
     assert saver.is_busy
 
     monkeypatch.setattr(save_in_flight, "ANSWERS_WITHIN_S", -1.0)
     bits = saver.bits()
-    assert not bits & Bit.INTACT
+    assert bits == Bit.SETTLED
     saver.hear(_agreed(bits))
 
     assert not saver.is_busy
     assert saver.begin(Cursor.start(1), lambda: state)
 
 
-class DigestedShard(FailingShard):
-    """A shard whose state is digested until the agent sees that no peer can help with that."""
+def test_failure_that_not_all_have_heard_of_ends_no_save(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may still be read, and all must begin the next one together."""
+    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: FailingSave(looks=0))
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+
+    saver.hear(_agreed(saver.bits() & Bit.INTACT))
+
+    assert saver.is_busy
+
+
+class DigestedSave(FailingSave):
+    """A save whose state is digested until the agent sees that no peer can help with that."""
 
     def __init__(self, page: HeartbeatPage) -> None:
         super().__init__(looks=1_000_000)
@@ -139,26 +152,38 @@ def test_worker_that_digests_a_large_state_is_not_said_to_wait_for_its_peers(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = saver._context.page
-    shard = DigestedShard(page)
-    monkeypatch.setattr(Shards, "begin", lambda *arguments: shard)
+    save = DigestedSave(page)
+    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: save)
     page.begin_turn(waits_for_peers=True)
     saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     assert page.turn[1]
 
-    shard.has_begun.set()
+    save.has_begun.set()
     saver.before_sum()
 
-    assert shard.is_seen_to_need_no_peer
+    assert save.is_seen_to_need_no_peer
     assert page.turn[1]
 
 
-def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {"a": np.zeros(3)}
-    saver.begin(Cursor.start(1), lambda: state)
+def test_save_is_durable_only_after_the_states_were_compared(saver: Saver, tmp_path: Path) -> None:
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+    saver.wait(0.2)
+    assert CheckpointStore(tmp_path).names() == ()
+    assert saver.bits() == Bit.INTACT
+
+    saver.before_sum()
     saver.wait(BOUND_S)
+
+    assert saver.bits() == Bit.SETTLED | Bit.INTACT
     saver.hear(_agreed(saver.bits()))
+    assert not saver.is_busy
+    assert CheckpointStore(tmp_path).steps() == (0,)
+
+
+def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
     is_back = threading.Event()
     monkeypatch.setattr(Staging, "commit", lambda *arguments: is_back.wait(BOUND_S))
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
     saver.before_sum()
     saver.hear(_agreed(saver.bits()))
     assert saver.is_busy
@@ -169,6 +194,19 @@ def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyP
     assert not saver.is_busy
     assert saver.saved_step == 0
     is_back.set()
+
+
+def test_failure_is_told_and_the_last_step_is_tried_a_few_times(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnWay, "begin", lambda *arguments: FailingSave(looks=0))
+    for _ in range(MAX_FAILURES):
+        saver.give_up_if_hopeless(Cursor.start(1))
+        saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+        saver.hear(_agreed(saver.bits()))
+
+    with pytest.raises(StoppedEarly, match="could not be written"):
+        saver.give_up_if_hopeless(Cursor.start(1))
 
 
 def _agreed(save: Bit) -> Outcome:

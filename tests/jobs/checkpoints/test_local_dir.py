@@ -1,0 +1,72 @@
+"""Jobs whose saves go to a disk of the host first, and from there to the run directory."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from workload import EVEN, LONG, Undisturbed, assert_whole, request_of, wait_for_checkpoints
+
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.testing import start_job
+
+pytestmark = pytest.mark.mpi
+
+NEVER = "1000"
+
+
+def options_of(base: Path, drain_every: str = NEVER) -> list[str]:
+    return ["--local-dir", str(base / "local"), "--drain-every", drain_every]
+
+
+def test_relaunch_takes_the_newest_step_of_both_places(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The run directory has no step yet when all workers die."""
+    faults = [f"kill worker={worker} step=12 site=reduce" for worker in range(3)]
+    options = options_of(tmp_path)
+    request = request_of(EVEN, tmp_path / "run", workers=3, faults=faults, options=options)
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    (restored,) = job.events("restored")
+    assert restored["step"] > 0
+    assert [record["step"] for record in job.events("drained")] == [EVEN.steps]
+    assert verify_step(CheckpointStore(tmp_path / "run"), EVEN.steps).is_valid
+
+
+def test_signal_brings_the_newest_step_into_the_run_directory(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The host is gone afterwards, with its local directory."""
+    request = request_of(LONG, tmp_path / "run", workers=2, options=options_of(tmp_path))
+    with start_job(request) as running:
+        wait_for_checkpoints(running, 1)
+        running.signal(signal.SIGTERM)
+        stopped = running.wait()
+    assert stopped.exit_code == 75, stopped.stderr
+    shutil.rmtree(tmp_path / "local")
+
+    with start_job(request_of(LONG, tmp_path / "run", workers=2)) as running:
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    (restored,) = job.events("restored")
+    assert [restored["step"]] == [record["step"] for record in stopped.events("drained")]
+
+
+def test_steps_drain_while_training_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    options = options_of(tmp_path, drain_every="2")
+    with start_job(request_of(LONG, tmp_path / "run", workers=2, options=options)) as running:
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    drained = [record["step"] for record in job.events("drained")]
+    assert len(drained) > 1
+    assert drained[-1] == LONG.steps
+    assert set(CheckpointStore(tmp_path / "run").steps()) <= set(drained)
+    assert len(list((tmp_path / "local").iterdir())) == 1
