@@ -149,7 +149,7 @@ class SharedTries:
         """Tell of the steps that may be whole, and newer than the one that was restored."""
         for step, trouble in self.unread.items():
             if step > restored:
-                self._context.notify(
+                self._context.warn(
                     f"training goes on from checkpoint step {restored}, because the newer step "
                     f"{step} could not be read: {trouble}; it is not known to be damaged, and stays"
                 )
@@ -194,7 +194,7 @@ class SharedTries:
     ) -> None:
         if trouble.tries == 1 and communicator.rank == 0:
             whole_s = self._waits.patience.whole_s
-            self._context.notify(
+            self._context.warn(
                 f"{target} cannot be read just now: {trouble.reason}; all workers wait and try "
                 f"again, for {whole_s:.0f} s in all"
             )
@@ -206,7 +206,7 @@ class SharedTries:
         step, reason = target.step, trouble.reason
         if trouble.finding is Finding.DAMAGED and step not in self.unread:
             self._context.journal.record("rejected", step=step, reason=reason)
-            self._context.notify(f"{target} was rejected: {reason}{self._advice(target)}")
+            self._context.warn(f"{target} was rejected: {reason}{self._advice(target)}")
             return
         self._context.journal.record(
             "unreadable",
