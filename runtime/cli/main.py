@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, CheckpointUnreadable
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
@@ -108,7 +108,8 @@ def _exit_code_of(argv: list[str] | None) -> int:
     except JobError as error:
         return _fail(str(error), error.exit_code)
     except CheckpointError as error:
-        return _fail(str(error), ExitCode.PROGRAM_FAILED)
+        is_unread = isinstance(error, CheckpointUnreadable)
+        return _fail(str(error), ExitCode.STOPPED_EARLY if is_unread else ExitCode.PROGRAM_FAILED)
     except click.ClickException as error:
         return _fail(_message_of(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
