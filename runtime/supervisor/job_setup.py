@@ -136,7 +136,8 @@ def _take_directory(
     set_aside = directory.set_aside() if options.fresh else None
     record, is_resumed = open_or_create_record(directory, options, key_file)
     history = HistoryReader(directory.journal_path)
-    saved_step = directory.newest_step
+    # Asked first: a list that fails just now ends the job here, and is no list without a step.
+    saved_step = directory.newest_step if directory.has_checkpoints else None
     return JobSetup(
         options=options,
         record=record,

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast.checkpoint.errors import TRANSIENT
+from holdfast.runtime.batch.incarnations import ChainFile
 from holdfast.runtime.errors import (
     ExitCode,
     RunDirectoryBusy,
@@ -60,6 +61,7 @@ STARTS: dict[str, Callable[[RunDirectory], object]] = {
     "fresh": lambda run: run.set_aside(),
     "checkpoints": lambda run: run.has_checkpoints,
     "generation": next_generation,
+    "chain": lambda run: ChainFile(run, "c1").newest_step(),
     "no run": lambda run: no_run(run.path),
     "key": lambda run: find_key(run.path.parent / "key", run.path),
 }
