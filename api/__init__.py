@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.runtime.errors import (
+        CheckpointsUnread,
         JobError,
         ProgramError,
         RecoveryImpossible,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayData",
+    "CheckpointsUnread",
     "ContributionShape",
     "Data",
     "HDF5Data",
@@ -60,6 +62,7 @@ __all__ = [
 
 _HOMES = {
     "holdfast.runtime.errors": (
+        "CheckpointsUnread",
         "JobError",
         "ProgramError",
         "RecoveryImpossible",

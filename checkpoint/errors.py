@@ -31,9 +31,26 @@ _ADVICE = {
     errno.ENFILE: "raise the limit of open files (fs.file-max)",
     errno.ENOENT: "check that the run directory still exists",
     errno.ESTALE: "check the network file system's server",
+    errno.ENOTCONN: "check the network file system's server",
+    errno.ETIMEDOUT: "check the network file system's server",
+    errno.ENOMEM: "free memory",
     errno.ENOTDIR: "replace the link or file by a directory",
     errno.ELOOP: "replace the symbolic link by its target",
 }
+
+TRANSIENT = frozenset(
+    {
+        errno.ESTALE,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOTCONN,
+        errno.ETIMEDOUT,
+        errno.EAGAIN,
+        errno.ENOMEM,
+    }
+)
+"""Errors of a call that may be gone at the next one: they say nothing about the bytes."""
 
 
 class CheckpointError(Exception):
@@ -49,7 +66,7 @@ class SnapshotDamaged(CheckpointError):
 
 
 class StorageFailed(CheckpointError):
-    """A call to the file system failed; ``errno`` says how."""
+    """A call to the file system failed; ``errno`` says how, and ``path`` where."""
 
     def __init__(self, operation: str, path: Path, error: OSError) -> None:
         number = error.errno or 0
@@ -60,6 +77,7 @@ class StorageFailed(CheckpointError):
             f"{advice} and save or restore again"
         )
         self.errno = number
+        self.path = path
 
 
 class StagingExists(CheckpointError):
@@ -92,13 +110,34 @@ class MendImpossible(CheckpointError):
 class CheckpointInvalid(CheckpointError):
     """A committed step does not verify, so nothing of it was used."""
 
+    sentence = "checkpoint step {} is invalid: {}; use an older step with --step N"
+
     def __init__(self, step: int, reason: str) -> None:
-        super().__init__(
-            f"checkpoint step {step} is invalid: {reason}; use an older step with --step N"
-        )
+        super().__init__(self.sentence.format(step, reason))
         self.step = step
         self.reason = reason
 
 
 class CheckpointUnreadable(CheckpointInvalid):
-    """A committed step could not be read now: it may be whole, and the next read may succeed."""
+    """A committed step could not be read now: it may be whole, and the next read may succeed.
+
+    ``errno`` is that of the call that failed, and ``path`` its file if it has one.
+    """
+
+    sentence = "checkpoint step {} could not be read: {}; it is not known to be damaged: try again"
+
+    def __init__(self, step: int, reason: str, number: int = 0, path: Path | None = None) -> None:
+        super().__init__(step, reason)
+        self.errno = number
+        self.path = path
+
+    @staticmethod
+    def of(step: int, failure: StorageFailed) -> CheckpointUnreadable:
+        """Return the error of a call to the file system as that of a step."""
+        return CheckpointUnreadable(step, str(failure), failure.errno, failure.path)
+
+    @staticmethod
+    def for_memory(step: int, wanted: str) -> CheckpointUnreadable:
+        """Return the error of a step for which there was no memory."""
+        reason = f"there is no memory for {wanted} (ENOMEM)"
+        return CheckpointUnreadable(step, reason, errno.ENOMEM)

@@ -207,6 +207,8 @@ class End:
     exit_code: ExitCode
     reason: str
     traceback: str = ""
+    is_failure: bool = False
+    """Whether an error of the workers has ended it, whatever the exit code."""
 
 
 Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToSave | AskToStop | Renew | End

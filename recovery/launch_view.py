@@ -227,7 +227,8 @@ def conclude(
     failure = view.common_failure or view.failure_of_first
     made_no_room = view.is_renewing and stop_code is None
     if failure is not None and not (made_no_room and failure.exit_code == ExitCode.STOPPED_EARLY):
-        return End(failure.exit_code, failure.message_with_kind, failure.traceback)
+        reason = failure.message_with_kind
+        return End(failure.exit_code, reason, failure.traceback, is_failure=True)
     if view.was_renewed and stop_code is None:
         return None
     end = _left(view)

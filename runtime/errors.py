@@ -4,8 +4,10 @@
 
     JobError
     ├── UsageError            2   the request makes no sense as it stands
+    │   └── RunUnreadable    75   a file of the run could not be read or written just now
     ├── ProgramError          1   the user's program is at fault
     ├── RecoveryImpossible   70   budget spent, or nothing valid to restore
+    ├── CheckpointsUnread    75   no checkpoint could be read, and some may be whole
     ├── NotSaved             75   a running job did not make the requested checkpoint
     └── RunDirectoryBusy     76   another job owns the run directory
 
@@ -23,6 +25,7 @@ from typing import ClassVar
 from holdfast.recovery.event import ExitCode
 
 __all__ = [
+    "CheckpointsUnread",
     "Ending",
     "ExitCode",
     "JobError",
@@ -31,6 +34,7 @@ __all__ = [
     "ProgramError",
     "RecoveryImpossible",
     "RunDirectoryBusy",
+    "RunUnreadable",
     "StopRequested",
     "StoppedEarly",
     "UsageError",
@@ -61,6 +65,21 @@ class RecoveryImpossible(JobError):
     """The restart budget is spent, or nothing valid is left to restore."""
 
     exit_code = ExitCode.RECOVERY_IMPOSSIBLE
+
+
+class RunUnreadable(UsageError):
+    """A file of the run could not be read or written just now; running again may help.
+
+    Whoever can do without the file treats it like one that makes no sense.
+    """
+
+    exit_code = ExitCode.STOPPED_EARLY
+
+
+class CheckpointsUnread(JobError):
+    """No checkpoint could be read, and some of them may be whole; running again may help."""
+
+    exit_code = ExitCode.STOPPED_EARLY
 
 
 class NotSaved(JobError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.tensor import Tensor
@@ -29,6 +29,8 @@ class Rejection:
 
     step: int
     reason: str
+    is_unread: bool = False
+    """Whether it could not be read just now, and may be whole."""
 
 
 def restore(store: CheckpointStore, step: int, *, run_id: str | None = None) -> Restored:
@@ -55,7 +57,8 @@ def restore_newest(
         try:
             return restore(store, step, run_id=run_id), tuple(rejections)
         except CheckpointInvalid as error:
-            rejections.append(Rejection(step, error.reason))
+            is_unread = isinstance(error, CheckpointUnreadable)
+            rejections.append(Rejection(step, error.reason, is_unread))
         except CheckpointError as error:
             rejections.append(Rejection(step, str(error)))
     return None, tuple(rejections)

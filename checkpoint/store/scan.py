@@ -71,8 +71,7 @@ class Scan:
         except StorageFailed as error:
             raise self._failed(error) from error
         except MemoryError as error:
-            reason = "there is no memory for its manifest"
-            raise CheckpointUnreadable(self._step, reason) from error
+            raise CheckpointUnreadable.for_memory(self._step, "its manifest") from error
         if manifest.step != self._step:
             raise self._invalid(f"its manifest is that of step {manifest.step}")
         return manifest
@@ -113,6 +112,8 @@ class Scan:
                     self._read_shard(file, shard, placed[index], target=target, kind=kind)
             except StorageFailed as error:
                 raise self._failed(error) from error
+            except MemoryError as error:
+                raise CheckpointUnreadable.for_memory(self._step, f"shard {index}") from error
 
     def read_tensor(self, manifest: Manifest, tensor: TensorEntry, buffer: memoryview) -> None:
         """Read one tensor's bytes into ``buffer``, whose contents mean nothing if this raises."""
@@ -182,8 +183,9 @@ class Scan:
         return CheckpointInvalid(self._step, reason)
 
     def _failed(self, error: StorageFailed) -> CheckpointInvalid:
-        kind = CheckpointInvalid if error.errno in _DAMAGE else CheckpointUnreadable
-        return kind(self._step, str(error))
+        if error.errno in _DAMAGE:
+            return CheckpointInvalid(self._step, str(error))
+        return CheckpointUnreadable.of(self._step, error)
 
 
 def digest_span(file: ReadFile, start: int, stop: int, digest: Digest) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from holdfast.checkpoint.errors import CheckpointInvalid, StateUnsupported
-from holdfast.checkpoint.format.entries import PieceEntry, TensorEntry
+from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StateUnsupported
+from holdfast.checkpoint.format.entries import PieceEntry, Placed, TensorEntry
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest, pieces_by_shard
 from holdfast.checkpoint.format.tensor import Tensor, empty_tensor
@@ -32,6 +32,7 @@ class StateReader:
         self.manifest.refuse_other_run(run_id)
         self.state: dict[str, Tensor] = {}
         self._bytes: dict[str, memoryview] = {}
+        self._placed: list[list[Placed]] = []
 
     def allocate(self) -> None:
         """Make room for the state; it is never larger than the shards on the disk."""
@@ -47,7 +48,9 @@ class StateReader:
 
     def contents(self, shard: int) -> list[memoryview]:
         """Return the parts of the state that are a shard's pieces, to send or to receive them."""
-        return [self._target(*placed) for placed in pieces_by_shard(self.manifest)[shard]]
+        if not self._placed:  # once: a state has thousands of tensors, and many shards
+            self._placed = pieces_by_shard(self.manifest)
+        return [self._target(*placed) for placed in self._placed[shard]]
 
     def _target(self, tensor: TensorEntry, piece: PieceEntry) -> memoryview:
         begin = piece.start * tensor.spec.itemsize
@@ -55,13 +58,13 @@ class StateReader:
 
 
 def _empty(step: int, spec: TensorSpec) -> Tensor:
+    shown = f"tensor {spec.name!r} {spec.dtype}{list(spec.shape)}"
     try:
         return empty_tensor(spec.dtype, spec.shape)
-    except (StateUnsupported, MemoryError, ValueError) as error:
-        raise CheckpointInvalid(
-            step,
-            f"tensor {spec.name!r} {spec.dtype}{list(spec.shape)} cannot be made: {error}",
-        ) from error
+    except MemoryError as error:
+        raise CheckpointUnreadable.for_memory(step, shown) from error
+    except (StateUnsupported, ValueError) as error:
+        raise CheckpointInvalid(step, f"{shown} cannot be made: {error}") from error
 
 
 def _writable_bytes(tensor: Tensor) -> memoryview:

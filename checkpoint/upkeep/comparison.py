@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.checkpoint.errors import CheckpointInvalid, StateUnsupported
+from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StateUnsupported
 from holdfast.checkpoint.format.entries import TensorEntry
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
@@ -87,7 +87,10 @@ def _read(opened: Opened, tensor: TensorEntry) -> Tensor:
     spec = tensor.spec
     try:
         array = empty_tensor(spec.dtype, spec.shape).reshape(-1)
-    except (StateUnsupported, MemoryError, ValueError) as error:
+    except MemoryError as error:
+        wanted = f"tensor {spec.name!r}"
+        raise CheckpointUnreadable.for_memory(opened.manifest.step, wanted) from error
+    except (StateUnsupported, ValueError) as error:
         reason = f"tensor {spec.name!r} cannot be made: {error}"
         raise CheckpointInvalid(opened.manifest.step, reason) from error
     opened.scan.read_tensor(opened.manifest, tensor, whole_bytes_of(array))

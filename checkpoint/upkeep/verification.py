@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.format.entries import PieceEntry, TensorEntry
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.store.store import CheckpointStore
@@ -22,6 +22,8 @@ class StepCheck:
     nbytes: int
     reason: str | None = None
     signature: Signature = Signature.NONE
+    is_unread: bool = False
+    """Whether the reason is that it could not be read just now: it may be whole."""
 
     @property
     def is_valid(self) -> bool:
@@ -44,6 +46,8 @@ def verify_step(
         nbytes = manifest.nbytes
         manifest.refuse_other_run(run_id)
         scan.read(manifest, pass_by)
+    except CheckpointUnreadable as error:
+        return StepCheck(step, nbytes, error.reason, is_unread=True)
     except CheckpointInvalid as error:
         return StepCheck(step, nbytes, error.reason)
     except CheckpointError as error:

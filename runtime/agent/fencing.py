@@ -255,10 +255,14 @@ def _pace_of(hosted: HostedWorker) -> Pace:
 
 
 def _reading_of(hosted: HostedWorker) -> Turn:
-    """Return what a worker has read so far; only one that restores may wait for the disk."""
+    """Return what a worker has read so far; only one that restores may wait for the disk.
+
+    One that waits before it reads again gets no byte, and begins a turn for each wait.
+    """
     if hosted.pid is None or hosted.page.phase is not Phase.RESTORING:
         return Turn(0, waits_for_peers=False)
-    return Turn(characters_read(hosted.pid), waits_for_peers=True)
+    turn, _ = hosted.page.turn
+    return Turn(characters_read(hosted.pid) + turn, waits_for_peers=True)
 
 
 _TURNS: dict[str, Callable[[HostedWorker], Turn]] = {

@@ -124,8 +124,12 @@ class ChainFile:
         return None
 
     def newest_step(self) -> int:
-        """Return the newest step that the run has on the disk, 0 if it has none."""
-        return self._directory.newest_step or 0
+        """Return the newest step that the run has on the disk, 0 if it has none.
+
+        Raises:
+            RunUnreadable: that cannot be told just now.
+        """
+        return (self._directory.newest_step or 0) if self._directory.has_checkpoints else 0
 
 
 def identity_of(script: Path, argv: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from holdfast.checkpoint.errors import CheckpointInvalid
+from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.upkeep.comparison import Comparison, Difference, Opened, compare_steps
@@ -73,8 +73,10 @@ def _show(run: StoredRun, step: int | None, console: Console | None) -> None:
     else:
         _print(found, console)
     if found.manifest is None:
-        damage = next(summary.damage for summary in found.steps if summary.step == wanted)
-        raise CheckpointInvalid(wanted, damage or "its manifest cannot be read")
+        it = next(summary for summary in found.steps if summary.step == wanted)
+        if it.damage is None:
+            raise CheckpointUnreadable(wanted, it.unread or "its manifest could not be read")
+        raise CheckpointInvalid(wanted, it.damage)
 
 
 def _open(run_dir: Path, text: str, key_file: Path | None) -> Opened:
@@ -91,8 +93,8 @@ def _print(found: Inspection, console: Console) -> None:
         table.add_row(*_cells(summary))
     console.print(table)
     for summary in found.steps:
-        if summary.damage:
-            console.print(f"step {summary.step}: {summary.damage}", markup=False)
+        if fault := summary.damage or summary.unread:
+            console.print(f"step {summary.step}: {fault}", markup=False)
     if found.others:
         console.print(f"beside them: {', '.join(found.others)}", markup=False)
     if found.manifest is not None:
@@ -107,7 +109,9 @@ def _cells(summary: StepSummary) -> tuple[Text, ...]:
         when = moment.isoformat(sep=" ", timespec="seconds")
     size = "-" if summary.nbytes is None else decimal(summary.nbytes)
     shards = "-" if summary.shards is None else str(summary.shards)
-    state = "damaged" if summary.damage else "not verified"  # which takes reading the data
+    state = "not verified"  # which takes reading the data
+    if summary.damage or summary.unread:
+        state = "damaged" if summary.damage else "could not be read"
     return tuple(map(Text, (str(summary.step), size, shards, when, state)))
 
 

@@ -11,7 +11,12 @@ from typing import Any, TextIO
 
 import click
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import (
+    TRANSIENT,
+    CheckpointError,
+    CheckpointUnreadable,
+    StorageFailed,
+)
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
@@ -108,7 +113,7 @@ def _exit_code_of(argv: list[str] | None) -> int:
     except JobError as error:
         return _fail(str(error), error.exit_code)
     except CheckpointError as error:
-        return _fail(str(error), ExitCode.PROGRAM_FAILED)
+        return _fail(str(error), _code_of(error))
     except click.ClickException as error:
         return _fail(_message_of(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -120,6 +125,14 @@ def _exit_code_of(argv: list[str] | None) -> int:
             raise
         return _fail_to_print(failure)
     return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _code_of(error: CheckpointError) -> ExitCode:
+    """Return the exit code of a failing checkpoint: of one that cannot be read just now, 75."""
+    is_failing_call = isinstance(error, StorageFailed) and error.errno in TRANSIENT
+    if isinstance(error, CheckpointUnreadable) or is_failing_call:
+        return ExitCode.STOPPED_EARLY
+    return ExitCode.PROGRAM_FAILED
 
 
 def _message_of(error: click.ClickException) -> str:

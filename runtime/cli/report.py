@@ -32,6 +32,7 @@ from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.transient import refusal
 
 _MOST_EVIDENCE = 10
 
@@ -59,7 +60,7 @@ def _read(run_dir: Path) -> list[dict[str, object]]:
     except FileNotFoundError as error:
         raise UsageError(f"no job has started in {run_dir} yet") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise refusal(path, error, f"{path} cannot be read: {error.strerror}") from error
     if not records:
         raise UsageError(f"{path} holds no records; no job has started in {run_dir} yet")
     return records

@@ -25,27 +25,32 @@ from holdfast.runtime.run.stored_run import StoredRun
 @click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
 @key_option
 def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps: bool) -> None:
-    """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify."""
+    """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify.
+
+    Exit 75 if none is known to be damaged, and some could not be read just now.
+    """
     if all_steps and step is not None:
         raise UsageError("--all and --step exclude each other; give one of them")
     run = StoredRun.open(run_dir, key_file)
     steps = run.steps() if step is None else (run.step(step),)
     with ByteProgress("verifying", _total(run, steps)) as progress:
         verdicts = [_tell(run, known, progress) for known in steps]
-    damaged = [verdict.step for verdict in verdicts if not verdict.is_valid]
+    bad = [verdict for verdict in verdicts if not verdict.is_valid]
+    damaged = [verdict.step for verdict in bad if not verdict.is_unread]
     if damaged:
         click.echo(
             f"holdfast: mend damaged steps with `holdfast repair {run_dir} --from COPY`, or "
             f"remove {run.store.directory / step_name(damaged[0])}",
             err=True,
         )
-    is_valid = all(verdict.is_valid for verdict in verdicts)
-    sys.exit(ExitCode.DONE if is_valid else ExitCode.PROGRAM_FAILED)
+    if damaged:
+        sys.exit(ExitCode.PROGRAM_FAILED)
+    sys.exit(ExitCode.STOPPED_EARLY if bad else ExitCode.DONE)
 
 
 def _tell(run: StoredRun, step: int, progress: CountBytes) -> StepCheck:
     verdict = verify_step(run.store, step, run_id=run.run_id, progress=progress)
-    if not verdict.is_valid and step not in run.store.steps():
+    if not verdict.is_valid and not verdict.is_unread and step not in run.store.steps():
         click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
         return StepCheck(step, 0)
     click.echo(f"step {step}: {_describe(verdict)}")
@@ -53,6 +58,8 @@ def _tell(run: StoredRun, step: int, progress: CountBytes) -> StepCheck:
 
 
 def _describe(verdict: StepCheck) -> str:
+    if verdict.is_unread:
+        return f"could not be read, and is not known to be damaged: {verdict.reason}"
     if not verdict.is_valid:
         return f"not valid: {verdict.reason}"
     signed = "" if verdict.signature is Signature.NONE else f", signature {verdict.signature.value}"

@@ -56,6 +56,11 @@ def _text(record: Record) -> str:
     return str(record.get("text", record["event"]))
 
 
+def _unread(record: Record) -> str:
+    waited = words.duration(record["seconds"])
+    return f"gave up the checkpoint of step {record['step']} after {waited}: {record['reason']}"
+
+
 _WORDS: Mapping[str, Callable[[Record], str]] = {
     "agent_killed": lambda r: f"the agent was killed: {r.get('reason')}",
     "checkpoint_failed": lambda r: f"the checkpoint of step {r['step']} failed: {r['reason']}",
@@ -79,6 +84,7 @@ _WORDS: Mapping[str, Callable[[Record], str]] = {
     "suspected": lambda r: f"worker {r['worker']} has not come on after step {r['step']}",
     "suspicion": _text,
     "taken_over": lambda _: "another supervisor has taken the job over",
+    "unreadable": _unread,
     "warning": _text,
 }
 """Steps, epochs, worlds and single checkpoints are not among them: the status has them."""

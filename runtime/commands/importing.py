@@ -12,11 +12,11 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
@@ -89,7 +89,8 @@ def _steps_in(run_dir: Path) -> tuple[int, ...]:
     try:
         return CheckpointStore(run_dir).steps()
     except StorageFailed as error:
-        raise UsageError(f"run directory {run_dir} cannot be used: {error}") from error
+        kind = RunUnreadable if error.errno in TRANSIENT else UsageError
+        raise kind(f"run directory {run_dir} cannot be used: {error}") from error
 
 
 def _importing_job(options: JobOptions) -> JobOptions:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointInvalid
+from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import MANIFEST_NAME, step_name
@@ -25,13 +25,17 @@ from holdfast.runtime.run.stored_run import StoredRun
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """A committed step; ``completed`` is in seconds since 1970, ``damage`` a known fault."""
+    """A committed step; ``completed`` is in seconds since 1970, ``damage`` a known fault.
+
+    ``unread`` is why it could not be read just now; nothing is known of it then.
+    """
 
     step: int
     nbytes: int | None
     shards: int | None
     completed: float | None
     damage: str | None
+    unread: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +107,18 @@ def comparison_json(found: Comparison) -> str:
 
 
 def _summary(run: StoredRun, step: int) -> StepSummary:
-    nbytes = shards = damage = None
+    nbytes = shards = damage = unread = None
     try:
         scan = run.store.scan(step)
         manifest = scan.manifest_alone()
         nbytes, shards = manifest.nbytes, manifest.writers
         manifest.refuse_other_run(run.run_id)
         scan.manifest()
+    except CheckpointUnreadable as error:
+        unread = error.reason
     except CheckpointInvalid as error:
         damage = error.reason
-    return StepSummary(step, nbytes, shards, _completed(run.store, step), damage)
+    return StepSummary(step, nbytes, shards, _completed(run.store, step), damage, unread)
 
 
 def _completed(store: CheckpointStore, step: int) -> float | None:

@@ -36,6 +36,19 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """A checkpoint that a restore gave up after so many seconds; it may be whole."""
+
+    step: int
+    reason: str
+    seconds: float
+    tries: int = 1
+
+    def __str__(self) -> str:
+        return f"step {self.step} could not be read for {self.seconds:.0f} s: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Rotten:
     """An old checkpoint that did not verify any more, its new name, and whether it was mended."""
 
@@ -240,6 +253,7 @@ class Report:
     """The step that the last launch has completed; its script may go on for a while."""
     lost_lines: int = 0
     """Lines of the workers and of holdfast that stdout and stderr have not taken."""
+    unread_checkpoints: tuple[Unread, ...] = ()
 
 
 _LIVES = {
@@ -287,6 +301,7 @@ def describe_checkpoints(report: Report) -> str:
         "committed": len(report.checkpoints),
         "failed": len(report.failed_checkpoints),
         "rejected": len(report.rejected_checkpoints),
+        "could not be read": len(report.unread_checkpoints),
         "skipped": report.skipped_checkpoints,
         "committed after all workers had died": orphaned,
     }
@@ -300,6 +315,7 @@ def describe_troubles(report: Report) -> list[str]:
     last = [f"step {f.step} failed, the last of {len(failed)}: {f.reason}" for f in failed[-1:]]
     rejected = [f"step {r.step} rejected: {r.reason}" for r in report.rejected_checkpoints]
     others = (
+        *report.unread_checkpoints,
         *report.scrub_failures,
         *report.mends,
         *report.failed_mends,

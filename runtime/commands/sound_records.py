@@ -101,6 +101,7 @@ _FIELDS: Mapping[str, dict[str, _Kind]] = {
     "stopped": {"step": _is_count},
     "suspected": {"worker": _is_count, "seconds": _is_number, "step": _is_count},
     "suspicion": {"text": _is_text},
+    "unreadable": {**_STEP_AND_REASON, "seconds": _is_number},
     "warning": {"text": _is_text},
     "world": {"workers": _are_counts, "step": _is_count},
 }

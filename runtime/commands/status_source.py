@@ -21,6 +21,7 @@ from holdfast.runtime.run.journal import JournalReader, Record, completed_step
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.transient import refusal
 
 
 class StatusSource:
@@ -69,7 +70,8 @@ class StatusSource:
         except ForeignFile as error:
             raise UsageError(str(error)) from error
         except OSError as error:
-            raise UsageError(f"{journal} cannot be read: {error.strerror}") from error
+            sentence = f"{journal} cannot be read: {error.strerror}"
+            raise refusal(journal, error, sentence) from error
         if not self._records:
             raise UsageError(f"{journal} holds no records; no job has started in {path} yet")
 

@@ -33,6 +33,7 @@ from holdfast.runtime.commands.report import (
     Rotten,
     Struck,
     Suspected,
+    Unread,
     WrongMemory,
 )
 from holdfast.runtime.evidence.repeats import repeated_samples, repeated_step
@@ -67,6 +68,7 @@ def summarize(records: Sequence[Record]) -> Report:
         checkpoints=_all(CheckpointReport, records, "checkpoint"),
         failed_checkpoints=_all(Rejected, records, "checkpoint_failed"),
         rejected_checkpoints=_all(Rejected, records, "rejected"),
+        unread_checkpoints=_all(Unread, records, "unreadable"),
         skipped_checkpoints=sum(record["event"] == "checkpoint_skipped" for record in records),
         scrub_failures=_all(Rotten, records, "scrub_failed"),
         mends=_all(Mended, records, "mended"),

@@ -18,9 +18,11 @@ from holdfast.checkpoint.format.names import (
     step_name,
     step_of,
 )
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import last_generation
-from holdfast.runtime.run.own_file import read_at_most
+from holdfast.runtime.run.own_file import ForeignFile, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.transient import refusal
 
 _LARGEST_MANIFEST_BYTES = 256 << 20
 
@@ -29,9 +31,18 @@ def next_generation(directory: RunDirectory) -> int:
     """Return a generation that the run has not used.
 
     Raises:
-        OSError: the journal cannot be read.
+        UsageError: the journal cannot be read.
+        RunUnreadable: the same, but only just now.
     """
-    return max(last_generation(directory.journal_path), *_saved(directory), 0) + 1
+    path = directory.journal_path
+    try:
+        journalled = last_generation(path)
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        sentence = f"{path} cannot be read: {error.strerror or error}; give this user access to it"
+        raise refusal(path, error, sentence) from error
+    return max(journalled, *_saved(directory), 0) + 1
 
 
 def _saved(directory: RunDirectory) -> Iterator[int]:

@@ -51,7 +51,7 @@ EVENTS = frozenset({
     "preload_failed", "pressure", "prune_failed", "recovery", "rejected", "relaunch", "renewing",
     "restored", "scrub_failed", "scrubbed", "signal_repeated",
     "snapshot_damaged", "stalled", "step", "stopped", "storage_downgrade", "supervisor_failed",
-    "suspected", "suspicion", "taken_over", "warning", "world",
+    "suspected", "suspicion", "taken_over", "unreadable", "warning", "world",
 })  # fmt: skip
 """Every event that some process of a job records."""
 

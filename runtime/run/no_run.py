@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.transient import is_there, refusal
 
 _MOST_NAMED = 3
 _MOST_ENTRIES = 1000
@@ -19,6 +20,9 @@ def no_run(path: Path) -> str | None:
     """Return why ``path`` is no run, and which runs are near it; None if it is one.
 
     A run that has lost its ``RUN.json`` is still one, and so is a copy of checkpoints alone.
+
+    Raises:
+        RunUnreadable: that cannot be told just now.
     """
     directory = RunDirectory(path)
     files = (
@@ -27,9 +31,12 @@ def no_run(path: Path) -> str | None:
         directory.checkpoints_path,
         directory.lease_path,
     )
-    if any(map(os.path.lexists, files)):
-        return None
-    why = "it has no RUN.json" if path.is_dir() else "it is no directory"
+    try:
+        if any(map(is_there, files)):
+            return None
+    except OSError as error:
+        raise refusal(path, error, f"{path} cannot be looked at: {error}") from error
+    why = "it has no RUN.json" if os.path.isdir(path) else "it is no directory"
     near = list(itertools.islice(_near(path), _MOST_NAMED))
     runs = f"runs near it: {', '.join(near)}" if near else "give the directory of a run"
     return f"{path} is no run: {why}; {runs}"

@@ -29,15 +29,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.checkpoint.format.names import STORE_NAME, step_of
 from holdfast.runtime.errors import JobError, RunDirectoryBusy, UsageError
 from holdfast.runtime.run.own_file import (
     ForeignFile,
+    close,
     create_durably,
     open_to_write,
     read_at_most,
     sync,
 )
+from holdfast.runtime.run.transient import is_there, refusal
 
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
@@ -147,7 +150,7 @@ class Lease:
 
     def release(self) -> None:
         """Close this process's copy; the lease ends when no other process has one."""
-        os.close(self._descriptor)
+        close(self._descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +181,13 @@ class RunDirectory:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether a run has saved a step here."""
-        return self.newest_step is not None
+        """Whether a run has saved a step here; raises ``RunUnreadable`` if nobody can tell."""
+        try:
+            return any(step_of(name) is not None for name in os.listdir(self.checkpoints_path))
+        except OSError as error:
+            if error.errno in TRANSIENT:
+                raise self._unusable(error) from error
+            return False
 
     @property
     def newest_step(self) -> int | None:
@@ -266,7 +274,7 @@ class RunDirectory:
         try:
             self._lock(descriptor, kind)
         except JobError:
-            os.close(descriptor)
+            close(descriptor)
             raise
         return Lease(descriptor)
 
@@ -302,7 +310,8 @@ class RunDirectory:
         except OSError as error:
             raise self._unusable(error) from error
         finally:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the record is there, or its error is on its way
+                draft.unlink()
 
     def load_record(self) -> RunRecord | None:
         """Return the record in ``RUN.json``, or None if no run was created yet.
@@ -332,10 +341,10 @@ class RunDirectory:
             UsageError: the file system refuses.
         """
         mine = [self.checkpoints_path, self.journal_path, self.record_path]
-        present = [path for path in mine if os.path.lexists(path)]
-        if not present:
-            return None
         try:
+            present = [path for path in mine if is_there(path)]
+            if not present:
+                return None
             folder = self._new_previous_folder()
             for path in present:
                 path.rename(folder / path.name)
@@ -359,9 +368,11 @@ class RunDirectory:
         if isinstance(error, (FileExistsError, NotADirectoryError)):
             return UsageError(f"{self.path} is no directory; choose another --run-dir")
         reason = error.strerror or str(error)
-        return UsageError(
+        return refusal(
+            self.path,
+            error,
             f"run directory {self.path} cannot be used: {reason}; "
-            "make it writable or choose another --run-dir"
+            "make it writable or choose another --run-dir",
         )
 
 
@@ -384,5 +395,5 @@ def _read_owner(descriptor: int) -> str:
     try:
         owner = _owner_in(os.pread(descriptor, LARGEST_LEASE_BYTES, 0))
         return f"pid {owner['pid']} on host {owner['host']}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "its owner is just starting"

@@ -13,6 +13,7 @@ from holdfast.checkpoint.errors import KeyUnusable
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.transient import refusal
 
 
 def find_key(path: Path | None, run_dir: Path) -> KeyFile | None:
@@ -32,7 +33,7 @@ def find_key(path: Path | None, run_dir: Path) -> KeyFile | None:
     try:
         return KeyFile.of(path)
     except KeyUnusable as error:
-        raise UsageError(str(error)) from error
+        raise _refusal(error) from error
 
 
 def key_in(key_file: KeyFile | None) -> SigningKey | None:
@@ -44,7 +45,7 @@ def key_in(key_file: KeyFile | None) -> SigningKey | None:
     try:
         return None if key_file is None else key_file.read()
     except KeyUnusable as error:
-        raise UsageError(str(error)) from error
+        raise _refusal(error) from error
 
 
 def refuse_other_key(key_file: KeyFile | None, wanted: str | None, run_dir: Path) -> None:
@@ -71,3 +72,11 @@ def refuse_other_key(key_file: KeyFile | None, wanted: str | None, run_dir: Path
         f"was changed; run `holdfast verify --key-file {key_file.path}`, and leave --key-file out "
         "only if no other user can write there"
     )
+
+
+def _refusal(error: KeyUnusable) -> UsageError:
+    """Return the error of a key that cannot be used, or cannot be read just now."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return refusal(Path(cause.filename or "the key file"), cause, str(error))
+    return UsageError(str(error))

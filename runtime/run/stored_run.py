@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import find_key, key_in
@@ -40,11 +40,13 @@ class StoredRun:
 
         Raises:
             UsageError: there is no step, or the steps cannot be listed.
+            RunUnreadable: they cannot be listed just now.
         """
         try:
             steps = self.store.steps()
         except StorageFailed as error:
-            raise UsageError(str(error)) from error
+            kind = RunUnreadable if error.errno in TRANSIENT else UsageError
+            raise kind(str(error)) from error
         if not steps:
             raise UsageError(f"{self.path} holds no checkpoint: its run has saved none yet")
         return steps

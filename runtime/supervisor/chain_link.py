@@ -44,6 +44,7 @@ class ChainLink:
 
         Raises:
             RecoveryImpossible: the chain does not get on.
+            RunUnreadable: whether it does cannot be told just now.
             UsageError: the next job would not know that this one began a fresh run.
         """
         step = self._file.newest_step()

@@ -236,7 +236,8 @@ class Narration:
         if end.traceback:
             trace = end.traceback if self._is_verbose else users_trace(end.traceback)
             self._write(trace.encode(errors="replace"))
-        is_bad = end.exit_code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
+        is_well = end.exit_code in (ExitCode.DONE, ExitCode.STOPPED_EARLY)
+        is_bad = end.is_failure or not is_well
         tell = self._say if is_bad else self._inform
         tell(("error: " if is_bad else "") + end.reason)
         if end.exit_code == ExitCode.DONE and self._completed_step == self._begun_step:

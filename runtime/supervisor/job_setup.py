@@ -29,6 +29,7 @@ from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
+from holdfast.runtime.run.transient import refusal
 from holdfast.runtime.supervisor.agent_process import AgentTerms
 from holdfast.runtime.supervisor.screen import say
 from holdfast.runtime.supervisor.takeover import Takeover
@@ -135,7 +136,8 @@ def _take_directory(
     set_aside = directory.set_aside() if options.fresh else None
     record, is_resumed = open_or_create_record(directory, options, key_file)
     history = HistoryReader(directory.journal_path)
-    saved_step = directory.newest_step
+    # Asked first: a list that fails just now ends the job here, and is no list without a step.
+    saved_step = directory.newest_step if directory.has_checkpoints else None
     return JobSetup(
         options=options,
         record=record,
@@ -220,10 +222,11 @@ def check_files(options: JobOptions) -> None:
 def _check_initial(options: JobOptions) -> None:
     """Refuse weights that are not there; a run that resumes does not look at them."""
     path = options.initial
-    is_resumed = RunDirectory(options.run_dir).record_path.exists() and not options.fresh
+    # Not Path.exists(): that raises where the file system fails, which is told later.
+    is_resumed = os.path.exists(RunDirectory(options.run_dir).record_path) and not options.fresh
     if path is None or is_resumed:
         return
-    if not path.exists() and not path.with_name(f"{path.name}.index").exists():
+    if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
         raise UsageError(
             f"--initial {path} does not exist; begin with a .weights.h5, .keras or .npz file, the "
             "prefix or directory of a TensorFlow checkpoint, or another run's directory"
@@ -235,6 +238,7 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
 
     Raises:
         UsageError: it cannot be written, or is not the run's own file.
+        RunUnreadable: it cannot be written just now.
     """
     path = directory.journal_path
     try:
@@ -242,9 +246,11 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
     except ForeignFile as error:
         raise UsageError(str(error)) from error
     except OSError as error:
-        raise UsageError(
+        raise refusal(
+            path,
+            error,
             f"journal {path} cannot be written: {error.strerror or error}; "
-            "make it writable or choose another --run-dir"
+            "make it writable or choose another --run-dir",
         ) from error
 
 

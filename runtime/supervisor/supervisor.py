@@ -8,6 +8,7 @@ the job over.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -309,7 +310,8 @@ class Supervisor:
 
     def _hand_lease(self, lease: Lease) -> None:
         """Give the agent the lease of a directory that was made again; it outlives this process."""
-        lease.name_agent(self._base / SOCKET_NAME)
+        with contextlib.suppress(OSError):  # the lock counts; only nobody could take this job over
+            lease.name_agent(self._base / SOCKET_NAME)
         if self._agent is not None:
             self._agent.tell({"kind": "lease"}, (lease.fileno(),))
 

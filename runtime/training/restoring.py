@@ -3,7 +3,8 @@
 All agree on one step.  Each worker reads and verifies its part of the shards, then sends
 it to the others: the file system delivers every byte once.  Digests come first: no byte is
 sent before all shards have verified.  Nothing is loaded before all workers have
-everything.  If a step fails for one worker, all reject it.
+everything.  If a step fails for one worker, all reject it.  A step that cannot be read just
+now is tried again for a while (`shared_tries`), and is not rejected when it is given up.
 
 If there is a second holder, rank 0 mends a rejected step from it, and all read the step
 once more.  A step that only a second holder has is a candidate like any other.  If it is
@@ -13,22 +14,23 @@ newer than all steps here, the disk has lost it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.format.layout import specs_of
-from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.store.reader import Restored
 from holdfast.checkpoint.store.state_reader import StateReader
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.patience import IMPATIENT
 from holdfast.runtime.committing.mending import Mender
-from holdfast.runtime.errors import RecoveryImpossible, UsageError
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.reading.nothing_left import refuse_to_begin
+from holdfast.runtime.reading.shared_tries import WAITS, SharedTries, Target, Waits
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory, second_holders
 from holdfast.runtime.saving.own_way import ContextReport
@@ -56,7 +58,9 @@ class _Candidate(NamedTuple):
 class JobRestore:
     """One worker's part in restoring a job; all members of a world take theirs together."""
 
-    def __init__(self, context: WorkerContext, job: TrainingJob, state: JobState) -> None:
+    def __init__(
+        self, context: WorkerContext, job: TrainingJob, state: JobState, waits: Waits = WAITS
+    ) -> None:
         self._context = context
         self._job = job
         self._state = state
@@ -65,6 +69,7 @@ class JobRestore:
         self._mender = Mender(ContextReport(context), second_holders(context))
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mender.has_holders
+        self._tries = SharedTries(context, waits)
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, by step."""
         self.saved_step = 0
@@ -78,7 +83,8 @@ class JobRestore:
         Raises:
             UsageError: the checkpoint belongs to another model, job or (if strict)
                 other numerics; the message names what differs.
-            RecoveryImpossible: there are checkpoints, and none of them is valid.
+            RecoveryImpossible: there are checkpoints, and all of them are damaged.
+            CheckpointsUnread: there are some that may be whole, and none could be read.
             WorldBroken: a member died.
         """
         is_first = communicator.rank == 0
@@ -88,14 +94,11 @@ class JobRestore:
             if restored is not None:
                 if is_first:
                     self._record(candidate.step)
+                    self._tries.tell_of_newer(candidate.step)
                 return restored
         candidates = [found for found in candidates if found.step not in self._other_stages]
-        lost = [candidate for candidate in candidates if candidate.was_saved]
-        if lost:
-            raise RecoveryImpossible(
-                f"none of the {len(lost)} checkpoints of {self._context.run_dir} is valid; "
-                "restore one from a backup, or start over with --fresh"
-            )
+        lost = [candidate.step for candidate in candidates if candidate.was_saved]
+        refuse_to_begin(self._context.run_dir, lost, self._tries.unread)
         if is_first:  # all others get the state of rank 0
             _begin(self._context, self._job, self._state.replica)
         return None
@@ -108,7 +111,13 @@ class JobRestore:
 
     def _agreed_candidates(self, communicator: Communicator) -> list[_Candidate]:
         """Return the steps that rank 0 finds here and at the second holders, newest first."""
-        found = self._candidates() if communicator.rank == 0 else []
+        found: list[_Candidate] = []
+
+        def list_them() -> None:
+            if communicator.rank == 0:
+                found[:] = self._candidates()
+
+        self._tries.insist(communicator, list_them)
         agreed = json.loads(_from_first(communicator, json.dumps(found)))
         return [_Candidate(*found) for found in agreed]
 
@@ -126,18 +135,18 @@ class JobRestore:
         """Return the state of a step, after a mend if it needs one; None on all workers alike."""
         step, restored = candidate.step, None
         if candidate.is_here:
-            restored = self._read(communicator, step, fresh)
+            restored = self._read(communicator, candidate, fresh)
             if step in self._other_stages:
                 return None
-            if restored is None:
+            if restored is None and step not in self._tries.unread:  # it may be whole
                 self._context.rejected.add(step)
         if restored is None and self._is_mended(communicator, step):
-            restored = self._read(communicator, step, fresh)
+            restored = self._read(communicator, candidate, fresh)
         if restored is not None:
             self.saved_step = step
             self._context.rejected.discard(step)
         elif candidate.is_in_memory:
-            restored = self._read(communicator, step, fresh, from_memory=True)
+            restored = self._read(communicator, candidate, fresh, from_memory=True)
         return restored
 
     def _is_mended(self, communicator: Communicator, step: int) -> bool:
@@ -148,10 +157,18 @@ class JobRestore:
         return bool(json.loads(_from_first(communicator, json.dumps(is_whole))))
 
     def _read(
-        self, communicator: Communicator, step: int, fresh: Cursor, *, from_memory: bool = False
+        self,
+        communicator: Communicator,
+        candidate: _Candidate,
+        fresh: Cursor,
+        *,
+        from_memory: bool = False,
     ) -> Restored | None:
-        """Return the state of ``step``, or None on all workers if any of them rejects it."""
-        run_id = self._context.config.run_id
+        """Return the state of a step, or None on all workers if any of them cannot read it."""
+        step, run_id = candidate.step, self._context.config.run_id
+        target = Target(step, from_memory, candidate.is_here and not self._has_second_holder)
+        # Snapshots are there at once: the disk has one try, and no advice is needed.
+        patience = IMPATIENT if candidate.is_in_memory and not from_memory else None
         found: list[StateReader] = []
 
         def open_step() -> None:
@@ -163,7 +180,7 @@ class JobRestore:
             writers = found[0].manifest.writers
             found[0].read(range(communicator.rank, writers, communicator.size))
 
-        if not self._is_accepted(communicator, step, open_step):
+        if not self._tries.succeed(communicator, target, open_step, patience):
             return None
         (reader,) = found
         cursor = reader.manifest.cursor
@@ -172,7 +189,7 @@ class JobRestore:
             return None
         self._refuse_edit(step, cursor)
         self._check(reader, fresh, is_first=communicator.rank == 0)
-        if not self._is_accepted(communicator, step, read_part):
+        if not self._tries.succeed(communicator, target, read_part, patience):
             return None
         for shard in range(reader.manifest.writers):
             for contents in reader.contents(shard):
@@ -202,34 +219,6 @@ class JobRestore:
                 f"{self._job.work_plan.steps} steps now: ask for as many as before, start over "
                 "with --fresh, or choose another --run-dir"
             )
-
-    def _is_accepted(
-        self, communicator: Communicator, step: int, attempt: Callable[[], None]
-    ) -> bool:
-        """Return whether ``attempt`` succeeded on all workers; report the first reason if not."""
-        try:
-            attempt()
-            mine = ""
-        except CheckpointInvalid as error:
-            mine = error.reason
-        except CheckpointError as error:
-            mine = str(error)
-        reasons = [reason.decode() for reason in communicator.allgather_bytes(mine.encode())]
-        reason = next(filter(None, reasons), None)
-        if reason is not None and communicator.rank == 0:
-            self._context.journal.record("rejected", step=step, reason=reason)
-            self._context.notify(
-                f"checkpoint step {step} was rejected: {reason}{self._advice(step)}"
-            )
-        return reason is None
-
-    def _advice(self, step: int) -> str:
-        if self._has_second_holder or step not in self._store.steps():
-            return ""
-        return (
-            f"; mend it from a copy with `holdfast repair {self._context.run_dir} --from COPY`, "
-            f"or remove {self._store.directory / step_name(step)}"
-        )
 
     def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
         """Refuse a state that is not this job's, on all workers alike."""

@@ -16,12 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import (
+    TRANSIENT,
+    CheckpointError,
+    CheckpointUnreadable,
+    StorageFailed,
+)
 from holdfast.checkpoint.format.layout import specs_of
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.reader import compare_specs, restore, restore_newest
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.model.named_variables import some_of
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.weights.weights_source import WeightsKind, WeightsSource, is_weight
@@ -35,6 +40,7 @@ def load_initial_weights(replica: Replica, source: WeightsSource) -> None:
 
     Raises:
         UsageError: there is no such file, or it holds another model's weights.
+        RunUnreadable: the checkpoint of another run cannot be read just now.
     """
     path = source.path
     match source.kind:
@@ -57,13 +63,26 @@ def _of_run(source: WeightsSource) -> Tensors:
             return restore(store, source.step).state
         restored, rejections = restore_newest(store)
     except CheckpointError as error:
-        raise UsageError(f"{source.path} cannot give the first weights: {error}") from error
+        kind = RunUnreadable if _may_pass(error) else UsageError
+        raise kind(f"{source.path} cannot give the first weights: {error}") from error
+    for unread in (found for found in rejections if found.is_unread):
+        raise RunUnreadable(  # an older step has other weights, and nobody asked for them
+            f"{source.path} cannot give the first weights: its checkpoint step {unread.step} could "
+            f"not be read: {unread.reason}; it is not known to be damaged: run again, or name "
+            "another step"
+        )
     if restored is None:
         reasons = "; ".join(rejection.reason for rejection in rejections) or "there is none"
         raise UsageError(
             f"{source.path} has no valid checkpoint to take the first weights from: {reasons}"
         )
     return restored.state
+
+
+def _may_pass(error: CheckpointError) -> bool:
+    """Return whether the same call may succeed the next time."""
+    is_failing_call = isinstance(error, StorageFailed) and error.errno in TRANSIENT
+    return is_failing_call or isinstance(error, CheckpointUnreadable)
 
 
 def _of_archive(path: Path) -> Tensors:

@@ -60,6 +60,10 @@ class WorkerContext:
         """Show one line to the user, once for all workers that send the same line."""
         self.tell_agent({"kind": "notice", "text": text})
 
+    def warn(self, text: str) -> None:
+        """Show one line as ``notify`` does, also to the user of a script that runs alone."""
+        self.tell_agent({"kind": "notice", "text": text, "is_trouble": True})
+
     def inform(self, text: str) -> None:
         """Show one line as ``notify`` does, but not to a user who asked for quiet."""
         self.tell_agent({"kind": "notice", "text": text, "is_progress": True})

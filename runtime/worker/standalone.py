@@ -80,8 +80,10 @@ def standalone() -> WorkerContext:
 def _tell(report: Mapping[str, object], *, is_quiet: bool = False) -> None:
     """Say each epoch and the end of the training, as ``holdfast run`` does, unless ``is_quiet``.
 
-    All else is in the journal.
+    Trouble with the run's checkpoints is said to the quiet as well; all else is in the journal.
     """
+    if report.get("is_trouble"):
+        _write(sys.stderr, f"holdfast: {report['text']}")
     if is_quiet:
         return
     if report["kind"] == "complete" and report["is_first"]:

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import errors
-from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, StorageFailed
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    StorageFailed,
+)
 
 
 def test_all_errors_have_one_root() -> None:
@@ -43,3 +48,15 @@ def test_invalid_checkpoint_names_step_and_reason() -> None:
     assert str(error) == (
         "checkpoint step 30 is invalid: shard 1 has 7 of 9 bytes; use an older step with --step N"
     )
+
+
+@pytest.mark.parametrize("number", sorted(errors.TRANSIENT))
+def test_unreadable_checkpoint_is_called_neither_invalid_nor_damaged(number: int) -> None:
+    failure = StorageFailed("open", Path("/a/b"), OSError(number, os.strerror(number)))
+
+    error = CheckpointUnreadable.of(30, failure)
+
+    assert (error.step, error.errno, error.path) == (30, number, Path("/a/b"))
+    assert str(error).startswith("checkpoint step 30 could not be read: cannot open /a/b: ")
+    assert str(error).endswith("; it is not known to be damaged: try again")
+    assert "is invalid" not in str(error)

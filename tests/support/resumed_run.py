@@ -28,6 +28,7 @@ from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.reading.shared_tries import WAITS, Waits
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -66,6 +67,27 @@ class Weights:
     def load(self, state: Tensors) -> None: ...
 
 
+class Clock:
+    """A worker's clock that only its waits move."""
+
+    def __init__(self, on_nap: Callable[[], None] = lambda: None) -> None:
+        self.now_s = 0.0
+        self.naps: list[float] = []
+        self._on_nap = on_nap
+
+    def now(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now_s += seconds
+        self._on_nap()
+
+    @property
+    def waits(self) -> Waits:
+        return Waits(WAITS.patience, self.now, self.sleep)
+
+
 class Run:
     """A run directory with checkpoints, and workers that want to go on from it."""
 
@@ -79,6 +101,11 @@ class Run:
         self.bytes_read: Counter[int] = Counter()
         self.ask_agent: Callable[[dict[str, object]], dict[str, Any]] | None = None
         self.notices: list[str] = []
+        self.on_nap: Callable[[], None] = lambda: None
+        """Called in each wait, by the worker that waits."""
+        self.clocks: dict[int, Clock] = {}
+        """Of each worker of the last restore, by its rank."""
+        self.contexts: dict[int, WorkerContext] = {}
         self._ranks: dict[int, int] = {}
 
     def save(self, step: int, fill: float, writers: int) -> Path:
@@ -106,8 +133,11 @@ class Run:
             _communicators[threading.get_ident()] = communicator
             context = self._context(communicator)
             replica = Weights(0, floats)
+            clock = self.clocks[communicator.rank] = Clock(self.on_nap)
+            self.contexts[communicator.rank] = context
             try:
-                restore = JobRestore(context, self.job, JobState(replica, Alone()))
+                state = JobState(replica, Alone())
+                restore = JobRestore(context, self.job, state, clock.waits)
                 restored = restore.run(communicator, Cursor.start(1))
             except WorldBroken:
                 return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -14,11 +16,15 @@ from hypothesis.extra import numpy as hnp
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
 from holdfast.checkpoint.format.digest import state_sha256
+from holdfast.checkpoint.format.entries import Placed
 from holdfast.checkpoint.format.layout import TensorSpec
+from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
+from holdfast.checkpoint.store import state_reader
 from holdfast.checkpoint.store.reader import compare_specs, restore, restore_newest
 from holdfast.checkpoint.store.save import save
+from holdfast.checkpoint.store.state_reader import StateReader
 from holdfast.checkpoint.store.store import CheckpointStore
 
 State = dict[str, Tensor]
@@ -124,6 +130,42 @@ def test_unreadable_step_is_told_from_a_damaged_one(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointUnreadable, match=r"\(EIO\)"):
         restore(store, 1)
+
+
+@pytest.mark.parametrize("where", ["state_reader.empty_tensor", "scan.Digest"])
+def test_step_that_there_is_no_memory_for_is_not_invalid(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    save(store, {"a": np.zeros(3)}, header=Header("run", 1, 1))
+
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(f"holdfast.checkpoint.store.{where}", fail)
+
+    with pytest.raises(CheckpointUnreadable, match=r"no memory for (tensor 'a'|shard 0)") as error:
+        restore(store, 1)
+    assert error.value.errno == errno.ENOMEM
+
+
+def test_pieces_are_sorted_by_shard_once_however_many_shards(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, {f"t{n}": np.zeros(8) for n in range(20)}, header=Header("run", 1, 1), writers=8)
+    reader = StateReader(store, 1)
+    reader.allocate()
+    calls: list[int] = []
+    plain = state_reader.pieces_by_shard
+
+    def sort(manifest: Manifest) -> list[list[Placed]]:
+        calls.append(manifest.step)
+        return plain(manifest)
+
+    monkeypatch.setattr(state_reader, "pieces_by_shard", sort)
+    sizes = [sum(len(part) for part in reader.contents(shard)) for shard in range(8)]
+
+    assert sum(sizes) == 20 * 8 * 8
+    assert calls == [1]
 
 
 def test_unlistable_store_is_an_error_not_an_empty_one() -> None:

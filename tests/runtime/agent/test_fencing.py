@@ -260,6 +260,17 @@ def test_launch_ends_when_none_of_its_workers_gets_a_byte_to_restore(world: Worl
     assert [worker.limit for worker in world.workers] == ["reading"] * 3
 
 
+def test_workers_that_wait_before_they_read_again_are_let_alone(world: World) -> None:
+    world.fencing.begin(0.0)
+    restore(world)
+
+    for _ in range(8):
+        with world.workers[1].page.needing_no_peer():
+            world.pass_time(100.0, 0, 1, 2)
+
+    assert world.told == []
+
+
 def test_workers_that_wait_for_the_one_that_reads_are_let_alone(world: World) -> None:
     world.fencing.begin(0.0)
 

@@ -67,6 +67,11 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("suspicion", {"text": "core 5 has lost 3 workers"}, "core 5 has lost 3 workers"),
     ("taken_over", {}, "another supervisor has taken the job over"),
+    (
+        "unreadable",
+        {"step": 2, "reason": "Stale file handle", "seconds": 180.0},
+        "gave up the checkpoint of step 2 after 3:00: Stale file handle",
+    ),
     ("warning", {"text": "the clock is wrong"}, "the clock is wrong"),
 ]
 SHOWN_ELSEWHERE = {"checkpoint", "epoch", "launch", "step", "world"}

@@ -40,6 +40,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "stopped": {"step": 1},
     "suspected": {"worker": 1, "seconds": 9.5, "step": 1},
     "suspicion": {"text": "core 5"},
+    "unreadable": {"step": 1, "reason": "stale", "seconds": 180.0},
     "warning": {"text": "odd"},
     "world": {"workers": [0], "step": 1},
 }

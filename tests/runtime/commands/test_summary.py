@@ -347,6 +347,7 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
     for reason in ("disk full", "disk gone"):
         story.tell("checkpoint_failed", step=6, reason=reason)
     story.tell("rejected", step=4, reason="a bit")
+    story.tell("unreadable", step=5, reason="stale", path="/r", error="ESTALE", seconds=180.0)
     story.tell("scrub_failed", step=2, reason="a block", moved_to=None, mended=False)
     story.tell("scrub_failed", step=3, reason="a block", moved_to=".bad-3", mended=True)
     story.tell("mended", step=3, taken=1, parts=9, bad_name=".bad-3", holder="/mirror")
@@ -360,11 +361,13 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
     assert report.checkpoints[0].orphaned
     assert report.memory_differences == (WrongMemory(5, (0, 2), has_majority=False),)
     assert describe_checkpoints(report) == (
-        "1 committed, 2 failed, 1 rejected, 2 skipped, 1 committed after all workers had died"
+        "1 committed, 2 failed, 1 rejected, 1 could not be read, 2 skipped, "
+        "1 committed after all workers had died"
     )
     assert describe_troubles(report) == [
         "step 6 failed, the last of 2: disk gone",
         "step 4 rejected: a bit",
+        "step 5 could not be read for 180 s: stale",
         "step 2 did not verify any more, not moved: a block",
         "step 3 did not verify any more, mended: a block",
         "step 3 mended: 1 of 9 parts from /mirror",

@@ -100,7 +100,7 @@ def test_run_of_which_nothing_is_valid_anywhere_is_refused_by_all(run: Run) -> N
         run.restore(ranks=2)
 
 
-def test_error_of_one_worker_alone_is_tried_once_more_and_then_given_way_to(
+def test_error_of_one_worker_alone_is_tried_again_and_then_given_way_to(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 finds nothing to mend: the step is whole, and only rank 2 cannot read it."""
@@ -115,8 +115,8 @@ def test_error_of_one_worker_alone_is_tried_once_more_and_then_given_way_to(
     monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
 
     assert run.restore(ranks=3) == [(10, 1.0)] * 3
-    assert [record["step"] for record in run.journal("rejected")] == [20, 20]
-    assert run.journal("mended") == run.journal("mend_failed") == []
+    assert [record["step"] for record in run.journal("unreadable")] == [20, 20]
+    assert run.journal("rejected") == run.journal("mended") == run.journal("mend_failed") == []
     assert NEWEST in run.store.names()
 
 

@@ -298,6 +298,12 @@ def test_error_of_several_lines_is_told_in_one(told: Told) -> None:
     ]
 
 
+def test_failure_that_running_again_may_cure_is_an_error_even_to_the_quiet(told: Told) -> None:
+    told.voice.ended(End(ExitCode.STOPPED_EARLY, "none could be read", is_failure=True))
+
+    assert told.lines() == ["holdfast: error: none could be read"]
+
+
 @pytest.mark.parametrize(
     ("code", "line"),
     [

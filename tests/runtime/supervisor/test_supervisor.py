@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from supervised import COLD, ENDED, WARM, Agent, Job, completed, exited, joined, report
@@ -15,6 +16,7 @@ from supervised import COLD, ENDED, WARM, Agent, Job, completed, exited, joined,
 from holdfast.recovery.event import ExitCode, Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.allocation import Allocation, Scheduler
+from holdfast.runtime.run.run_directory import Lease
 from holdfast.runtime.supervisor import supervisor as module
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
@@ -276,6 +278,27 @@ def test_job_that_was_taken_over_is_gone_on_with(make: Make) -> None:
     assert (again["config"]["workers"], again["config"]["generation"]) == ([9, 10], 6)
     assert (again["relaunch"], again["spent"]) == (2, 3)
     assert job.terms == []
+
+
+def test_lease_is_handed_on_even_if_nothing_can_be_written_into_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent()
+    job = make(agent)
+    job.begin(WARM, *joined(0, 1))
+    shutil.rmtree(job.directory.path)
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Lease, "name_agent", fail)
+    job.supervisor._on_message(report(0, "checkpoint", step=5))
+
+    (lease,) = agent.told[1:]
+    assert os.path.samestat(os.fstat(lease[FDS][0]), job.directory.lease_path.stat())
+    assert job.directory.load_record() == job.setup.record
+    os.close(lease[FDS][0])
+    job.supervisor._keeper.lease.release()
 
 
 def test_run_directory_that_was_removed_is_made_again_and_its_lease_handed_on(make: Make) -> None:

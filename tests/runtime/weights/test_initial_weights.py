@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +13,11 @@ import numpy as np
 import pytest
 from configs import worker_config
 
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
@@ -95,6 +98,28 @@ def test_newest_checkpoint_of_another_run_gives_the_weights(tmp_path: Path) -> N
     load_initial_weights(replica, WeightsSource(tmp_path))
 
     check_begun(replica)
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_newest_step_that_cannot_be_read_just_now_gives_way_to_no_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int | None
+) -> None:
+    store = CheckpointStore(tmp_path)
+    for saved in (1, 2):
+        save(store, weights(), header=Header("r", 1, saved))
+    plain = LocalFileSystem.open_read
+
+    def open_read(files: LocalFileSystem, path: Path) -> int:
+        if path.parent.name == "step-000000000002":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return plain(files, path)
+
+    monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
+
+    with pytest.raises(RunUnreadable, match=r"step 2 could not be read: .*ESTALE") as refused:
+        load_initial_weights(Replica(), WeightsSource(tmp_path, step=step))
+    assert refused.value.exit_code == os.EX_TEMPFAIL
+    assert "is not known to be damaged" in str(refused.value)
 
 
 def test_step_of_another_run_gives_the_weights(tmp_path: Path) -> None:

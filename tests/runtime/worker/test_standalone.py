@@ -117,8 +117,9 @@ def test_end_of_the_training_is_said_once(capsys: pytest.CaptureFixture[str]) ->
     for is_first in (False, True):
         standalone._tell({"kind": "complete", "is_first": is_first, "step": 7, "sha256": "ab"})
     standalone._tell({"kind": "notice", "text": "x"})
+    standalone._tell({"kind": "notice", "text": "y", "is_trouble": True}, is_quiet=True)
 
-    assert capsys.readouterr().err == "holdfast: completed step 7, state sha256 ab\n"
+    assert capsys.readouterr().err == "holdfast: completed step 7, state sha256 ab\nholdfast: y\n"
 
 
 def test_each_epoch_is_said_unless_nobody_wants_to_hear(

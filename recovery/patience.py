@@ -1,0 +1,102 @@
+"""How long a checkpoint that cannot be read is tried again, and what follows then.
+
+Theory.  A step is given up for good only if it is *proved* damaged: one worker has seen a wrong
+byte.  A call that failed proves nothing.  File servers fail over within minutes, and open
+files come back when others are closed.  So all workers wait together and try again, for a
+bounded time.  Then an older step is better than none, and the job says what it has left.
+
+All workers see the findings of all, and the seconds of rank 0: they decide alike, without
+another message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+
+class Finding(IntEnum):
+    """What a worker has found of a step; of several findings, the largest counts."""
+
+    FINE = 0
+    TRANSIENT = 1
+    """The call failed in a way that may be gone at the next one."""
+    UNREADABLE = 2
+    """The call failed in a way that will last, such as a missing permission."""
+    DAMAGED = 3
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the step may still be whole."""
+        return self in (Finding.TRANSIENT, Finding.UNREADABLE)
+
+
+class Verdict(Enum):
+    """What follows a try."""
+
+    TAKE = "take the step"
+    AGAIN = "wait, and try again"
+    OLDER = "give it up, for the next older step"
+    STOP = "do not wait, for the job was asked to stop"
+
+
+class Leftover(Enum):
+    """How a restore ends that has taken none of the run's steps."""
+
+    NOTHING = "there was no step: the run begins"
+    RUN_AGAIN = "some step may be whole: run again later"
+    IMPOSSIBLE = "every step is damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """The tries of a step so far, and the seconds that the restore has spent on failing ones."""
+
+    count: int
+    spent_s: float
+    is_stop_wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The bounds: one restore waits for ``whole_s``, and tries each step ``least_tries`` times."""
+
+    whole_s: float = 180.0
+    """A Lustre or NFS server fails over in one to three minutes."""
+    first_nap_s: float = 0.5
+    longest_nap_s: float = 10.0
+    """A death, or a wish to stop, is heard of after the nap."""
+    least_tries: int = 3
+    """For older steps, when the newest has used up the time; a stale handle needs one."""
+
+    def nap_s(self, tries: Tries) -> float | None:
+        """Return how long to wait before the next try, None if the step is to be given up."""
+        doublings = min(tries.count - 1, 16)  # no float is too small for that
+        nap_s = min(self.first_nap_s * 2.0**doublings, self.longest_nap_s)
+        left_s = self.whole_s - tries.spent_s
+        if left_s > 0:
+            return min(nap_s, max(left_s, self.first_nap_s))
+        return nap_s if tries.count < self.least_tries else None
+
+    def verdict(self, findings: Iterable[Finding], tries: Tries) -> Verdict:
+        """Return what follows when all workers have found this."""
+        worst = max(findings)
+        if worst is Finding.FINE:
+            return Verdict.TAKE
+        if worst is not Finding.TRANSIENT or self.nap_s(tries) is None:
+            return Verdict.OLDER
+        return Verdict.STOP if tries.is_stop_wanted else Verdict.AGAIN
+
+
+PATIENT = Patience()
+IMPATIENT = Patience(whole_s=0.0, least_tries=1)
+"""For a step that there is another way to: its snapshots in memory."""
+
+
+def leftover(findings: Iterable[Finding]) -> Leftover:
+    """Return how a restore ends that has found this of the run's steps, and taken none."""
+    found = list(findings)
+    if any(finding.is_unread for finding in found):
+        return Leftover.RUN_AGAIN
+    return Leftover.IMPOSSIBLE if found else Leftover.NOTHING
