@@ -190,8 +190,12 @@ def _early_end(page: HeartbeatPage) -> dict[str, object] | None:
 
 
 def _import_report(error: ImportError, script: str) -> dict[str, object]:
-    """Report that TensorFlow is missing or broken; other imports are the script's errors."""
-    if _TENSORFLOW.isdisjoint(_modules_of(error)):
+    """Report that TensorFlow is missing or broken; other imports are the script's errors.
+
+    A package whose own import has failed is in ``sys.modules`` no more.  One that is there
+    has only refused a name or asked for a third package.
+    """
+    if not _TENSORFLOW & _modules_of(error) - sys.modules.keys():
         return _script_report(error, script)
     return _error_report(
         UsageError(

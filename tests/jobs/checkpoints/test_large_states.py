@@ -16,7 +16,7 @@ from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 
-WEIGHTY = Path(__file__).parents[1] / "scripts" / "weighty.py"
+WEIGHTY = Path(__file__).parents[1] / "scripts" / "disks" / "weighty.py"
 MIB = 1 << 20
 
 

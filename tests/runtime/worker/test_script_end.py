@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -233,12 +234,37 @@ def test_script_that_cannot_be_prepared_is_not_begun(tmp_path: Path) -> None:
     ],
     ids=["by name", "within"],
 )
-def test_tensorflow_that_cannot_be_imported_comes_with_advice(tmp_path: Path, text: str) -> None:
+def test_tensorflow_that_cannot_be_imported_comes_with_advice(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tensorflow", "keras"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
     report = end_of(tmp_path, text, Phase.STARTING)
 
     assert (report["type"], report["exit_code"]) == ("UsageError", 2)
     assert report["message"].startswith("TensorFlow cannot be imported: libcuda is missing; ins")
     assert report["traceback"] == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise ImportError('cannot import name', name='keras.preprocessing.image')",
+        "exec('raise ImportError(\"install pydot\")', {'__name__': 'keras.src.utils'})",
+    ],
+    ids=["a name that it lacks", "a package that it asks for"],
+)
+def test_import_error_of_a_keras_that_works_is_the_scripts_error(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tensorflow", "keras"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    report = end_of(tmp_path, text, Phase.STARTING)
+
+    assert (report["type"], report["exit_code"]) == ("ImportError", 1)
+    assert report["where"].startswith("<module> (train.py:1)")
 
 
 def test_other_module_that_is_missing_is_the_scripts_error(tmp_path: Path) -> None:

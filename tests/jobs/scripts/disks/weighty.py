@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
-from examples import load
 from holdfast import Trainer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from examples import load  # noqa: E402
 
 example = load("02_custom_replica")
 
