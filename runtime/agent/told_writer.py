@@ -27,6 +27,11 @@ class ToldWriter:
         return 0 if self._memory is None else int(self._memory[0]["bytes"])
 
     @property
+    def file_bytes(self) -> int:
+        """Bytes of the largest file of a save; the writer tells when each is durable."""
+        return 0 if self._memory is None else int(self._memory[0]["file_bytes"])
+
+    @property
     def has_saves(self) -> bool:
         """Whether parts of a save have been copied."""
         return bool(self._parts)

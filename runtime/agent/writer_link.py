@@ -173,8 +173,8 @@ class WriterLink:
         if self.is_settling and self._settles_within_s < ANSWERED_WITHIN_S:
             return self._settles_within_s
         is_mending = any(kind == _ANSWERS["mend"] for kind, _ in self._asked)
-        passes = _PASSES_OF_A_MEND if is_mending else 1
-        return ANSWERED_WITHIN_S + passes * self._told.nbytes / SLOWEST_BYTES_PER_S
+        nbytes = _PASSES_OF_A_MEND * self._told.nbytes if is_mending else self._told.file_bytes
+        return ANSWERED_WITHIN_S + nbytes / SLOWEST_BYTES_PER_S
 
     def _connected(self) -> Channel:
         """Return the channel to the writer; start the writer if there is none.
@@ -208,6 +208,8 @@ class WriterLink:
 
     def _on_message(self, message: Message) -> None:
         self._progressed = self._clock()
+        if message["kind"] == "progress":
+            return
         if message["kind"] == "notice":
             self._owner.on_writer_notice(message)
         elif message["kind"] in _ANSWERS.values():

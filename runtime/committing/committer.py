@@ -119,7 +119,13 @@ class Committer:
         self, write: Callable[[_Shard], _Written], shards: Iterable[_Shard]
     ) -> list[_Written]:
         """Write all shards at once; raise the first error, once all have ended."""
-        writes = [self._threads.submit(write, shard) for shard in shards]
+
+        def write_one(shard: _Shard) -> _Written:
+            written = write(shard)
+            self._report.progressed()
+            return written
+
+        writes = [self._threads.submit(write_one, shard) for shard in shards]
         wait(writes)
         return [found.result() for found in writes]
 

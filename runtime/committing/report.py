@@ -13,3 +13,6 @@ class Report(Protocol):
 
     def notify(self, text: str) -> None:
         """Show one line to the user."""
+
+    def progressed(self) -> None:
+        """Take note that a file of a save is durable: the disk does not hang."""

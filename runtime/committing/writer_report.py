@@ -35,6 +35,11 @@ class WriterReport:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send({"kind": "notice", "text": text})
 
+    def progressed(self) -> None:
+        """Let the agent wait on: the disk does not hang."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send({"kind": "progress"})
+
     def close(self) -> None:
         """Write what waits, and close the journal."""
         if self._journal is not None:

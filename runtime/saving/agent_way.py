@@ -102,6 +102,7 @@ class AgentWay:
             "layout": layout,
             "size": image_map.size,
             "bytes": image_map.layout.nbytes,
+            "file_bytes": max(sum(p.nbytes for p in pieces) for pieces in image_map.pieces),
         }
         return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))
 

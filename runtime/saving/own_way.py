@@ -173,3 +173,6 @@ class ContextReport:
     def notify(self, text: str) -> None:
         """Show one line to the user."""
         self._context.notify(text)
+
+    def progressed(self) -> None:
+        """Do nothing: nobody watches this committer but the deadline of the save."""

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from examples import load  # noqa: E402
+from examples import load
 
 example = load("02_custom_replica")
 
