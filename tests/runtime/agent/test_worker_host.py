@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +50,7 @@ class FakeWriter:
     """A writer that keeps what it was given, and settles when it is told to."""
 
     def __init__(self, reactor: Reactor, owner: WorkerHost) -> None:
-        self.snapshots: list[Message] = []
+        self.memories: list[Message] = []
         self.waiting: list[Callable[[Message], None]] = []
         self.pid = None
 
@@ -60,8 +60,8 @@ class FakeWriter:
 
     def start(self) -> None: ...
 
-    def write(self, snapshot: Message) -> None:
-        self.snapshots.append(snapshot)
+    def use(self, memory: Message, fds: Sequence[int]) -> None:
+        self.memories.append(memory)
 
     def settle(self, then: Callable[[Message], None], *, is_urgent: bool) -> None:
         self.waiting.append(then)
@@ -98,6 +98,16 @@ class Host:
         process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         self._processes.append(process)
         self.real.on_forked(1, worker, process.pid)
+
+    def ask(self, worker: int, question: Message) -> list[int]:
+        """Ask for memory as a worker does; return the inodes of the buffers that come."""
+        found: list[int] = []
+        hosted = self.real.workers[worker]
+        hosted.answer = lambda message, fds=(): found.extend(  # type: ignore[method-assign]
+            os.fstat(fd).st_ino for fd in fds
+        )
+        self.real._on_report(hosted, question)
+        return found
 
     def guard(self, rank: int) -> None:
         ours, theirs = pair()
@@ -237,30 +247,40 @@ def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Hos
     assert host.real.is_idle
 
 
-def test_answers_of_the_writer_reach_the_page_and_failures_everyone(host: Host) -> None:
-    def answer(kind: str, worker: int, attempt: int, *, is_second: bool = False) -> None:
-        host.real.on_written(
-            {
-                "kind": kind,
-                "launch": 1,
-                "worker": worker,
-                "attempt": attempt,
-                "step": 30,
-                "is_second": is_second,
-                "reason": "the disk is full",
-            }
-        )
+def test_answers_of_the_writer_reach_all_pages_and_failures_everyone(host: Host) -> None:
+    def answer(kind: str, attempt: int, **fields: object) -> None:
+        names = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30}
+        host.real.on_written({**names, "reason": "the disk is full", **fields})
 
-    answer("durable", 0, 4)
-    answer("failed", 1, 4)
-    answer("durable", 7, 4)
-    answer("failed", 0, 5, is_second=True)
+    answer("saved", 4)
+    assert [(page.is_answered(4), page.failed_save) for page in host.pages.values()] == [
+        (True, 0),
+        (True, 0),
+    ]
+    answer("unsaved", 5)
+    answer("unsaved", 6, is_expected=True)
+    answer("saved", 7, launch=99)
 
-    assert (host.pages[0].is_answered(4), host.pages[0].failed_save) == (True, 0)
-    assert (host.pages[1].is_answered(4), host.pages[1].failed_save) == (True, 4)
-    assert not host.pages[0].is_answered(5), "nobody waits for a second copy"
+    assert [page.failed_save for page in host.pages.values()] == [6, 6]
+    assert not any(page.is_answered(7) for page in host.pages.values())
     (notice,) = [event["report"]["text"] for event in host.events if "report" in event]
     assert notice == "the checkpoint of step 30 failed: the disk is full"
+
+
+def test_all_workers_get_the_same_memory_and_the_writer_hears_of_it_once(host: Host) -> None:
+    question = {"kind": "memory", "layout": "l", "size": 9000, "bytes": 5000, "file_bytes": 5000}
+
+    inodes = [host.ask(worker, question) for worker in (0, 1)]
+
+    assert inodes[0] == inodes[1]
+    assert len(set(inodes[0])) == 2
+    assert host.writer.memories == [{**question, "launch": 1}]
+
+
+def test_sentences_of_the_writer_reach_the_user(host: Host) -> None:
+    host.real.on_writer_notice({"kind": "notice", "text": "step 3 was mended"})
+
+    assert [event["report"]["text"] for event in host.events] == ["step 3 was mended"]
 
 
 def test_killed_worker_that_does_not_end_is_written_off(

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from holdfast.runtime.agent.told_writer import ToldWriter, split
+from holdfast.runtime.writing.told_writer import ToldWriter, split
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.reactor import Reactor
@@ -242,8 +242,10 @@ class WriterLink:
             then(_no_answer(kind, f"the process that writes snapshots {why}"))
 
     def _answer(self, answer: Message) -> None:
-        self._pending.pop(_key(answer), None)
-        self._owner.on_written({name: value for name, value in answer.items() if name != FDS})
+        """Pass the answer about a save on, unless it has had one, when its writer had died."""
+        was_pending = self._pending.pop(_key(answer), None) is not None
+        if was_pending or answer.get("is_expected"):
+            self._owner.on_written({name: value for name, value in answer.items() if name != FDS})
 
 
 def _key(message: Message) -> _Key:
