@@ -14,7 +14,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,10 @@ from holdfast.checkpoint.disk.system_calls import fallocate, renameat2, sync_fil
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+
+
+def _no_fence() -> None:
+    """Let everything pass: nobody else may own the directory."""
 
 
 class FileSystem(Protocol):
@@ -85,10 +89,15 @@ class LocalFileSystem:
     Below ``root`` no symbolic link is followed, not even one that appears during a call:
     each call goes down from the root, directory by directory.  Links in the path of the
     root, and in paths outside the root, are followed.
+
+    ``fence`` proves that the root is still its owner's, and raises if it is not.  It is
+    called before each rename and removal, when the directories are open already.  So a root
+    that is replaced after the proof is not the one that is changed.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, fence: Callable[[], None] = _no_fence) -> None:
         self._root = root
+        self._fence = fence
 
     def mkdir(self, path: Path) -> None:
         """Make a directory of mode 0700."""
@@ -155,6 +164,7 @@ class LocalFileSystem:
         is not empty, and a committed checkpoint never is.
         """
         with self._parent(source) as old, self._parent(target) as new:
+            self._fence()
             if not renameat2((old, source.name), (new, target.name)):
                 os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
 
@@ -175,11 +185,13 @@ class LocalFileSystem:
     def unlink(self, path: Path) -> None:
         """Remove a name; the file itself goes with its last name."""
         with self._parent(path) as parent:
+            self._fence()
             os.unlink(path.name, dir_fd=parent)
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
         with self._parent(path) as parent:
+            self._fence()
             os.rmdir(path.name, dir_fd=parent)
 
     @contextlib.contextmanager

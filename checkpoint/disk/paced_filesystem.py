@@ -29,10 +29,11 @@ class PacedFileSystem(LocalFileSystem):
         root: Path,
         bytes_per_s: float = BYTES_PER_S,
         *,
+        fence: Callable[[], None] | None = None,
         pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(root)
+        super().__init__(root, *(() if fence is None else (fence,)))
         self._bytes_per_s = bytes_per_s
         self._pause = pause
         self._clock = clock

@@ -22,10 +22,8 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.pool_process import PoolStart
-from holdfast.runtime.writing.save_memory import SaveMemory
 from holdfast.runtime.agent.script_ends import look_at_ends
 from holdfast.runtime.agent.warm_pool import ForkRequest, WarmPool
-from holdfast.runtime.writing.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.mpiexec.mpi_host import HostState
 from holdfast.runtime.progress.host_report import describe, short_report
 from holdfast.runtime.system.channel import ChannelError, Message
@@ -33,6 +31,8 @@ from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.watch.host_limits import HostLimits
+from holdfast.runtime.writing.save_memory import SaveMemory
+from holdfast.runtime.writing.writer_link import QUESTIONS, WriterLink
 
 _SHARED_MEMORY = Path("/dev/shm")
 

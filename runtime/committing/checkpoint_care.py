@@ -34,7 +34,9 @@ class CheckpointCare:
         """Begin with the removal of what dead launches have left."""
         terms = plan.care
         self._report = report
-        self._store = store = plan.open_store(PacedFileSystem(plan.run_dir))
+        self._store = store = plan.open_store(
+            PacedFileSystem(plan.run_dir, fence=plan.ownership.prove)
+        )
         self._marks = ReadMarks()
         for step in terms.unsound:
             self._marks.mark_damaged(step)
@@ -102,11 +104,17 @@ class CheckpointCare:
             self._drain_if_due(self.local, now)
             for reason in self.local.prune(now):
                 self._report.record("prune_failed", reason=reason)
-        reasons = self._pruner.prune(now) + self._store.clean_staging(self._generation)
-        for reason in reasons:
+        for reason in self._pruned(now):
             self._report.record("prune_failed", reason=reason)
         if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
             self._begin_scrub(now)
+
+    def _pruned(self, now: float) -> tuple[str, ...]:
+        """Remove what may go; return a reason for each name that is left."""
+        try:
+            return self._pruner.prune(now) + self._store.clean_staging(self._generation)
+        except CheckpointError as error:  # the directory is another job's now
+            return (str(error),)
 
     def _begin_scrub(self, now: float) -> None:
         step = self._scrubber.choose(now)
@@ -124,7 +132,11 @@ class CheckpointCare:
             self._thread.submit(self._conclude, finding)
 
     def _conclude(self, finding: Reading) -> None:
-        failure = self._scrubber.conclude(finding, time.monotonic())
+        try:
+            failure = self._scrubber.conclude(finding, time.monotonic())
+        except CheckpointError as error:  # the directory is another job's now
+            self._report.record("prune_failed", reason=str(error))
+            return
         if failure is None:
             self._report.record("scrubbed", step=finding.step)
             return

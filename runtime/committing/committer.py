@@ -24,7 +24,6 @@ from holdfast.runtime.committing.held_save import HeldSave
 from holdfast.runtime.committing.report import Report
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.run.intruder import refuse_intruder
 
 MOST_THREADS = 4
 """Writes of a disk, digests and syncs overlap; more threads gain nothing (bench/README.md)."""
@@ -96,7 +95,7 @@ class Committer:
         staging.abandon()  # a writer that was killed may have begun the same save
         try:
             manifest = write(staging)
-            refuse_intruder(self.plan.run_dir, self.plan.run_id)
+            self.plan.ownership.prove()  # also where saves go to a local directory first
             staging.commit(manifest)
         except BaseException:
             staging.abandon()

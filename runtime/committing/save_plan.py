@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.disk.filesystem import FileSystem
+from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.format.digest import digest_of
 from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.key_file import KeyFile
@@ -24,6 +24,7 @@ from holdfast.checkpoint.format.version import Version
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
 from holdfast.runtime.committing.local_level import LocalTerms
+from holdfast.runtime.run.ownership import Ownership
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class SavePlan:
 
     run_dir: Path
     run_id: str
+    lease_token: str
     layout: ShardLayout
     care: CareTerms
     fields: Mapping[str, object]
@@ -93,13 +95,19 @@ class SavePlan:
         key = self.key_file and self.key_file.key_id
         return digest_of(json.dumps([self.run_id, layout.writers, key, specs]).encode())
 
+    @property
+    def ownership(self) -> Ownership:
+        """The claim of the job to the run directory."""
+        return Ownership(self.run_dir, self.run_id, self.lease_token)
+
     def open_store(self, files: FileSystem | None = None) -> CheckpointStore:
-        """Return the run's checkpoints, on another file system if one is given.
+        """Return the run's checkpoints, fenced, or on another file system if one is given.
 
         Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
         """
         key = None if self.key_file is None else self.key_file.read()
-        return CheckpointStore(self.run_dir, files, key)
+        fenced = LocalFileSystem(self.run_dir, self.ownership.prove)
+        return CheckpointStore(self.run_dir, fenced if files is None else files, key)
 
     def image_map(self) -> ImageMap:
         """Return where each byte of a save lies in memory."""
@@ -124,6 +132,7 @@ class SavePlan:
             {
                 "run_dir": str(self.run_dir),
                 "run_id": self.run_id,
+                "lease_token": self.lease_token,
                 "writers": self.layout.writers,
                 "specs": _specs_json(self.layout.specs),
                 "care": self.care.as_json(),
@@ -143,6 +152,7 @@ class SavePlan:
         return SavePlan(
             Path(value["run_dir"]),
             value["run_id"],
+            value["lease_token"],
             ShardLayout(specs, value["writers"]),
             CareTerms.of(value["care"]),
             value["fields"],

@@ -40,6 +40,8 @@ class WorkerConfig:
     threads: int
     key_file: KeyFile | None = None
     history: FailureHistory = _NO_HISTORY
+    lease_token: str = ""
+    """The token of the lease under which the launch may change the run directory."""
 
     @property
     def run_dir(self) -> Path:

@@ -32,6 +32,7 @@ from typing import Any
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.checkpoint.format.names import STORE_NAME, step_of
 from holdfast.runtime.errors import JobError, RunDirectoryBusy, UsageError
+from holdfast.runtime.run.lease import LARGEST_LEASE_BYTES, Lease, owner_in, token_in
 from holdfast.runtime.run.own_file import (
     ForeignFile,
     close,
@@ -46,7 +47,6 @@ FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
 
 LARGEST_RECORD_BYTES = 1 << 20
-LARGEST_LEASE_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,48 +109,6 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "key_id": (str, type(None)),
     "script_sha256": (str, type(None)),
 }
-
-
-class Lease:
-    """Ownership of a run directory for as long as this descriptor, or a copy, is open."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        """Return the descriptor that heirs need (``subprocess`` takes it as ``pass_fds``)."""
-        return self._descriptor
-
-    def name_owner(self, *, takes_orders: bool = True) -> None:
-        """Write down that this process owns the directory; the agent's name stays.
-
-        Raises ``OSError`` if the file cannot be written.
-        """
-        owner = {**self._owner(), "host": os.uname().nodename, "pid": os.getpid()}
-        owner.pop("takes_orders", None)
-        if not takes_orders:
-            owner["takes_orders"] = False
-        self._write(owner)
-
-    def name_agent(self, socket: Path) -> None:
-        """Write down where the job's agent listens, for a supervisor that takes the job over."""
-        self._write({**self._owner(), "agent": str(socket)})
-
-    def _owner(self) -> dict[str, object]:
-        try:
-            return _owner_in(os.pread(self._descriptor, LARGEST_LEASE_BYTES, 0))
-        except ValueError:
-            return {}
-
-    def _write(self, owner: dict[str, object]) -> None:
-        # Written first and cut afterwards: on a full disk the old content stays.
-        content = json.dumps(owner).encode() + b"\n"
-        os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
-        os.ftruncate(self._descriptor, len(content))
-
-    def release(self) -> None:
-        """Close this process's copy; the lease ends when no other process has one."""
-        close(self._descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +196,17 @@ class RunDirectory:
 
         Raises ``OSError`` if it cannot be read, and ``ValueError`` if it says nothing.
         """
-        return _owner_in(read_at_most(self.lease_path, LARGEST_LEASE_BYTES))
+        return owner_in(read_at_most(self.lease_path, LARGEST_LEASE_BYTES))
+
+    def lease_token(self) -> str:
+        """Return the token of the job that owns the directory, or owned it last; "" without one.
+
+        Raises ``OSError`` if the lease cannot be read, or is no file of this user.
+        """
+        try:
+            return token_in(self.lease_owner())
+        except (FileNotFoundError, ValueError):  # it is being written just now
+            return ""
 
     def agent_socket(self) -> Path | None:
         """Return where the agent of the job listens that the lease names, None on another host."""
@@ -384,16 +352,9 @@ def _check_field(fields: dict[str, object], name: str, expected: type | tuple[ty
         raise ValueError(f"its {name} is {value}, less than 1")
 
 
-def _owner_in(content: bytes) -> dict[str, Any]:
-    owner = json.loads(content)
-    if not isinstance(owner, dict):
-        raise ValueError(f"a lease holds a {type(owner).__name__}, not an object")
-    return owner
-
-
 def _read_owner(descriptor: int) -> str:
     try:
-        owner = _owner_in(os.pread(descriptor, LARGEST_LEASE_BYTES, 0))
+        owner = owner_in(os.pread(descriptor, LARGEST_LEASE_BYTES, 0))
         return f"pid {owner['pid']} on host {owner['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "its owner is just starting"

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import JobError, UsageError
-from holdfast.runtime.run.intruder import refuse_intruder
-from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.ownership import Ownership
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 
 class RunKeeper:
@@ -31,6 +32,7 @@ class RunKeeper:
         self._record = record
         self.lease = lease
         """The lease of the directory as it is now."""
+        self._ownership = Ownership(directory.path, record.run_id, lease.token)
         self._tell = tell
         self._hand_on = hand_on
         self._failure = ""
@@ -61,16 +63,23 @@ class RunKeeper:
 
     def _renew(self) -> bool:
         if self._directory.record_path.exists():
-            refuse_intruder(self._directory.path, self._record.run_id)
+            self._ownership.prove()
+            if not self._has_lease():
+                self._take_lease()
             return False
         if not self._directory.path.parent.is_dir():  # perhaps its file system is gone
             raise UsageError(f"{self._directory.path} and its parent directory were removed")
         self._directory.prepare()
         if not self._has_lease():
-            self.lease = self._directory.acquire_lease()
-            self._hand_on(self.lease)
+            self._take_lease()
         self._directory.create_record(self._record)
         return True
+
+    def _take_lease(self) -> None:
+        """Take the lease again, whose file was removed; it keeps its token."""
+        self.lease = self._directory.acquire_lease()
+        self.lease.keep_token(self._ownership.token)
+        self._hand_on(self.lease)
 
     def _has_lease(self) -> bool:
         """Return whether the held lease is the file that other processes would open."""

@@ -117,8 +117,9 @@ class Saver:
         if self._failures.get(cursor.step, 0) >= MAX_FAILURES:
             raise StoppedEarly(
                 f"the checkpoint of step {cursor.step} could not be written to "
-                f"{self._context.run_dir} in {MAX_FAILURES} attempts; free space or make it "
-                "writable, then run again: the run resumes from its newest checkpoint"
+                f"{self._context.run_dir} in {MAX_FAILURES} attempts, for the reasons above; free "
+                "space or make it writable, then run again: the run resumes from its newest "
+                "checkpoint"
             )
 
     def bits(self) -> Bit:
@@ -196,6 +197,7 @@ class Saver:
         return SavePlan(
             self._context.run_dir,
             config.run_id,
+            config.lease_token,
             ShardLayout(specs, shard_count(nbytes, config.options.shards)),
             CareTerms(
                 terms.retention,

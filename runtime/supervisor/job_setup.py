@@ -26,8 +26,9 @@ from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.own_file import ForeignFile
-from holdfast.runtime.run.run_directory import Lease, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.run.transient import refusal
 from holdfast.runtime.supervisor.agent_process import AgentTerms
@@ -105,6 +106,7 @@ class JobSetup:
             threads=self.record.threads,
             key_file=self.key_file,
             history=self.history.read(),
+            lease_token=self.lease.token,
         )
 
 

@@ -37,7 +37,8 @@ from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
 from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
 from holdfast.runtime.batch.deadline import Due
 from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.run.run_directory import Lease, RunDirectory
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
 from holdfast.runtime.supervisor.agent_events import event_of
 from holdfast.runtime.supervisor.agent_process import AgentProcess, dismiss_agent, start_agent

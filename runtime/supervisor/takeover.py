@@ -19,7 +19,8 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.run_directory import Lease, RunDirectory
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
 from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.process_status import is_alive, is_stopped

@@ -26,11 +26,12 @@ from holdfast.checkpoint.store.state_reader import StateReader
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.patience import IMPATIENT
 from holdfast.runtime.committing.mending import Mender
-from holdfast.runtime.errors import UsageError
+from holdfast.runtime.errors import RunDirectoryBusy, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.reading.nothing_left import refuse_to_begin
 from holdfast.runtime.reading.shared_tries import WAITS, SharedTries, Target, Waits
+from holdfast.runtime.run.intruder import intruder_in
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory, second_holders
 from holdfast.runtime.saving.own_way import ContextReport
@@ -87,6 +88,7 @@ class JobRestore:
             CheckpointsUnread: there are some that may be whole, and none could be read.
             WorldBroken: a member died.
         """
+        self._refuse_intruder()
         is_first = communicator.rank == 0
         candidates = self._agreed_candidates(communicator)
         for candidate in candidates:
@@ -102,6 +104,16 @@ class JobRestore:
         if is_first:  # all others get the state of rank 0
             _begin(self._context, self._job, self._state.replica)
         return None
+
+    def _refuse_intruder(self) -> None:
+        """Refuse to restore from, or to say anything of, the checkpoints of another run."""
+        run_dir, run_id = self._context.run_dir, self._context.config.run_id
+        found = intruder_in(run_dir, run_id)
+        if found is not None:
+            raise RunDirectoryBusy(
+                f"{run_dir} belongs to run {found} now, not to {run_id}; stop one of the two jobs, "
+                "and move its run directory elsewhere"
+            )
 
     def _record(self, step: int) -> None:
         generation = self._context.config.generation

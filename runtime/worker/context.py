@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.ownership import Ownership
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -74,7 +76,10 @@ class WorkerContext:
         Raises:
             UsageError: the key is no longer in its file.
         """
-        return CheckpointStore(self.run_dir, key=key_in(self.config.key_file))
+        config = self.config
+        fence = Ownership(self.run_dir, config.run_id, config.lease_token).prove
+        files = LocalFileSystem(self.run_dir, fence)
+        return CheckpointStore(self.run_dir, files, key_in(config.key_file))
 
 
 _current: WorkerContext | None = None

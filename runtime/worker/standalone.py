@@ -48,7 +48,8 @@ from holdfast.runtime.progress.epoch_line import EndedEpoch
 from holdfast.runtime.progress.step_report import LIVE, SILENT
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.generations import next_generation
-from holdfast.runtime.run.run_directory import Lease, RunDirectory
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, failure, injector_of, journal_of
@@ -205,6 +206,7 @@ def _first_config(size: int) -> WorkerConfig:
         threads=record.threads,
         key_file=key_file,
         history=HistoryReader(directory.journal_path).read(),
+        lease_token=lease.token,
     )
     if size > 1:
         directory.share_lease(lease)  # it must outlive this rank if others do

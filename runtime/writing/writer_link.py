@@ -20,11 +20,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from holdfast.runtime.writing.told_writer import ToldWriter, split
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.writing.told_writer import ToldWriter, split
 
 ANSWERED_WITHIN_S = 60.0
 SLOWEST_BYTES_PER_S = 10e6

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from workload import EVEN, request_of
 
-from holdfast.runtime.run.run_directory import Lease, RunDirectory
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.process]

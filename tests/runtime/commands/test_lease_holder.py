@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.runtime.commands.lease_holder import LeaseHolder, Life, find_life
 from holdfast.runtime.errors import NotSaved
-from holdfast.runtime.run.run_directory import Lease, RunDirectory
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Listener
 from holdfast.runtime.system.signals import SAVE_SIGNAL
 

@@ -207,7 +207,7 @@ def test_owner_and_agent_are_named_in_the_lease(directory: RunDirectory) -> None
     owner = json.loads(directory.lease_path.read_bytes())
     host = os.uname().nodename
     agent = "/dev/shm/holdfast-1-x/agent.sock"
-    assert owner == {"host": host, "pid": os.getpid(), "agent": agent}
+    assert owner == {"host": host, "pid": os.getpid(), "agent": agent, "token": lease.token}
     lease.release()
     assert "agent" not in _owner_of_next_lease(directory)
 

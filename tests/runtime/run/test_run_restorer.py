@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast.runtime.errors import RunDirectoryBusy
-from holdfast.runtime.run.run_directory import FORMAT, Lease, RunDirectory, RunRecord
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 
 RECORD = RunRecord("4f0c2d", FORMAT, 1.5, microbatches=4, seed=0, threads=1)

@@ -16,7 +16,7 @@ from supervised import COLD, ENDED, WARM, Agent, Job, completed, exited, joined,
 from holdfast.recovery.event import ExitCode, Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.allocation import Allocation, Scheduler
-from holdfast.runtime.run.run_directory import Lease
+from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.supervisor import supervisor as module
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
