@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from host_saves import Workers, plan_of
-from host_writer import RunningWriter
+from host_writer import Disk, RunningWriter
 
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
@@ -55,3 +57,18 @@ def another_run() -> Callable[[Path], None]:
         RunDirectory(directory).create_record(RunRecord("other", FORMAT, 0.0, 1, 0, 1))
 
     return take
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Return a disk that takes no new file while it is full."""
+    found = Disk()
+    plain = LocalFileSystem.create_exclusive
+
+    def create(files: LocalFileSystem, path: Path) -> int:
+        if found.is_full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return plain(files, path)
+
+    monkeypatch.setattr(LocalFileSystem, "create_exclusive", create)
+    return found

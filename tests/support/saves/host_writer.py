@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ class RunningWriter:
             self.channel.send(message, [fd])
         finally:
             os.close(fd)
+
+
+@dataclass
+class Disk:
+    """Whether the disk is full."""
+
+    is_full: bool = False
 
 
 def _run(channel: Channel) -> None:
