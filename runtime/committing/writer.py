@@ -126,7 +126,8 @@ class HostWriter:
             save = self._hold(parts)
             nbytes = self._commit_held(save)
         except (CheckpointError, OSError) as error:
-            self._tell_failure(ticket, str(error))
+            self._record_failure(ticket, str(error))
+            self._answer(ticket, "unsaved", reason=str(error))
             return
         self._answer(ticket, "saved", bytes=nbytes)
 
@@ -171,7 +172,7 @@ class HostWriter:
             try:
                 self._commit_held(save)
             except (CheckpointError, OSError) as error:
-                self._tell_failure(save.ticket, str(error))
+                self._record_failure(save.ticket, str(error))  # it has its answer already
                 return None
         return save.step
 
@@ -211,11 +212,10 @@ class HostWriter:
             answer |= {"pid": os.getpid(), "fd": fd}
         self._send(answer)
 
-    def _tell_failure(self, ticket: SaveTicket, reason: str) -> None:
+    def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
         self._report.record(
             "checkpoint_failed", step=ticket.step, generation=ticket.generation, reason=reason
         )
-        self._answer(ticket, "unsaved", reason=reason)
 
     def _answer(self, ticket: SaveTicket, kind: str, **fields: object) -> None:
         names = {"launch": ticket.launch, "attempt": ticket.attempt, "step": ticket.step}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from host_saves import STEP, Copied, Workers, saved_steps
 from host_writer import Disk, RunningWriter, journal
 
@@ -55,6 +56,23 @@ def test_newest_complete_save_that_the_disk_refused_is_committed(
 
     assert saved_steps(tmp_path) == (40, 10)
     assert [record["step"] for record in journal(tmp_path, "checkpoint")] == [10, 40]
+
+
+def test_disk_that_is_still_full_has_the_step_before(
+    workers: Workers, writer: RunningWriter, tmp_path: Path, disk: Disk
+) -> None:
+    """The workers were told of the failure, so the writer answers no second time."""
+    writer.save(workers, 10, 1)
+    disk.is_full = True
+    writer.save(workers, 20, 2)
+
+    assert writer.settle() == 10
+
+    assert writer.kept() == 20
+    assert CheckpointStore(tmp_path).names() == ("step-000000000010",)
+    assert [r["step"] for r in journal(tmp_path, "checkpoint_failed")] == [20, 20]
+    disk.is_full = False
+    assert writer.settle() == 20
 
 
 def test_staging_that_the_workers_have_lost_is_made_again_from_memory(
