@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave, Parts
@@ -149,8 +149,14 @@ class HostWriter:
         return save
 
     def _commit_held(self, save: HeldSave) -> int:
+        """Commit a save in memory; one that has changed there is kept no longer."""
         assert self._committer is not None
-        nbytes = self._committer.commit(save)
+        try:
+            nbytes = self._committer.commit(save)
+        except CheckpointError as error:
+            if not isinstance(error, StorageFailed) and not save.is_whole:
+                self._saves = [found for found in self._saves if found is not save]
+            raise
         self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
         return nbytes
 

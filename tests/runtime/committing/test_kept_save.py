@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,44 @@ def test_nothing_is_kept_before_the_first_save(workers: Workers, writer: Running
     assert writer.kept() is None
     assert writer.ask("open") == {"kind": "opened", "step": None}
     assert writer.ask("mend", step=STEP)["reason"] == NOT_KEPT
+
+
+@pytest.mark.parametrize("flip", [Workers.flip_a_bit, Workers.flip_a_record])
+def test_damaged_save_does_not_replace_what_is_kept(
+    workers: Workers, writer: RunningWriter, tmp_path: Path, flip: Callable[[Workers, int], None]
+) -> None:
+    writer.save(workers, 30, 1)
+    copied = workers.copy_all(workers.ticket(40, 2))
+    flip(workers, 2)
+    writer.tell(*copied)
+    answer = writer.answer()
+    assert (answer["kind"], answer["step"]) == ("unsaved", 40)
+
+    assert writer.settle() == 30
+
+    assert writer.kept() == 30
+    assert writer.ask("open")["step"] == 30
+    damage(tmp_path)
+    assert writer.ask("mend", step=30)["reason"] is None
+    assert saved_steps(tmp_path) == (30,)
+
+
+def test_save_that_is_found_damaged_when_it_is_settled_is_kept_no_longer(
+    workers: Workers,
+    writer: RunningWriter,
+    tmp_path: Path,
+    disk: Disk,
+) -> None:
+    disk.is_full = True
+    writer.save(workers, STEP, 1)
+    assert writer.kept() == STEP
+    workers.flip_a_bit(1)
+    disk.is_full = False
+
+    assert writer.settle() is None
+
+    assert writer.kept() is None
+    assert saved_steps(tmp_path) == ()
 
 
 def open_memory() -> int:

@@ -105,6 +105,20 @@ def test_buffer_that_is_written_over_while_its_save_is_not_durable_is_never_comm
     assert saved_steps(tmp_path) == (60, 30)
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_only_buffer_that_is_written_over_in_part_is_never_committed(
+    workers: Workers, writer: RunningWriter, tmp_path: Path, disk: Disk, part: int
+) -> None:
+    disk.is_full = True
+    writer.save(workers, 20, 1)
+    workers.copy(workers.ticket(30, 3), part)
+    disk.is_full = False
+
+    assert writer.settle() is None
+    assert saved_steps(tmp_path) == ()
+    assert writer.kept() is None
+
+
 def test_new_writer_that_is_told_everything_again_commits_it(
     workers: Workers, writer: RunningWriter, tmp_path: Path
 ) -> None:

@@ -134,7 +134,7 @@ def test_older_save_of_the_step_that_is_damaged_is_replaced(
     workers: Workers, writer: RunningWriter, tmp_path: Path
 ) -> None:
     """The job has gone back behind the damaged step, and has come to it again."""
-    save(CheckpointStore(tmp_path), state_of(STEP), header=Header("run", 6, STEP))
+    save(CheckpointStore(tmp_path), state_of(STEP), header=Header("run", 7, STEP))
     (shard,) = tmp_path.glob("checkpoints/step-*/shard-*")
     shard.write_bytes(b"rubbish")
 
