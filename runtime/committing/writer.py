@@ -16,6 +16,7 @@ take it, it is mended from them, or a relaunched job reads them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import mmap
@@ -47,8 +48,9 @@ class HostWriter:
         self._channel = channel
         self._report = WriterReport(channel)
         self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
+        self._plan: SavePlan | None = None
         self._committer: Committer | None = None
-        self._fault = "no plan has come"
+        """That of the plan; None until the run's key and directory can be used."""
         self._parts: Parts | None = None
         self._saves: list[HeldSave] = []
         """The newest complete saves, at most one for each buffer, oldest first."""
@@ -86,16 +88,25 @@ class HostWriter:
     def _take_plan(self, message: Message) -> None:
         (fd,) = message[FDS]
         plan = SavePlan.decode(_contents(fd))
+        if plan == self._plan:
+            return
         if self._committer is not None:
-            if self._committer.plan == plan:
-                return
             self._committer.close(0.0)
+        self._plan, self._committer = plan, None
         self._report.begin(plan)
-        self._committer = None
-        try:
-            self._committer = Committer(plan, self._report)
-        except (CheckpointError, OSError) as error:
-            self._fault = str(error)
+        with contextlib.suppress(CheckpointError, OSError):  # each save tries again
+            self._ready()
+
+    def _ready(self) -> Committer:
+        """Return the committer of the newest plan.
+
+        Raises ``CheckpointError`` or ``OSError`` if there is none just now.
+        """
+        if self._committer is None:
+            if self._plan is None:
+                raise CommitRefused("nothing can be saved before the plan of saves has come")
+            self._committer = Committer(self._plan, self._report)
+        return self._committer
 
     def _take_part(self, message: Message) -> None:
         ticket = SaveTicket.of(message)
@@ -140,19 +151,16 @@ class HostWriter:
             for save in self._saves
             if (save.ticket.launch, save.ticket.layout, save.ticket.buffer) != (*key, ticket.buffer)
         ]
-        if self._committer is None:
-            raise CommitRefused(f"nothing can be saved: {self._fault}")
+        committer = self._ready()
         _, memory = self._memories[key][ticket.buffer]
-        plan, image_map = self._committer.plan, self._committer.image_map
-        save = HeldSave.of(plan, image_map, parts, memory)
+        save = HeldSave.of(committer.plan, committer.image_map, parts, memory)
         self._saves = [*self._saves, save]
         return save
 
     def _commit_held(self, save: HeldSave) -> int:
         """Commit a save in memory; one that has changed there is kept no longer."""
-        assert self._committer is not None
         try:
-            nbytes = self._committer.commit(save)
+            nbytes = self._ready().commit(save)
         except CheckpointError as error:
             if not isinstance(error, StorageFailed) and not save.is_whole:
                 self._saves = [found for found in self._saves if found is not save]
@@ -187,11 +195,11 @@ class HostWriter:
         step = message["step"]
         answer: Message = {"kind": "mended", "step": step, "reason": None, "result": None}
         save = self._kept
-        if save is None or save.step != step or self._committer is None:
+        if save is None or save.step != step:
             answer["reason"] = "there are no snapshots of it in memory"
         else:
-            here = self._committer.store
             try:
+                here = self._ready().store
                 holders = Holders(here, save.as_store(here))
                 answer["result"] = asdict(mend_step(holders, step, run_id=save.plan.run_id))
             except (CheckpointError, OSError) as error:
@@ -207,16 +215,18 @@ class HostWriter:
 
     def _tell_where_images_are(self, _: Message) -> None:
         """Tell the step whose images are kept, and the descriptor by which to map them."""
-        answer: Message = {"kind": "opened", "step": None}
-        save = self._kept
-        if save is not None and self._committer is not None:
-            ticket = save.ticket
-            fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
-            manifest = save.manifest().encode(self._committer.store.key).decode()
-            bases = save.image_map.bases
-            answer |= {"step": save.step, "manifest": manifest, "bases": bases}
-            answer |= {"pid": os.getpid(), "fd": fd}
-        self._send(answer)
+        place: Message = {"step": None}
+        if self._kept is not None:
+            with contextlib.suppress(CheckpointError, OSError):  # then it cannot be read
+                place = self._place_of(self._kept)
+        self._send({"kind": "opened", **place})
+
+    def _place_of(self, save: HeldSave) -> Message:
+        ticket = save.ticket
+        fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
+        manifest = save.manifest().encode(self._ready().store.key).decode()
+        place: Message = {"step": save.step, "manifest": manifest, "bases": save.image_map.bases}
+        return {**place, "pid": os.getpid(), "fd": fd}
 
     def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
         self._report.record(
