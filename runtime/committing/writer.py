@@ -7,7 +7,7 @@ commits it, whether the workers still live or not.  So no save that was complete
 is lost, and no worker has to be asked.
 
 Each complete save is answered once, with ``saved`` or ``unsaved`` and a reason.  A save that
-stays incomplete is answered when a later one begins.
+stays incomplete is answered when a later one begins, or another world.
 
 The images of the newest complete save are kept.  If the disk has lost that step or could not
 take it, it is mended from them, or a relaunched job reads them.
@@ -52,6 +52,10 @@ class HostWriter:
         self._committer: Committer | None = None
         """That of the plan; None until the run's key and directory can be used."""
         self._parts: Parts | None = None
+        self._newest = (0, 0)
+        """The age of the newest save that was complete."""
+        self._given_up: set[tuple[int, int]] = set()
+        """The ages of later saves whose missing parts are not waited for any more."""
         self._saves: list[HeldSave] = []
         """The newest complete saves, at most one for each buffer, oldest first."""
 
@@ -86,6 +90,8 @@ class HostWriter:
             os.close(fd)  # unmapped with its last view
 
     def _take_plan(self, message: Message) -> None:
+        """Take the plan that comes with each world, though it may be the same."""
+        self._give_up()
         (fd,) = message[FDS]
         plan = SavePlan.decode(_contents(fd))
         if plan == self._plan:
@@ -111,24 +117,34 @@ class HostWriter:
     def _take_part(self, message: Message) -> None:
         ticket = SaveTicket.of(message)
         cursor = _json_in(message)
-        parts = self._parts_of(ticket)
-        if parts is None:
+        if self._is_over(ticket):
             return
+        parts = self._parts_of(ticket)
         parts.digests[message["part"]] = message["digest"]
         parts.cursor = parts.cursor if cursor is None else cursor
         if parts.is_complete:
-            self._parts = None
+            self._parts, self._newest = None, ticket.age
+            self._given_up = {age for age in self._given_up if age > ticket.age}
             self._commit(parts)
 
-    def _parts_of(self, ticket: SaveTicket) -> Parts | None:
-        """Return the save that a part belongs to; None if a later save has begun already."""
-        if self._parts is not None and self._parts.ticket.age > ticket.age:
-            return None
+    def _is_over(self, ticket: SaveTicket) -> bool:
+        """Return whether a save was answered already, or a later one has begun."""
+        is_late = self._parts is not None and self._parts.ticket.age > ticket.age
+        return is_late or ticket.age <= self._newest or ticket.age in self._given_up
+
+    def _parts_of(self, ticket: SaveTicket) -> Parts:
+        """Return the save that a part belongs to; a new one ends the wait for an older one."""
         if self._parts is None or self._parts.ticket.age != ticket.age:
-            if self._parts is not None:
-                self._answer(self._parts.ticket, "unsaved", is_expected=True)
+            self._give_up()
             self._parts = Parts(ticket)
         return self._parts
+
+    def _give_up(self) -> None:
+        """Answer the save in hand if it is incomplete: the world that began it is no more."""
+        if self._parts is not None:
+            self._given_up.add(self._parts.ticket.age)
+            self._answer(self._parts.ticket, "unsaved", is_expected=True)
+            self._parts = None
 
     def _commit(self, parts: Parts) -> None:
         """Commit a complete save, and answer."""

@@ -117,6 +117,51 @@ def test_late_part_of_an_older_save_changes_nothing_for_the_one_in_hand(
     assert (writer.answer()["step"], saved_steps(tmp_path)) == (30, (30,))
 
 
+def test_part_of_an_older_save_that_comes_after_a_newer_one_is_not_answered_again(
+    workers: Workers, writer: RunningWriter, tmp_path: Path
+) -> None:
+    """A dying worker's last message was read late: the failure of save 2 must stay the last."""
+    first, late = workers.copy_all(workers.ticket(20, 1))
+    writer.tell(first)
+    newer = workers.copy_all(workers.ticket(30, 2, generation=8))
+    writer.tell(*newer)
+    assert [writer.answer()["attempt"] for _ in range(2)] == [1, 2]
+
+    writer.tell(late)
+
+    answer = writer.save(workers, 40, 3, generation=8)
+    assert (answer["kind"], answer["attempt"]) == ("saved", 3)
+    assert saved_steps(tmp_path) == (40, 30)
+
+
+def test_parts_of_a_save_that_is_done_change_nothing(
+    workers: Workers, writer: RunningWriter, tmp_path: Path
+) -> None:
+    """The agent tells a new writer all saves in memory, when all workers have died."""
+    copied = workers.copy_all(workers.ticket(STEP, 1))
+    writer.tell(*copied)
+    writer.answer()
+
+    writer.tell(*copied)
+
+    assert writer.settle() == STEP
+    assert len(journal(tmp_path, "checkpoint")) == 1
+
+
+def test_new_world_ends_the_wait_for_a_save_that_stays_incomplete(
+    workers: Workers, writer: RunningWriter
+) -> None:
+    """With one buffer the survivors wait for the answer before they copy again."""
+    writer.tell(workers.copy(workers.ticket(20, 1), 0))
+
+    writer.plan(workers.plan)
+
+    answer = writer.answer()
+    assert (answer["kind"], answer["attempt"], answer["is_expected"]) == ("unsaved", 1, True)
+    writer.tell(workers.copy(workers.ticket(20, 1), 1))
+    assert writer.kept() is None
+
+
 def test_committed_step_that_is_saved_again_is_left_alone(
     workers: Workers, writer: RunningWriter, tmp_path: Path
 ) -> None:

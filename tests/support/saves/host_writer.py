@@ -39,9 +39,9 @@ class RunningWriter:
         for part in copied:
             self._send(part.message, part.content)
 
-    def save(self, workers: Workers, step: int, attempt: int) -> Message:
+    def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> Message:
         """Save the state of a step; return the answer."""
-        self.tell(*workers.copy_all(workers.ticket(step, attempt)))
+        self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
         return self.answer()
 
     def ask(self, kind: str, **fields: Any) -> Message:
