@@ -35,6 +35,7 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
     (record,) = journal(tmp_path, "checkpoint")
     assert (record["step"], record["generation"]) == (STEP, 7)
     assert record["source"] == "snapshot writer"
+    assert writer.durable_files == 2
     assert writer.kept() == STEP
 
 

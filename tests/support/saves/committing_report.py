@@ -11,6 +11,7 @@ class Told:
     def __init__(self) -> None:
         self.events: list[Record] = []
         self.sentences: list[str] = []
+        self.durable_files = 0
 
     def record(self, event: str, /, **fields: object) -> None:
         """Remember an event."""
@@ -19,6 +20,10 @@ class Told:
     def notify(self, text: str) -> None:
         """Remember a sentence."""
         self.sentences.append(text)
+
+    def progressed(self) -> None:
+        """Count a durable file."""
+        self.durable_files += 1
 
     def of(self, event: str) -> list[Record]:
         """Return the events of one name."""

@@ -22,6 +22,7 @@ class RunningWriter:
     def __init__(self) -> None:
         self.channel, theirs = pair()
         self.notices: list[str] = []
+        self.durable_files = 0
         self._thread = threading.Thread(target=_run, args=(theirs,), name="writer")
         self._thread.start()
 
@@ -63,13 +64,16 @@ class RunningWriter:
         return step
 
     def answer(self) -> Message:
-        """Return the next message that is no notice."""
+        """Return the next message that answers."""
         while True:
             message = self.channel.receive()
             assert message is not None, "the writer has ended"
-            if message["kind"] != "notice":
+            if message["kind"] == "progress":
+                self.durable_files += 1
+            elif message["kind"] == "notice":
+                self.notices.append(message["text"])
+            else:
                 return message
-            self.notices.append(message["text"])
 
     def close(self) -> None:
         """Close the connection, as an agent that ends, and wait for the writer's end."""
