@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast.checkpoint.errors import CommitRefused
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.record import ShardRecord
@@ -69,6 +69,17 @@ class HeldSave:
     def step(self) -> int:
         """The step whose state is saved."""
         return self.ticket.step
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the memory still holds what its records say; reads all of it."""
+        try:
+            self.manifest()
+            for record in self.records:
+                record.check(self.image(record))
+        except CheckpointError:
+            return False
+        return True
 
     def image(self, record: ShardRecord) -> memoryview:
         """Return the file of a shard in memory."""

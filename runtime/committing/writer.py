@@ -7,7 +7,7 @@ commits it, whether the workers still live or not.  So no save that was complete
 is lost, and no worker has to be asked.
 
 Each complete save is answered once, with ``saved`` or ``unsaved`` and a reason.  A save that
-stays incomplete is answered when a later one begins.
+stays incomplete is answered when a later one begins, or another world.
 
 The images of the newest complete save are kept.  If the disk has lost that step or could not
 take it, it is mended from them, or a relaunched job reads them.
@@ -16,6 +16,7 @@ take it, it is mended from them, or a relaunched job reads them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import mmap
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave, Parts
@@ -47,9 +48,14 @@ class HostWriter:
         self._channel = channel
         self._report = WriterReport(channel)
         self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
+        self._plan: SavePlan | None = None
         self._committer: Committer | None = None
-        self._fault = "no plan has come"
+        """That of the plan; None until the run's key and directory can be used."""
         self._parts: Parts | None = None
+        self._newest = (0, 0)
+        """The age of the newest save that was complete."""
+        self._given_up: set[tuple[int, int]] = set()
+        """The ages of later saves whose missing parts are not waited for any more."""
         self._saves: list[HeldSave] = []
         """The newest complete saves, at most one for each buffer, oldest first."""
 
@@ -84,40 +90,61 @@ class HostWriter:
             os.close(fd)  # unmapped with its last view
 
     def _take_plan(self, message: Message) -> None:
+        """Take the plan that comes with each world, though it may be the same."""
+        self._give_up()
         (fd,) = message[FDS]
         plan = SavePlan.decode(_contents(fd))
+        if plan == self._plan:
+            return
         if self._committer is not None:
-            if self._committer.plan == plan:
-                return
             self._committer.close(0.0)
+        self._plan, self._committer = plan, None
         self._report.begin(plan)
-        self._committer = None
-        try:
-            self._committer = Committer(plan, self._report)
-        except (CheckpointError, OSError) as error:
-            self._fault = str(error)
+        with contextlib.suppress(CheckpointError, OSError):  # each save tries again
+            self._ready()
+
+    def _ready(self) -> Committer:
+        """Return the committer of the newest plan.
+
+        Raises ``CheckpointError`` or ``OSError`` if there is none just now.
+        """
+        if self._committer is None:
+            if self._plan is None:
+                raise CommitRefused("nothing can be saved before the plan of saves has come")
+            self._committer = Committer(self._plan, self._report)
+        return self._committer
 
     def _take_part(self, message: Message) -> None:
         ticket = SaveTicket.of(message)
         cursor = _json_in(message)
-        parts = self._parts_of(ticket)
-        if parts is None:
+        if self._is_over(ticket):
             return
+        parts = self._parts_of(ticket)
         parts.digests[message["part"]] = message["digest"]
         parts.cursor = parts.cursor if cursor is None else cursor
         if parts.is_complete:
-            self._parts = None
+            self._parts, self._newest = None, ticket.age
+            self._given_up = {age for age in self._given_up if age > ticket.age}
             self._commit(parts)
 
-    def _parts_of(self, ticket: SaveTicket) -> Parts | None:
-        """Return the save that a part belongs to; None if a later save has begun already."""
-        if self._parts is not None and self._parts.ticket.age > ticket.age:
-            return None
+    def _is_over(self, ticket: SaveTicket) -> bool:
+        """Return whether a save was answered already, or a later one has begun."""
+        is_late = self._parts is not None and self._parts.ticket.age > ticket.age
+        return is_late or ticket.age <= self._newest or ticket.age in self._given_up
+
+    def _parts_of(self, ticket: SaveTicket) -> Parts:
+        """Return the save that a part belongs to; a new one ends the wait for an older one."""
         if self._parts is None or self._parts.ticket.age != ticket.age:
-            if self._parts is not None:
-                self._answer(self._parts.ticket, "unsaved", is_expected=True)
+            self._give_up()
             self._parts = Parts(ticket)
         return self._parts
+
+    def _give_up(self) -> None:
+        """Answer the save in hand if it is incomplete: the world that began it is no more."""
+        if self._parts is not None:
+            self._given_up.add(self._parts.ticket.age)
+            self._answer(self._parts.ticket, "unsaved", is_expected=True)
+            self._parts = None
 
     def _commit(self, parts: Parts) -> None:
         """Commit a complete save, and answer."""
@@ -126,7 +153,8 @@ class HostWriter:
             save = self._hold(parts)
             nbytes = self._commit_held(save)
         except (CheckpointError, OSError) as error:
-            self._tell_failure(ticket, str(error))
+            self._record_failure(ticket, str(error))
+            self._answer(ticket, "unsaved", reason=str(error))
             return
         self._answer(ticket, "saved", bytes=nbytes)
 
@@ -139,17 +167,20 @@ class HostWriter:
             for save in self._saves
             if (save.ticket.launch, save.ticket.layout, save.ticket.buffer) != (*key, ticket.buffer)
         ]
-        if self._committer is None:
-            raise CommitRefused(f"nothing can be saved: {self._fault}")
+        committer = self._ready()
         _, memory = self._memories[key][ticket.buffer]
-        plan, image_map = self._committer.plan, self._committer.image_map
-        save = HeldSave.of(plan, image_map, parts, memory)
+        save = HeldSave.of(committer.plan, committer.image_map, parts, memory)
         self._saves = [*self._saves, save]
         return save
 
     def _commit_held(self, save: HeldSave) -> int:
-        assert self._committer is not None
-        nbytes = self._committer.commit(save)
+        """Commit a save in memory; one that has changed there is kept no longer."""
+        try:
+            nbytes = self._ready().commit(save)
+        except CheckpointError as error:
+            if not isinstance(error, StorageFailed) and not save.is_whole:
+                self._saves = [found for found in self._saves if found is not save]
+            raise
         self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
         return nbytes
 
@@ -171,7 +202,7 @@ class HostWriter:
             try:
                 self._commit_held(save)
             except (CheckpointError, OSError) as error:
-                self._tell_failure(save.ticket, str(error))
+                self._record_failure(save.ticket, str(error))  # it has its answer already
                 return None
         return save.step
 
@@ -180,11 +211,11 @@ class HostWriter:
         step = message["step"]
         answer: Message = {"kind": "mended", "step": step, "reason": None, "result": None}
         save = self._kept
-        if save is None or save.step != step or self._committer is None:
+        if save is None or save.step != step:
             answer["reason"] = "there are no snapshots of it in memory"
         else:
-            here = self._committer.store
             try:
+                here = self._ready().store
                 holders = Holders(here, save.as_store(here))
                 answer["result"] = asdict(mend_step(holders, step, run_id=save.plan.run_id))
             except (CheckpointError, OSError) as error:
@@ -200,22 +231,23 @@ class HostWriter:
 
     def _tell_where_images_are(self, _: Message) -> None:
         """Tell the step whose images are kept, and the descriptor by which to map them."""
-        answer: Message = {"kind": "opened", "step": None}
-        save = self._kept
-        if save is not None and self._committer is not None:
-            ticket = save.ticket
-            fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
-            manifest = save.manifest().encode(self._committer.store.key).decode()
-            bases = save.image_map.bases
-            answer |= {"step": save.step, "manifest": manifest, "bases": bases}
-            answer |= {"pid": os.getpid(), "fd": fd}
-        self._send(answer)
+        place: Message = {"step": None}
+        if self._kept is not None:
+            with contextlib.suppress(CheckpointError, OSError):  # then it cannot be read
+                place = self._place_of(self._kept)
+        self._send({"kind": "opened", **place})
 
-    def _tell_failure(self, ticket: SaveTicket, reason: str) -> None:
+    def _place_of(self, save: HeldSave) -> Message:
+        ticket = save.ticket
+        fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
+        manifest = save.manifest().encode(self._ready().store.key).decode()
+        place: Message = {"step": save.step, "manifest": manifest, "bases": save.image_map.bases}
+        return {**place, "pid": os.getpid(), "fd": fd}
+
+    def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
         self._report.record(
             "checkpoint_failed", step=ticket.step, generation=ticket.generation, reason=reason
         )
-        self._answer(ticket, "unsaved", reason=reason)
 
     def _answer(self, ticket: SaveTicket, kind: str, **fields: object) -> None:
         names = {"launch": ticket.launch, "attempt": ticket.attempt, "step": ticket.step}

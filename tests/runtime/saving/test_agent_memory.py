@@ -13,12 +13,14 @@ import pytest
 from resumed_run import Run, Weights
 
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.image import ShardImage
+from holdfast.checkpoint.format.share import share_of
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
+from holdfast.checkpoint.store.share_image import ShareImage
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.recovery.cursor import Cursor
@@ -36,15 +38,18 @@ class Agent:
         self._run = run
         state = JobState(Weights(fill), Alone()).tensors(Cursor.start(1))
         layout, header = ShardLayout(specs_of(state), writers), Header("run", 1, STEP)
-        self.fds: dict[int, int] = {}
-        self._images: dict[int, memoryview] = {}
-        records = []
-        for index in range(writers):
-            image = ShardImage(layout, index, "run", run.store.digest_kind)
-            self._images[index] = memoryview(bytearray(image.size))
-            records.append(image.fill(self._images[index], state, header))
-            self.fds[index] = sealed_memory("holdfast-test", image.size)
-            os.pwrite(self.fds[index], self._images[index], 0)
+        self._map = ImageMap.of(layout, run.store.digest_kind)
+        share = ShareImage(self._map, share_of(self._map, 0, 1), "run")
+        self.memory = memoryview(bytearray(self._map.size))
+        share.copy(self.memory, state, header)
+        share.describe(self.memory, state, header)
+        self.fd = sealed_memory("holdfast-test", self._map.size)
+        os.pwrite(self.fd, self.memory, 0)
+        records = [self._map.record(self.memory, index) for index in range(writers)]
+        self._images = {
+            index: self._map.image(self.memory, index, record.size)
+            for index, record in enumerate(records)
+        }
         cursor = dict(run.job.identity) | {"step": STEP}
         self.manifest = Manifest.assemble(
             layout, records, header=header, cursor=cursor, numerics={}
@@ -52,14 +57,15 @@ class Agent:
         self.has_room = True
 
     def flip(self, index: int) -> None:
-        (byte,) = os.pread(self.fds[index], 1, 5000)
-        os.pwrite(self.fds[index], bytes([byte ^ 8]), 5000)
+        place = self._map.bases[index] + 5000
+        (byte,) = os.pread(self.fd, 1, place)
+        os.pwrite(self.fd, bytes([byte ^ 8]), place)
 
     def answer(self, question: dict[str, object]) -> dict[str, Any]:
         if question["kind"] in ("keeps", "open"):
             text = self.manifest.encode(self._run.store.key).decode()
-            fds = {str(index): fd for index, fd in self.fds.items()}
-            return {"step": STEP, "manifest": text, "pid": os.getpid(), "fds": fds}
+            where = {"bases": self._map.bases, "pid": os.getpid(), "fd": self.fd}
+            return {"step": STEP, "manifest": text, **where}
         here = self._run.store
         files = ImageFileSystem(here.directory, self.manifest, self._images, here.key)
         there = CheckpointStore(self._run.directory, files, here.key)
@@ -72,8 +78,7 @@ class Agent:
         return {"result": dataclasses.asdict(result), "reason": None}
 
     def close(self) -> None:
-        for fd in self.fds.values():
-            os.close(fd)
+        os.close(self.fd)
 
 
 @pytest.fixture(params=["plain", "signed"])
@@ -144,8 +149,8 @@ def test_memory_that_has_changed_sends_all_to_the_older_step(run: Run, agent: Ag
 
 def test_memory_that_is_gone_sends_all_to_the_older_step(run: Run, agent: Agent) -> None:
     agent.has_room = False
-    os.close(agent.fds.pop(1))
-    agent.fds[1] = os.open(os.devnull, os.O_RDONLY)
+    os.close(agent.fd)
+    agent.fd = os.open(os.devnull, os.O_RDONLY)
 
     assert run.restore(2) == [(10, 1.0)] * 2
     (reason,) = run.reasons()

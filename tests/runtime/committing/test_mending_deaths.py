@@ -8,13 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from committing_report import Told
+from host_saves import plan_of
 from mirrored_run import flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.upkeep.mend import MendResult
-from holdfast.runtime.saving.mirror import Mirror
+from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.runtime.committing.checkpoint_care import CheckpointCare
+from holdfast.runtime.committing.mirror import Mirror
 
 
 @pytest.fixture
@@ -54,11 +58,18 @@ def test_death_of_the_mender_at_every_call_leaves_nothing_that_is_mistaken(
         for step in run.store.steps() if is_moved else (10,):
             restore(run.store, step)
         assert run.restore(ranks) == [(20, 2.0)] * ranks, f"died at change {moments}"
+        _care_for(run)
         assert not [name for name in run.store.names() if name.startswith(".tmp-")]
         shutil.rmtree(run.directory / "checkpoints")
         shutil.copytree(pristine, run.directory / "checkpoints")
     assert first == [(20, 2.0)] * ranks
     assert moments > 10
+
+
+def _care_for(run: Run) -> None:
+    """Let the next launch remove what the dead one has left."""
+    plan = plan_of(run.directory, generation=2, retention=Retention(2))
+    CheckpointCare(plan, Told()).close(60.0)
 
 
 def _die_at(moment: int, patch: pytest.MonkeyPatch) -> list[int]:

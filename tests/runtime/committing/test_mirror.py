@@ -13,8 +13,8 @@ from mirrored_run import NEWEST, flip_a_byte, mirrored_run, shard
 from resumed_run import Run
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.runtime.committing.mirror import Mirror, MirrorUnusable
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.saving.mirror import Mirror, MirrorUnusable
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_holder_that_hangs_while_it_mends_does_nothing_later(
 
     monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
     monkeypatch.setattr(
-        "holdfast.runtime.saving.mending.Mirror", partial(Mirror, call_within_s=0.2)
+        "holdfast.runtime.committing.mending.Mirror", partial(Mirror, call_within_s=0.2)
     )
     try:
         assert run.restore(ranks) == [(10, 1.0)] * ranks

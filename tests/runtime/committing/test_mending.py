@@ -14,9 +14,10 @@ from resumed_run import Run
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.upkeep.mend import MendResult
+from holdfast.runtime.committing.mending import Mender
+from holdfast.runtime.committing.mirror import MirrorUnusable
 from holdfast.runtime.errors import RecoveryImpossible
-from holdfast.runtime.saving.mending import Mender
-from holdfast.runtime.saving.mirror import MirrorUnusable
+from holdfast.runtime.saving.own_way import ContextReport
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_holders_are_asked_in_turn_and_those_of_no_use_not_at_all(
         _Holder("good", (20, 10), can=True),
         _Holder("late", (10,), can=True),
     ]
-    mender = Mender(run.context(), tuple(holders))
+    mender = Mender(ContextReport(run.context()), tuple(holders))
 
     assert mender.has_holders
     assert mender.steps() == {10, 20, 30}

@@ -1,0 +1,105 @@
+"""A save in memory is used only as far as its records confirm it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from committing_report import Told
+from host_saves import STEP, Workers, plan_of, state_of
+
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, SnapshotDamaged
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.runtime.committing.committer import Committer
+from holdfast.runtime.committing.held_save import HeldSave, Parts
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(plan_of(tmp_path, shards=3))
+    yield workers
+    workers.close()
+
+
+def test_save_is_complete_with_its_last_part(workers: Workers) -> None:
+    parts = Parts(workers.ticket(STEP, 1, parts=3))
+    found = []
+    for part in (2, 0, 0, 1):
+        parts.digests[part] = "00"
+        found.append(parts.is_complete)
+
+    assert found == [False, False, False, True]
+
+
+def test_states_that_differ_are_refused(workers: Workers) -> None:
+    ticket = workers.ticket(STEP, 1, parts=3)
+    parts = Parts(ticket, {0: "00", 1: "00", 2: "01"})
+
+    with pytest.raises(CommitRefused, match="states differ after step 30"):
+        HeldSave.of(workers.plan, workers.image_map, parts, workers.buffers[ticket.buffer])
+
+
+def test_images_can_be_read_as_a_store_of_their_own(workers: Workers, tmp_path: Path) -> None:
+    save = workers.held()
+
+    restored = restore(save.as_store(CheckpointStore(tmp_path)), STEP)
+
+    assert restored.manifest == save.manifest()
+    assert restored.manifest.cursor == {"stage": 0, "step": STEP, "epoch": STEP}
+    for name, tensor in state_of(STEP).items():
+        assert restored.state[name].tobytes() == tensor.tobytes()
+
+
+def test_records_are_those_of_the_last_part_and_not_of_the_next_save(workers: Workers) -> None:
+    save = workers.held(step=30, attempt=1)
+    before = save.records
+    workers.copy_all(workers.ticket(50, 3))
+
+    assert save.records == before
+    assert not save.is_whole
+    with pytest.raises(SnapshotDamaged, match="changed in the memory of the snapshot"):
+        save.records[0].check(save.image(save.records[0]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bit_anywhere_in_images_or_records_is_noticed(workers: Workers, seed: int) -> None:
+    dice = random.Random(seed)
+    shard = dice.randrange(3)
+    sizes = [record.size for record in workers.held().records]
+    records = 40 * (1 + len(workers.image_map.pieces[shard]))
+    in_image = bool(seed % 2)
+    start = workers.image_map.bases[shard] if in_image else workers.image_map.records[shard]
+    place = start + dice.randrange(sizes[shard] if in_image else records)
+    memory = workers.buffers[1]
+    ticket = workers.ticket(STEP, 1)
+    memory[place] ^= 1 << dice.randrange(8)
+
+    save = HeldSave.of(workers.plan, workers.image_map, Parts(ticket, {0: "", 1: ""}), memory)
+
+    if in_image or _counts(place - start):
+        assert not save.is_whole
+    else:  # the digest of xxh3 has 16 bytes, and its place has 32
+        assert save.is_whole
+
+
+def _counts(offset: int) -> bool:
+    return offset % 40 < 8 + 16
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rubbish_for_records_is_an_error_of_the_save_and_nothing_else(
+    workers: Workers, tmp_path: Path, seed: int
+) -> None:
+    workers.held()
+    memory, start = workers.buffers[1], workers.image_map.records[0]
+    memory[start:] = random.Random(seed).randbytes(len(memory) - start)
+    parts = Parts(workers.ticket(STEP, 1), {0: "", 1: ""})
+    save = HeldSave.of(workers.plan, workers.image_map, parts, memory)
+
+    assert not save.is_whole
+    with pytest.raises(CheckpointError):
+        Committer(workers.plan, Told()).commit(save)
+    assert CheckpointStore(tmp_path).names() == ()

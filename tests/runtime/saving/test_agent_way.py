@@ -1,0 +1,332 @@
+"""Workers copy their shares into the memory of their agent, and hear the outcome by their page."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from configs import without_faults, worker_config
+from host_saves import LAUNCH, RUN, STEP, Copied, Workers, plan_of, saved_steps, state_of
+from host_writer import RunningWriter
+
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.saving import agent_way
+from holdfast.runtime.saving.agent_way import AgentWay
+from holdfast.runtime.saving.pending_save import PendingSave, SnapshotNotWritten
+from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.worker.context import WorkerContext, journal_of
+
+
+class Agent:
+    """The agent of one worker: it gives memory of some buffers, and hears the messages."""
+
+    def __init__(self, run_dir: Path, memory: Callable[[str], Workers]) -> None:
+        config = worker_config(run_dir=run_dir, run_id=RUN, generation=LAUNCH)
+        self.page, self._journal = HeartbeatPage.create(), journal_of(config)
+        self.asked: list[dict[str, object]] = []
+        self.told: list[Copied] = []
+        self._memory = memory
+        context = WorkerContext(
+            config,
+            LocalCommunicator(),
+            self._journal,
+            self.page,
+            without_faults(config),
+            lambda report: None,
+            send_snapshot=self._hear,
+            ask_agent=self._give,
+        )
+        self.way = AgentWay(context)
+
+    def save(
+        self, step: int, attempt: int, part: tuple[int, int] = (0, 1), digest: str = "00"
+    ) -> PendingSave:
+        request = SaveRequest(LAUNCH, step, attempt, *part, {"epoch": step}, 0.0)
+        state: Tensors = state_of(step)
+        save = self.way.begin(request, state)
+        save.hand_over(state, digest)
+        save.compared()
+        return save
+
+    @property
+    def copied(self) -> list[Copied]:
+        return [found for found in self.told if found.message["kind"] == "copied"]
+
+    def close(self) -> None:
+        self.way.close()
+        self.way._thread.shutdown(wait=True)
+        self.page.close()
+        self._journal.close()
+
+    def _give(self, question: dict[str, object]) -> dict[str, Any]:
+        self.asked.append(question)
+        memory = self._memory(str(question["layout"]))
+        assert (question["size"], question["bytes"]) == (
+            memory.memory["size"],
+            memory.memory["bytes"],
+        )
+        return {"kind": "memory", FDS: [os.dup(fd) for fd in memory.fds]}
+
+    def _hear(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        content = None
+        for fd in fds:
+            content = os.pread(fd, os.fstat(fd).st_size, 0)
+        self.told.append(Copied(json.loads(json.dumps(message)), content))
+
+
+class Host:
+    """The memory that the agent of a host has made, one for each layout."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.buffers = 2
+        self.plan = plan_of(run_dir)
+        self.memories: dict[str, Workers] = {}
+        self._agents: list[Agent] = []
+        self._lock = threading.Lock()
+
+    def agent(self) -> Agent:
+        self._agents.append(Agent(self.run_dir, self.memory))
+        return self._agents[-1]
+
+    def memory(self, layout: str) -> Workers:
+        with self._lock:  # each worker asks in a thread of its own
+            if layout not in self.memories:
+                self.memories[layout] = Workers(self.plan, self.buffers)
+            return self.memories[layout]
+
+    @property
+    def views(self) -> list[memoryview]:
+        return self.memories[self.plan.layout_id].buffers
+
+    def close(self) -> None:
+        for agent in self._agents:
+            agent.close()
+        for memory in self.memories.values():
+            memory.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def writer() -> Iterator[RunningWriter]:
+    writer = RunningWriter()
+    yield writer
+    writer.close()
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_what_all_workers_copy_and_tell_becomes_a_checkpoint(
+    host: Host, tmp_path: Path, writer: RunningWriter, buffers: int, parts: int
+) -> None:
+    host.buffers = buffers
+    agents = [host.agent() for _ in range(parts)]
+    for part, agent in enumerate(agents):
+        agent.way.prepare(host.plan, part, parts)
+    for attempt in (1, 2, 3):
+        for part, agent in enumerate(agents):
+            agent.save(10 * attempt, attempt, (part, parts))
+        if attempt == 1:
+            writer.use(host.memories[host.plan.layout_id])
+        writer.tell(*(agent.copied[-1] for agent in reversed(agents)))
+        assert writer.answer()["kind"] == "saved"
+        for agent in agents:
+            agent.page.answer_save(attempt, is_durable=True)
+
+    assert saved_steps(tmp_path) == (30, 20, 10)
+    assert [part.content is not None for part in agents[0].copied] == [True] * 3
+    assert [part.content for agent in agents[1:] for part in agent.copied] == [None] * 3 * (
+        parts - 1
+    )
+
+
+def test_first_worker_tells_the_plan_of_each_world_before_its_saves(host: Host) -> None:
+    first, second = host.agent(), host.agent()
+    for world in (1, 2):
+        first.way.prepare(host.plan, 0, 2)
+        second.way.prepare(host.plan, 1, 2)
+        first.save(STEP, world, (0, 2))
+        second.save(STEP, world, (1, 2))
+
+    assert [found.message["kind"] for found in first.told] == ["plan", "copied"] * 2
+    assert [found.message["kind"] for found in second.told] == ["copied"] * 2
+    content = first.told[0].content
+    assert content is not None
+    assert SavePlan.decode(content) == host.plan
+
+
+def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
+    """A world after a death has the same one; a stage of another model has its own."""
+    agent = host.agent()
+    agent.way.prepare(host.plan, 1, 3)
+    agent.save(10, 1, (1, 3))
+    agent.way.prepare(host.plan, 0, 2)
+    agent.save(20, 2, (0, 2))
+    assert len(agent.asked) == 1
+
+    host.plan = plan_of(tmp_path, shards=3)
+    agent.way.prepare(host.plan, 0, 2)
+    agent.page.answer_save(2, is_durable=True)
+    agent.save(30, 3, (0, 2))
+
+    assert [question["layout"] for question in agent.asked] == [
+        plan_of(tmp_path).layout_id,
+        host.plan.layout_id,
+    ]
+    assert agent.copied[-1].message["layout"] == host.plan.layout_id
+
+
+def test_buffers_take_turns(host: Host) -> None:
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1)
+    for attempt in (1, 2, 3, 4):
+        agent.save(attempt, attempt)
+        agent.page.answer_save(attempt, is_durable=True)
+
+    assert [part.message["buffer"] for part in agent.copied] == [1, 0, 1, 0]
+
+
+class Clock:
+    """The clock of the module; what happens while it sleeps is the test's."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+        self.now = 1000.0
+        self.slept = 0
+        self._then = then
+        patch.setattr(
+            agent_way, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept += 1
+        self.now += 20.0
+        self._then()
+
+
+@pytest.mark.parametrize(("buffers", "waits_for"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_save_in_writing_is_never_written_over(
+    host: Host, monkeypatch: pytest.MonkeyPatch, buffers: int, waits_for: int, *, is_durable: bool
+) -> None:
+    """The disk is slow: the third save waits for the answer to the one in its buffer."""
+    host.buffers = buffers
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1)
+    agent.save(1, 1)
+    if buffers == 1:
+        agent.page.answer_save(1, is_durable=True)
+    agent.save(2, 2)
+    buffer = host.views[3 % buffers]
+    before = bytes(buffer)
+
+    def answer() -> None:
+        assert bytes(buffer) == before
+        agent.page.answer_save(waits_for, is_durable=is_durable)
+
+    clock = Clock(monkeypatch, answer)
+    agent.save(3, 3)
+
+    assert clock.slept == 1
+    assert bytes(buffer) != before
+
+
+def test_save_that_is_never_answered_is_waited_for_within_a_bound(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1)
+    agent.save(1, 1)
+    clock = Clock(monkeypatch, lambda: None)
+
+    agent.save(3, 3)
+
+    assert clock.slept == 3
+    assert [part.message["attempt"] for part in agent.copied] == [1, 3]
+
+
+def test_save_is_done_when_the_page_says_so(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1)
+    save = agent.save(STEP, 1)
+    assert not save.is_done
+    clock = Clock(monkeypatch, lambda: agent.page.answer_save(1, is_durable=True))
+
+    save.wait(3600.0)
+
+    assert clock.slept == 1
+    assert (save.is_done, save.failure) == (True, None)
+
+
+def test_save_that_is_not_answered_is_waited_for_as_long_as_told(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1)
+    save = agent.save(STEP, 1)
+    clock = Clock(monkeypatch, lambda: None)
+
+    save.wait(100.0)
+
+    assert (clock.slept, save.is_done, save.failure) == (5, False, None)
+
+
+def test_save_that_was_not_written_is_a_failure(host: Host) -> None:
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1)
+    save = agent.save(STEP, 1)
+
+    agent.page.answer_save(1, is_durable=False)
+
+    assert save.is_done
+    assert isinstance(save.failure, SnapshotNotWritten)
+    assert "the journal says why" in str(save.failure)
+    agent.page.answer_save(2, is_durable=True)
+    assert isinstance(save.failure, SnapshotNotWritten)
+
+
+def test_without_memory_the_first_worker_writes_the_state_itself(
+    host: Host, tmp_path: Path
+) -> None:
+    host.buffers = 0
+    agents = [host.agent(), host.agent()]
+    for part, agent in enumerate(agents):
+        agent.way.prepare(host.plan, part, 2)
+
+    for attempt in (1, 2):
+        saves = [agent.save(10 * attempt, attempt, (part, 2)) for part, agent in enumerate(agents)]
+        assert [(save.is_done, save.failure) for save in saves] == [(True, None)] * 2
+
+    assert saved_steps(tmp_path) == (20, 10)
+    assert [agent.copied for agent in agents] == [[], []]
+
+
+def test_without_memory_nothing_is_written_before_the_states_are_compared(
+    host: Host, tmp_path: Path
+) -> None:
+    host.buffers = 0
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1)
+    state = state_of(STEP)
+
+    save = agent.way.begin(SaveRequest(LAUNCH, STEP, 1, 0, 1, {"epoch": STEP}, 0.0), state)
+    save.hand_over(state, "00")
+
+    assert (save.is_done, saved_steps(tmp_path)) == (False, ())
+    save.compared()
+    assert (save.is_done, saved_steps(tmp_path)) == (True, (STEP,))

@@ -1,0 +1,30 @@
+"""A report that remembers what a committer has told."""
+
+from __future__ import annotations
+
+from holdfast.runtime.run.journal import Record
+
+
+class Told:
+    """Events and sentences, in their order."""
+
+    def __init__(self) -> None:
+        self.events: list[Record] = []
+        self.sentences: list[str] = []
+        self.durable_files = 0
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Remember an event."""
+        self.events.append({"event": event, **fields})
+
+    def notify(self, text: str) -> None:
+        """Remember a sentence."""
+        self.sentences.append(text)
+
+    def progressed(self) -> None:
+        """Count a durable file."""
+        self.durable_files += 1
+
+    def of(self, event: str) -> list[Record]:
+        """Return the events of one name."""
+        return [record for record in self.events if record["event"] == event]

@@ -1,0 +1,155 @@
+"""Workers of one host, as far as they save: a small state, the memory for it, and messages."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.store.reader import restore
+from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.runtime.committing.held_save import HeldSave, Parts
+from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.sealed_memory import sealed_memory
+
+RUN = "run"
+LAUNCH = 7
+STEP = 30
+
+
+def state_of(step: int) -> Tensors:
+    """Return the state after a step, of about 36 KB."""
+    return {
+        "a": np.arange(9000, dtype=np.float32) + step,
+        "b": np.arange(5) * step,
+        "c": np.array(bool(step % 20)),
+    }
+
+
+def plan_of(run_dir: Path, shards: int = 2, **changes: Any) -> SavePlan:
+    """Return a plan for ``state_of``; ``changes`` are fields of it or of its care."""
+    care = {"retention": Retention(100), "generation": LAUNCH}
+    care |= {name: changes.pop(name) for name in list(changes) if name in _CARE}
+    whole = {
+        "layout": ShardLayout(specs_of(state_of(0)), shards),
+        "care": CareTerms(**care),
+        "fields": {"stage": 0},
+        "numerics": {"threads": 1},
+        **changes,
+    }
+    return SavePlan(run_dir, RUN, **whole)
+
+
+_CARE = ("retention", "generation", "scrub_every_s", "repair_from", "unsound")
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a worker tells when it has copied its part, and the cursor if it is part 0."""
+
+    message: Message
+    content: bytes | None
+
+
+class Workers:
+    """All workers of a host, with the memory that their agent has given them."""
+
+    def __init__(self, plan: SavePlan, buffers: int = 2, launch: int = LAUNCH) -> None:
+        self.plan = plan
+        self.launch = launch
+        self.image_map = plan.image_map()
+        size = self.image_map.size
+        self.fds = [sealed_memory("holdfast-save", size) for _ in range(buffers)]
+        self._maps = [mmap.mmap(fd, 0) for fd in self.fds]
+        self.buffers = [memoryview(found) for found in self._maps]
+        self._shares: dict[tuple[int, int], ShareImage] = {}
+
+    @property
+    def memory(self) -> Message:
+        """What the agent tells the writer with the descriptors."""
+        largest = max(sum(piece.nbytes for piece in found) for found in self.image_map.pieces)
+        fields = {"size": self.image_map.size, "bytes": self.plan.layout.nbytes}
+        fields["file_bytes"] = largest
+        return {"kind": "memory", "launch": self.launch, "layout": self.plan.layout_id, **fields}
+
+    def ticket(self, step: int, attempt: int, parts: int = 2, generation: int = 0) -> SaveTicket:
+        """Return the ticket of a save, of the launch's first generation if none is given."""
+        generation = generation or self.launch
+        buffer = attempt % len(self.buffers)
+        layout = self.plan.layout_id
+        return SaveTicket(self.launch, generation, step, attempt, parts, buffer, layout, 0.0)
+
+    def copy(self, ticket: SaveTicket, part: int, digest: str = "") -> Copied:
+        """Copy one part of the state of the ticket's step; return what its worker tells."""
+        share = self._share(part, ticket.parts)
+        memory, state = self.buffers[ticket.buffer], state_of(ticket.step)
+        header = ticket.header(RUN)
+        share.copy(memory, state, header)
+        share.describe(memory, state, header)
+        message = {"kind": "copied", **ticket.as_json(), "part": part}
+        message["digest"] = digest or f"{ticket.step:04x}"
+        return Copied(message, b'{"epoch":%d}' % ticket.step if part == 0 else None)
+
+    def copy_all(self, ticket: SaveTicket, digests: Sequence[str] = ()) -> list[Copied]:
+        """Copy all parts of a save, in order."""
+        told = digests or [""] * ticket.parts
+        return [self.copy(ticket, part, told[part]) for part in range(ticket.parts)]
+
+    def held(self, step: int = STEP, attempt: int = 1) -> HeldSave:
+        """Copy a save, and return it as the process that commits holds it."""
+        ticket = self.ticket(step, attempt)
+        copied = self.copy_all(ticket)
+        digests = {part: found.message["digest"] for part, found in enumerate(copied)}
+        parts = Parts(ticket, digests, {"epoch": step})
+        return HeldSave.of(self.plan, self.image_map, parts, self.buffers[ticket.buffer])
+
+    def flip_a_bit(self, attempt: int, shard: int = 0, offset: int = 5000) -> None:
+        """Change one bit of a shard's image."""
+        self.buffers[attempt % len(self.buffers)][self.image_map.bases[shard] + offset] ^= 16
+
+    def flip_a_record(self, attempt: int, shard: int = 0, offset: int = 3) -> None:
+        """Change one bit of a shard's records."""
+        self.buffers[attempt % len(self.buffers)][self.image_map.records[shard] + offset] ^= 16
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for view in self.buffers:
+            view.release()
+        for fd in self.fds:
+            os.close(fd)
+
+    def _share(self, part: int, parts: int) -> ShareImage:
+        if (part, parts) not in self._shares:
+            share = share_of(self.image_map, part, parts)
+            self._shares[part, parts] = ShareImage(self.image_map, share, RUN)
+        return self._shares[part, parts]
+
+
+def saved_steps(run_dir: Path, key_file: KeyFile | None = None) -> tuple[int, ...]:
+    """Return the visible steps, newest first, all of which hold the state of their step."""
+    store = CheckpointStore(run_dir, key=None if key_file is None else key_file.read())
+    for step in store.steps():
+        verify(store, step)
+    return store.steps()
+
+
+def verify(store: CheckpointStore, step: int) -> None:
+    """Fail unless a step verifies, and is the state of the step with its cursor."""
+    restored = restore(store, step)
+    assert (restored.manifest.run_id, restored.manifest.step) == (RUN, step)
+    assert restored.manifest.cursor == {"stage": 0, "step": step, "epoch": step}
+    for name, tensor in state_of(step).items():
+        assert restored.state[name].tobytes() == tensor.tobytes()

@@ -1,0 +1,112 @@
+"""The host's writer in a thread, and the agent's end of its connection."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from host_saves import Copied, Workers
+
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.writer import HostWriter
+from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.system.channel import Channel, Message, pair
+
+
+class RunningWriter:
+    """Tells a writer what an agent tells it, and hears the answers."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = pair()
+        self.notices: list[str] = []
+        self.durable_files = 0
+        self._thread = threading.Thread(target=_run, args=(theirs,), name="writer")
+        self._thread.start()
+
+    def use(self, workers: Workers) -> None:
+        """Tell the memory of workers and their plan."""
+        self.channel.send(workers.memory, workers.fds)
+        self.plan(workers.plan)
+
+    def plan(self, plan: SavePlan) -> None:
+        """Tell a plan."""
+        self._send({"kind": "plan"}, plan.encode())
+
+    def tell(self, *copied: Copied) -> None:
+        """Tell that parts were copied."""
+        for part in copied:
+            self._send(part.message, part.content)
+
+    def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> Message:
+        """Save the state of a step; return the answer."""
+        self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
+        return self.answer()
+
+    def ask(self, kind: str, **fields: Any) -> Message:
+        """Ask a question; the writer answers in order, so no other answer may come first."""
+        self.channel.send({"kind": kind, **fields})
+        answer = self.answer()
+        kinds = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
+        assert answer["kind"] == kinds[kind], f"{answer} was not asked for"
+        return answer
+
+    def settle(self) -> int | None:
+        """Return the step that is durable when all workers have died."""
+        step: int | None = self.ask("settle")["step"]
+        return step
+
+    def kept(self) -> int | None:
+        """Return the step whose images are kept."""
+        step: int | None = self.ask("keeps")["step"]
+        return step
+
+    def answer(self) -> Message:
+        """Return the next message that answers."""
+        while True:
+            message = self.channel.receive()
+            assert message is not None, "the writer has ended"
+            if message["kind"] == "progress":
+                self.durable_files += 1
+            elif message["kind"] == "notice":
+                self.notices.append(message["text"])
+            else:
+                return message
+
+    def close(self) -> None:
+        """Close the connection, as an agent that ends, and wait for the writer's end."""
+        self.channel.close()
+        self._thread.join()
+
+    def _send(self, message: Message, content: bytes | None) -> None:
+        if content is None:
+            self.channel.send(message)
+            return
+        fd = os.memfd_create("holdfast-test")
+        try:
+            os.write(fd, content)
+            self.channel.send(message, [fd])
+        finally:
+            os.close(fd)
+
+
+@dataclass
+class Disk:
+    """Whether the disk is full."""
+
+    is_full: bool = False
+
+
+def _run(channel: Channel) -> None:
+    try:
+        HostWriter(channel).run()
+    finally:
+        channel.close()
+
+
+def journal(run_dir: Path, *events: str) -> list[Record]:
+    """Return the records of some events, or of all."""
+    records = read_journal(run_dir / "journal.jsonl")
+    return [record for record in records if not events or record["event"] in events]
