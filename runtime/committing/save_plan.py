@@ -79,13 +79,13 @@ class SavePlan:
 
     run_dir: Path
     run_id: str
-    lease_token: str
     layout: ShardLayout
     care: CareTerms
     fields: Mapping[str, object]
     numerics: Mapping[str, object]
     key_file: KeyFile | None = None
     local: LocalTerms | None = None
+    lease_token: str = ""
 
     @property
     def layout_id(self) -> str:
@@ -152,13 +152,13 @@ class SavePlan:
         return SavePlan(
             Path(value["run_dir"]),
             value["run_id"],
-            value["lease_token"],
             ShardLayout(specs, value["writers"]),
             CareTerms.of(value["care"]),
             value["fields"],
             value["numerics"],
             value["key_file"] and KeyFile(**value["key_file"]),
             value["local"] and LocalTerms.of(value["local"]),
+            value["lease_token"],
         )
 
 

@@ -90,8 +90,12 @@ class HostWriter:
             os.close(fd)  # unmapped with its last view
 
     def _take_plan(self, message: Message) -> None:
-        """Take the plan that comes with each world, though it may be the same."""
-        self._give_up()
+        """Take the plan that comes with each world, though it may be the same.
+
+        Another worker of that world may have told of its part before.
+        """
+        if self._parts is not None and self._parts.ticket.generation < message["generation"]:
+            self._give_up()
         (fd,) = message[FDS]
         plan = SavePlan.decode(_contents(fd))
         if plan == self._plan:

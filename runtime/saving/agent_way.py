@@ -53,10 +53,14 @@ class AgentWay:
         self._desk: Future[_Desk] | None = None
         self._without_memory: OwnWay | None = None
 
-    def prepare(self, plan: SavePlan, part: int, parts: int) -> None:
-        """Begin to lay out this worker's share and to take its memory, in the background."""
+    def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
+        """Begin to lay out this worker's share and to take its memory, in the background.
+
+        ``generation`` is that of the world.
+        """
         before = self._desk
-        self._desk = self._thread.submit(self._lay_out, plan, (part, parts), before)
+        world = part, parts, generation
+        self._desk = self._thread.submit(self._lay_out, plan, world, before)
 
     def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
         """Copy this worker's share of ``state``; ``hand_over`` and ``compared`` must follow."""
@@ -79,10 +83,11 @@ class AgentWay:
             self._without_memory.close()
 
     def _lay_out(
-        self, plan: SavePlan, part: tuple[int, int], before: Future[_Desk] | None
+        self, plan: SavePlan, world: tuple[int, int, int], before: Future[_Desk] | None
     ) -> _Desk:
+        part, parts, generation = world
         image_map = plan.image_map()
-        share = ShareImage(image_map, share_of(image_map, *part), plan.run_id)
+        share = ShareImage(image_map, share_of(image_map, part, parts), plan.run_id)
         layout = plan.layout_id
         if before is not None and before.result().layout == layout:
             buffers = before.result().buffers
@@ -91,8 +96,9 @@ class AgentWay:
             if before is not None:
                 _give_back(before)
         buffers.touch(share.spans())
-        if part[0] == 0:
-            self._send("plan", plan.encode())
+        if part == 0:
+            message = {"kind": "plan", "generation": generation}
+            send_with_content(self._context, message, plan.encode())
         return _Desk(plan, layout, image_map, buffers, share)
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
@@ -119,12 +125,8 @@ class AgentWay:
             return NothingToSave()
         if self._without_memory is None:
             self._without_memory = OwnWay(self._context, buffers=0)
-            self._without_memory.prepare(desk.plan, 0, 1)
+            self._without_memory.prepare(desk.plan, 0, 1, generation=request.generation)
         return self._without_memory.begin(request, state)
-
-    def _send(self, kind: str, content: bytes) -> None:
-        """Send what may be large, in memory of its own."""
-        send_with_content(self._context, {"kind": kind}, content)
 
 
 class _AgentSave:

@@ -38,7 +38,7 @@ class OwnWay:
         self._buffers: HostBuffers | None = None
         self._share: ShareImage | None = None
 
-    def prepare(self, plan: SavePlan, part: int, parts: int) -> None:
+    def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
         """Begin to care for old steps, if this is the first worker."""
         if part == 0 and plan != self._plan:
             self._let_go()

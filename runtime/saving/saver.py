@@ -178,7 +178,8 @@ class Saver:
         if self._prepared_for != generation:
             self._prepared_for = generation
             communicator = self._membership.communicator
-            self._way.prepare(self._plan(state()), communicator.rank, communicator.size)
+            plan, rank, size = self._plan(state()), communicator.rank, communicator.size
+            self._way.prepare(plan, rank, size, generation=generation)
 
     def close(self) -> None:
         """Give memory and threads back; nothing is in flight any more."""
@@ -197,7 +198,6 @@ class Saver:
         return SavePlan(
             self._context.run_dir,
             config.run_id,
-            config.lease_token,
             ShardLayout(specs, shard_count(nbytes, config.options.shards)),
             CareTerms(
                 terms.retention,
@@ -210,6 +210,7 @@ class Saver:
             terms.numerics,
             config.key_file,
             local_terms(config),
+            config.lease_token,
         )
 
     def _launch(

@@ -153,14 +153,28 @@ def test_new_world_ends_the_wait_for_a_save_that_stays_incomplete(
     workers: Workers, writer: RunningWriter
 ) -> None:
     """With one buffer the survivors wait for the answer before they copy again."""
-    writer.tell(workers.copy(workers.ticket(20, 1), 0))
+    ticket = workers.ticket(20, 1)
+    writer.tell(workers.copy(ticket, 0))
 
-    writer.plan(workers.plan)
+    writer.plan(workers.plan, ticket.generation + 1)
 
     answer = writer.answer()
     assert (answer["kind"], answer["attempt"], answer["is_expected"]) == ("unsaved", 1, True)
     writer.tell(workers.copy(workers.ticket(20, 1), 1))
     assert writer.kept() is None
+
+
+def test_part_that_comes_before_the_plan_of_its_world_counts(
+    workers: Workers, writer: RunningWriter
+) -> None:
+    """It has another channel to the agent than the worker that tells the plan."""
+    first, second = workers.copy_all(workers.ticket(20, 1, generation=9))
+    writer.tell(second)
+
+    writer.plan(workers.plan, 9)
+    writer.tell(first)
+
+    assert writer.answer()["kind"] == "saved"
 
 
 def test_committed_step_that_is_saved_again_is_left_alone(

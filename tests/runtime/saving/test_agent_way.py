@@ -138,7 +138,7 @@ def test_what_all_workers_copy_and_tell_becomes_a_checkpoint(
     host.buffers = buffers
     agents = [host.agent() for _ in range(parts)]
     for part, agent in enumerate(agents):
-        agent.way.prepare(host.plan, part, parts)
+        agent.way.prepare(host.plan, part, parts, generation=1)
     for attempt in (1, 2, 3):
         for part, agent in enumerate(agents):
             agent.save(10 * attempt, attempt, (part, parts))
@@ -159,8 +159,8 @@ def test_what_all_workers_copy_and_tell_becomes_a_checkpoint(
 def test_first_worker_tells_the_plan_of_each_world_before_its_saves(host: Host) -> None:
     first, second = host.agent(), host.agent()
     for world in (1, 2):
-        first.way.prepare(host.plan, 0, 2)
-        second.way.prepare(host.plan, 1, 2)
+        first.way.prepare(host.plan, 0, 2, generation=1)
+        second.way.prepare(host.plan, 1, 2, generation=1)
         first.save(STEP, world, (0, 2))
         second.save(STEP, world, (1, 2))
 
@@ -174,14 +174,14 @@ def test_first_worker_tells_the_plan_of_each_world_before_its_saves(host: Host) 
 def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
     """A world after a death has the same one; a stage of another model has its own."""
     agent = host.agent()
-    agent.way.prepare(host.plan, 1, 3)
+    agent.way.prepare(host.plan, 1, 3, generation=1)
     agent.save(10, 1, (1, 3))
-    agent.way.prepare(host.plan, 0, 2)
+    agent.way.prepare(host.plan, 0, 2, generation=1)
     agent.save(20, 2, (0, 2))
     assert len(agent.asked) == 1
 
     host.plan = plan_of(tmp_path, shards=3)
-    agent.way.prepare(host.plan, 0, 2)
+    agent.way.prepare(host.plan, 0, 2, generation=1)
     agent.page.answer_save(2, is_durable=True)
     agent.save(30, 3, (0, 2))
 
@@ -194,7 +194,7 @@ def test_memory_is_asked_for_once_a_layout(host: Host, tmp_path: Path) -> None:
 
 def test_buffers_take_turns(host: Host) -> None:
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=1)
     for attempt in (1, 2, 3, 4):
         agent.save(attempt, attempt)
         agent.page.answer_save(attempt, is_durable=True)
@@ -227,7 +227,7 @@ def test_save_in_writing_is_never_written_over(
     """The disk is slow: the third save waits for the answer to the one in its buffer."""
     host.buffers = buffers
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=1)
     agent.save(1, 1)
     if buffers == 1:
         agent.page.answer_save(1, is_durable=True)
@@ -250,7 +250,7 @@ def test_save_that_is_never_answered_is_waited_for_within_a_bound(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=1)
     agent.save(1, 1)
     clock = Clock(monkeypatch, lambda: None)
 
@@ -262,7 +262,7 @@ def test_save_that_is_never_answered_is_waited_for_within_a_bound(
 
 def test_save_is_done_when_the_page_says_so(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=1)
     save = agent.save(STEP, 1)
     assert not save.is_done
     clock = Clock(monkeypatch, lambda: agent.page.answer_save(1, is_durable=True))
@@ -277,7 +277,7 @@ def test_save_that_is_not_answered_is_waited_for_as_long_as_told(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=1)
     save = agent.save(STEP, 1)
     clock = Clock(monkeypatch, lambda: None)
 
@@ -288,7 +288,7 @@ def test_save_that_is_not_answered_is_waited_for_as_long_as_told(
 
 def test_save_that_was_not_written_is_a_failure(host: Host) -> None:
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=1)
     save = agent.save(STEP, 1)
 
     agent.page.answer_save(1, is_durable=False)
@@ -306,7 +306,7 @@ def test_without_memory_the_first_worker_writes_the_state_itself(
     host.buffers = 0
     agents = [host.agent(), host.agent()]
     for part, agent in enumerate(agents):
-        agent.way.prepare(host.plan, part, 2)
+        agent.way.prepare(host.plan, part, 2, generation=1)
 
     for attempt in (1, 2):
         saves = [agent.save(10 * attempt, attempt, (part, 2)) for part, agent in enumerate(agents)]
@@ -321,7 +321,7 @@ def test_without_memory_nothing_is_written_before_the_states_are_compared(
 ) -> None:
     host.buffers = 0
     agent = host.agent()
-    agent.way.prepare(host.plan, 0, 1)
+    agent.way.prepare(host.plan, 0, 1, generation=1)
     state = state_of(STEP)
 
     save = agent.way.begin(SaveRequest(LAUNCH, STEP, 1, 0, 1, {"epoch": STEP}, 0.0), state)

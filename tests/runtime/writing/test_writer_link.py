@@ -69,7 +69,7 @@ class Agent:
         sizes = {"bytes": self.nbytes, "file_bytes": self.nbytes}
         memory = {"kind": "memory", "launch": 1, "layout": self._plan.layout_id, **sizes}
         self.link.use(memory, self._fds)
-        self.link.plan({"kind": "plan", FDS: [memory_of(self._plan.encode())]})
+        self.link.plan({"kind": "plan", "generation": 1, FDS: [memory_of(self._plan.encode())]})
 
     def save(self, step: int = 30, *, parts: int = PARTS, state_digest: str = "00") -> None:
         """Copy a save, or only some parts of it, and say so."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_saves import Copied, Workers
+from host_saves import LAUNCH, Copied, Workers
 
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.writer import HostWriter
@@ -31,9 +31,9 @@ class RunningWriter:
         self.channel.send(workers.memory, workers.fds)
         self.plan(workers.plan)
 
-    def plan(self, plan: SavePlan) -> None:
-        """Tell a plan."""
-        self._send({"kind": "plan"}, plan.encode())
+    def plan(self, plan: SavePlan, generation: int = LAUNCH) -> None:
+        """Tell a plan, in the world of a generation."""
+        self._send({"kind": "plan", "generation": generation}, plan.encode())
 
     def tell(self, *copied: Copied) -> None:
         """Tell that parts were copied."""
