@@ -91,6 +91,7 @@ class Committer:
         self._care.close(within_s)
 
     def _commit(self, ticket: SaveTicket, write: Callable[[Staging], Manifest]) -> int:
+        self.plan.ownership.prove()  # else files of ours would stay in another job's directory
         staging = self.store.staging(*ticket.key)
         staging.abandon()  # a writer that was killed may have begun the same save
         try:
