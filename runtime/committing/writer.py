@@ -16,6 +16,7 @@ take it, it is mended from them, or a relaunched job reads them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import mmap
@@ -49,6 +50,8 @@ class HostWriter:
         self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
         self._committer: Committer | None = None
         self._parts: Parts | None = None
+        self._again: dict[tuple[int, int], Parts] = {}
+        """Saves that another writer was told; its agent tells them again before a settle."""
         self._saves: list[HeldSave] = []
         """The newest complete saves, at most one for each buffer, oldest first."""
 
@@ -95,14 +98,26 @@ class HostWriter:
     def _take_part(self, message: Message) -> None:
         ticket = SaveTicket.of(message)
         cursor = _json_in(message)
-        parts = self._parts_of(ticket)
+        answer = message.get("answered")
+        again = None if answer is None else self._again.setdefault(ticket.age, Parts(ticket))
+        parts = again or self._parts_of(ticket)
         if parts is None:
             return
         parts.digests[message["part"]] = message["digest"]
         parts.cursor = parts.cursor if cursor is None else cursor
-        if parts.is_complete:
+        if not parts.is_complete:
+            return
+        if answer is not None:
+            self._hold_again(parts, is_durable=answer == "saved")
+        else:
             self._parts = None
             self._commit(parts)
+
+    def _hold_again(self, parts: Parts, *, is_durable: bool) -> None:
+        """Hold a save that was answered by another writer, for the settle that follows."""
+        del self._again[parts.ticket.age]
+        with contextlib.suppress(CheckpointError):  # that was the answer
+            self._hold(parts).is_durable = is_durable
 
     def _parts_of(self, ticket: SaveTicket) -> Parts | None:
         """Return the save that a part belongs to; None if a later save has begun already."""
@@ -138,7 +153,7 @@ class HostWriter:
         _, memory = self._memories[key][ticket.buffer]
         plan, image_map = self._committer.plan, self._committer.image_map
         save = HeldSave.of(plan, image_map, parts, memory)
-        self._saves = [*self._saves, save]
+        self._saves = sorted([*self._saves, save], key=lambda save: save.ticket.age)
         return save
 
     def _commit_held(self, save: HeldSave) -> int:
