@@ -29,11 +29,11 @@ class Bit(IntFlag):
     """My exchange succeeded: the transaction may be applied."""
     NO_SAVE_WANTED = 2
     NO_STOP_WANTED = 4
-    SETTLED = 16
+    SETTLED = 8
     """I know the outcome of the checkpoint in flight."""
-    INTACT = 32
+    INTACT = 16
     """I know of no failure of the checkpoint in flight."""
-    FINITE = 64
+    FINITE = 32
     """My slice of the total holds no infinity and no NaN."""
 
 
