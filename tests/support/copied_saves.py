@@ -65,7 +65,9 @@ class CopiedSaves:
         """The message that tells the writer the plan."""
         return {"kind": "plan", FDS: [message_fd(self.plan.encode())]}
 
-    def ticket(self, attempt: int, step: int | None = None, generation: int | None = None) -> SaveTicket:
+    def ticket(
+        self, attempt: int, step: int | None = None, generation: int | None = None
+    ) -> SaveTicket:
         """Return the ticket of a save; its step is ten times the attempt."""
         return SaveTicket(
             launch=self.launch,
