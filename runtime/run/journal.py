@@ -48,8 +48,8 @@ EVENTS = frozenset({
     "job_ended", "job_started", "journal_gap", "journal_removed", "launch", "memory_differs",
     "mend_failed", "mended", "numerics_differ", "output_dropped", "pool_restarted",
     "preload_failed", "pressure", "prune_failed", "recovery", "rejected", "relaunch", "renewing",
-    "restored", "scrub_failed", "scrubbed", "second_copy_failed", "signal_repeated",
-    "snapshot_damaged", "stalled", "step", "stopped", "storage_downgrade", "supervisor_failed",
+    "restored", "scrub_failed", "scrubbed", "signal_repeated",
+    "stalled", "step", "stopped", "storage_downgrade", "supervisor_failed",
     "suspected", "suspicion", "taken_over", "warning", "world",
 })  # fmt: skip
 """Every event that some process of a job records."""
