@@ -22,10 +22,10 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.pool_process import PoolStart
-from holdfast.runtime.agent.save_memory import SaveMemory
 from holdfast.runtime.agent.script_ends import look_at_ends
 from holdfast.runtime.agent.warm_pool import ForkRequest, WarmPool
-from holdfast.runtime.agent.writer_link import QUESTIONS, WriterLink
+from holdfast.runtime.holding.save_memory import SaveMemory
+from holdfast.runtime.holding.writer_link import QUESTIONS, WriterLink
 from holdfast.runtime.mpiexec.mpi_host import HostState
 from holdfast.runtime.progress.host_report import describe, short_report
 from holdfast.runtime.system.channel import ChannelError, Message

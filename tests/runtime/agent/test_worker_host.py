@@ -17,9 +17,9 @@ from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.pool_process import PoolSettings
-from holdfast.runtime.agent.save_memory import SaveMemory
 from holdfast.runtime.agent.warm_pool import ForkRequest
 from holdfast.runtime.agent.worker_host import WorkerHost
+from holdfast.runtime.holding.save_memory import SaveMemory
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S

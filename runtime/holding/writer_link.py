@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from holdfast.runtime.agent.told_writer import ToldWriter, split
+from holdfast.runtime.holding.told_writer import ToldWriter, split
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.reactor import Reactor

@@ -15,8 +15,8 @@ from copied_saves import STATE, CopiedSaves
 
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.agent import writer_link
-from holdfast.runtime.agent.writer_link import (
+from holdfast.runtime.holding import writer_link
+from holdfast.runtime.holding.writer_link import (
     ANSWERED_WITHIN_S,
     KILLED_SETTLES_WITHIN_S,
     WriterLink,

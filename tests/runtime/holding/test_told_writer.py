@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.agent.told_writer import ToldWriter, split
+from holdfast.runtime.holding.told_writer import ToldWriter, split
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.runtime.agent.save_memory import BUFFERS, SaveMemory
+from holdfast.runtime.holding.save_memory import BUFFERS, SaveMemory
 from holdfast.runtime.watch.usage import Resource, Usage
 
 _F_GET_SEALS = 1034
