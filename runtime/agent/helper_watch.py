@@ -4,7 +4,7 @@
 |---|---|
 | a guard | the death of its worker |
 | mpiexec | the end of its launch; the job is relaunched |
-| the pool, the snapshot writer | another one is started; no worker dies |
+| the pool, the host's writer | another one is started; no worker dies |
 
 A stop that ends within the limit costs nothing.  Beyond it nobody comes back: a SIGKILL ends
 a stopped process, too.

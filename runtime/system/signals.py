@@ -5,7 +5,7 @@ terminal signal the process, its group, its session or its cgroup.  Only supervi
 act on these signals.  Every other process must outlive them, because the job still has a
 checkpoint to write.  How depends on what the process starts:
 
-* mpiexec, pool and snapshot writer are started with the signals *blocked*.  Children inherit
+* mpiexec, pool and writer are started with the signals *blocked*.  Children inherit
   that, so there is no moment at which a signal would end them;
 * a worker gives them a handler that does nothing.  Programs that its script starts have the
   default again after execve(2), and processes that it forks get it back: a script that
