@@ -32,14 +32,14 @@ def flip(store: CheckpointStore, step: int, shard: int = 0) -> None:
     path.write_bytes(content)
 
 
-def train_twice(run_dir: Path) -> CheckpointStore:
+def train_twice(run_dir: Path, *options: str) -> CheckpointStore:
     """Train half of the epochs, then all; return the checkpoints, at least the last of each part.
 
     Saves that are due while another one is in flight are skipped, but never the last.
     """
     for epochs in (4, 8):
         part = replace(TRAINED, epochs=epochs)
-        with start_job(request_of(part, run_dir, workers=2)) as running:
+        with start_job(request_of(part, run_dir, workers=2, options=options)) as running:
             assert running.wait().exit_code == 0
     return CheckpointStore(run_dir)
 
@@ -49,7 +49,7 @@ def test_job_resumes_from_the_newest_step_although_it_was_damaged(
     tmp_path: Path, undisturbed: Undisturbed, workers: int
 ) -> None:
     """Both copies are damaged, in different places."""
-    store = train_twice(tmp_path / "run")
+    store = train_twice(tmp_path / "run", "--shards", "2")
     newest = store.steps()[0]
     shutil.copytree(tmp_path / "run", tmp_path / "mirror")
     flip(store, newest, shard=0)

@@ -150,7 +150,7 @@ def test_what_dead_workers_have_left_in_memory_becomes_a_signed_checkpoint(
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert [record["step"] for record in job.events("restored")] == [5]
-    assert [r["step"] for r in job.events("checkpoint") if r.get("orphaned")] == [5]
+    assert [record["step"] for record in job.events("checkpoint")].count(5) == 1
     assert_signed(run_dir, keys[0])
 
 
