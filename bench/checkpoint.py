@@ -7,7 +7,8 @@ other and backwards every second time.  A write counts twice: until the call ret
 until every file is synced.  This program syncs for the ways that do not.  A restore reads
 the files that were just written, so it comes from the page cache, into fresh arrays.
 Rounds of their own measure two more times: how long a snapshot stops the training, and how
-much slower a training loop is while a niced process writes that snapshot.
+much slower a training loop is while a niced process writes that snapshot.  Two more compare
+the committer with itself: with a read-back due after the save, and for 64 workers.
 
 Other load makes single rounds slow and never fast, so bounds are held against the best round.
 """
@@ -25,18 +26,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import harness
+from checkpoint_commits import DUE, FEW, MANY, NOT_DUE, measure_read_back, measure_workers
 from checkpoint_state import State, make_state, size_of
 from checkpoint_training import speeds
 from checkpoint_ways import IMAGE, OURS, RAW, Way, find_ways, sync_tree
 from snapshot_stall import Stalls, measure_stalls
 
 MEMORY = Path("/dev/shm")
-SPACE_FACTOR, SPACE_BYTES = 2, 2**30
+SPACE_FACTOR, SPACE_BYTES = 6, 2**30
 
 WRITE_BOUND = 1.1
 RESTORE_BOUND_GBS, RESTORE_BOUND = 2.5, 0.9
 STALL_BOUND = 1.4
 TRAINING_BOUND = 0.75
+READ_BACK_BOUND = 1.1
+WORKERS_BOUND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--where", nargs="+", choices=("disk", "tmpfs"), default=["disk", "tmpfs"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--ways", nargs="*", metavar="WORD", help="only peers with such a word")
-    parts = ("stall", "files", "training")
+    parts = ("stall", "files", "training", "commits")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--disk-directory", default=".", help="where the disk is (default: here)")
     return parser.parse_args()
@@ -88,6 +92,8 @@ def _measure_place(where: str, parent: Path, state: State, options: argparse.Nam
             _report_files(where, _time_ways(ways, state, Path(name), options.rounds), ways, state)
         if "training" in options.parts:
             _report_training(where, speeds(state, Path(name), options.rounds))
+        if "commits" in options.parts:
+            _report_commits(where, state, Path(name), options.rounds)
 
 
 def _time_ways(ways: Sequence[Way], state: State, directory: Path, rounds: int) -> dict[str, Times]:
@@ -168,6 +174,22 @@ def _report_training(where: str, measured: dict[str, list[float]]) -> None:
         print(f"  {name:22} {max(rates):8.0f}  {spread.text()}")
     ratio = max(measured["saving"]) / max(measured["idle"])
     _judge("training", ratio, f">= {TRAINING_BOUND} of idle", holds=ratio >= TRAINING_BOUND)
+
+
+def _report_commits(where: str, state: State, directory: Path, rounds: int) -> None:
+    """Print the time of saves in the committer, each way in units of the simpler one."""
+    few, many = f"{FEW} workers", f"{MANY} workers"
+    print(f"{where}: ms from a save in memory, and from the wish of workers, to the answer")
+    for name, peer, bound, measure in (
+        (DUE, NOT_DUE, READ_BACK_BOUND, measure_read_back),
+        (many, few, WORKERS_BOUND, measure_workers),
+    ):
+        seconds = measure(state, directory, rounds)
+        for way in (peer, name):
+            spread = _spread(seconds[way], seconds[peer])
+            print(f"  {way:22} {_ms(seconds[way])} {spread}")
+        ratio = min(seconds[name]) / min(seconds[peer])
+        _judge(name, ratio, f"<= {bound} x {peer}", holds=ratio <= bound)
 
 
 def _ms(seconds: Sequence[float]) -> str:

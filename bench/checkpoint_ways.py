@@ -11,11 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 from checkpoint_state import State
+from committed_save import CopiedState, committer, plan_of
 
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
@@ -115,16 +113,14 @@ def _holdfast(state: State) -> Way:
 
 
 def image_way(state: State) -> Way:
-    """What a writer does in the background, with a snapshot that was taken before."""
-    layout = ShardLayout(specs_of(state), 1)
-    image = ShardImage(layout, 0, _HEADER.run_id)
-    buffer = memoryview(bytearray(image.size))
-    record = image.fill(buffer, state, _HEADER)
+    """What the host's writer does in the background, with a state that was copied before."""
+    copied = CopiedState(state)
 
     def write(directory: Path) -> None:
-        staging = CheckpointStore(directory).staging(_HEADER.step, _HEADER.generation, 1)
-        staging.write_image(buffer, record, layout.writers)
-        staging.commit(Manifest.assemble(layout, [record], header=_HEADER, cursor={}, numerics={}))
+        plan = plan_of(directory, state)
+        mine = committer(plan)
+        mine.commit(copied.held(plan, _HEADER.step))
+        mine.close(0.0)
 
     return Way(IMAGE, write, _restore, syncs=True, verifies=True)
 

@@ -1,9 +1,8 @@
 """How long a snapshot stops the training, against copying the same tensors.
 
-The calls of the training loop are timed: the plan of the save, the copy with digests of
-its pieces, and the hand-over to a thread.  That thread digests the whole state for the
-comparison of replicas and sends the snapshot off.  It works beside the next step; its time
-is printed, too.
+The calls of the training loop are timed: the copy of the worker's share into memory of the
+agent, and the hand-over to a thread.  That thread digests the share, and the whole state for
+the comparison of replicas.  It works beside the next step; its time is printed, too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,20 +17,22 @@ from typing import Any, cast
 
 import numpy as np
 from checkpoint_state import State
+from committed_save import plan_of
 
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.format.tensor import bytes_of
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.saving.agent_way import AgentWay
+from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.shard_writers import Shards
-from holdfast.runtime.saving.snapshot import SavePlan
-from holdfast.runtime.saving.snapshot_place import SnapshotMemory
+from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.sealed_memory import sealed_memory
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 
@@ -42,7 +42,7 @@ BESIDE = "  beside the next step"
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """Seconds of each way to copy what one of ``writers`` workers saves, one entry a round."""
+    """Seconds of each way to copy what one of several workers saves, one entry a round."""
 
     seconds: dict[str, list[float]]
     size_bytes: int
@@ -61,22 +61,22 @@ class Stalls:
 class _Trainer:
     """The saving calls of worker 0, with an agent that has written everything at once."""
 
-    def __init__(self, run_dir: Path, state: State, layout: ShardLayout) -> None:
-        self._state, self._layout = state, layout
+    def __init__(self, run_dir: Path, state: State, workers: int) -> None:
+        self._state, self._workers = state, workers
         self._page = HeartbeatPage.create()
-        self._thread = ThreadPoolExecutor(1)
-        context = _context(run_dir, layout.writers, self._page)
-        self._shards = Shards(context, CheckpointStore(run_dir), self._thread)
-        world = SimpleNamespace(communicator=SimpleNamespace(size=layout.writers))
+        context = _context(run_dir, workers, self._page)
+        self._way = AgentWay(context)
+        self._way.prepare(plan_of(run_dir, state), 0, workers)
+        world = SimpleNamespace(communicator=SimpleNamespace(size=workers))
         self._check = MemoryCheck(context, cast("Any", world), cast("Any", None))
         self._attempt = 0
 
     def begin(self) -> None:
-        """Begin a snapshot; training waits for this."""
+        """Begin a save; training waits for this."""
         self._attempt += 1
-        plan = SavePlan(Header("bench", 1, 1), self._attempt, self._layout, {}, {})
-        shard = self._shards.begin(plan, (0,), self._state)
-        self._check.take(1, self._state, then=shard.hand_over)
+        request = SaveRequest(1, 1, self._attempt, 0, self._workers, {}, time.monotonic())
+        mine = self._way.begin(request, self._state)
+        self._check.take(1, self._state, then=mine.hand_over)
 
     def finish(self) -> None:
         """Wait for the thread that goes on with it beside the next step."""
@@ -84,31 +84,43 @@ class _Trainer:
         self._page.answer_save(self._attempt, is_durable=True)
 
     def close(self) -> None:
-        """End its thread."""
-        self._thread.shutdown()
+        """Give its memory back."""
+        self._way.close()
         self._page.close()
 
 
-def measure_stalls(state: State, rounds: int, writers: int = 2) -> Stalls:
+def measure_stalls(state: State, rounds: int, workers: int = 2) -> Stalls:
     """Time all ways in turn, each into shared memory that was touched before.
 
-    Worker 0 of ``writers`` copies its slice.  "All at once" copies the slice as one array.
+    Worker 0 of ``workers`` copies its share.  "All at once" copies the share as one array.
     glibc bypasses the cache for copies of more than three quarters of the cache's size.  A
     state of many tensors has no tensor of that size.
     """
-    layout = ShardLayout(specs_of(state), writers)
-    mine = [
-        state[piece.spec.name].reshape(-1)[piece.start : piece.stop] for piece in layout.pieces(0)
-    ]
+    mine = _share_of(state, workers)
     size = sum(part.nbytes for part in mine)
-    memory = SnapshotMemory(size)
+    memory = HostBuffers.of_agent([sealed_memory("holdfast-bench", size)])
     with tempfile.TemporaryDirectory() as name:
-        trainer = _Trainer(Path(name), state, layout)
-        _, buffer = memory.next()
-        seconds = _time_in_turn(_copies(mine, buffer), trainer, rounds)
+        trainer = _Trainer(Path(name), state, workers)
+        seconds = _time_in_turn(_copies(mine, memory[0]), trainer, rounds)
         trainer.close()
-    memory.close()
     return Stalls(seconds, size)
+
+
+def _share_of(state: State, workers: int) -> list[np.ndarray]:
+    """Return the bytes of the state that worker 0 copies."""
+    image_map = plan_of(Path(), state).image_map()
+    found = []
+    for stretch in share_of(image_map, 0, workers).stretches:
+        piece = image_map.pieces[stretch.shard][stretch.piece]
+        contents = bytes_of(state[piece.spec.name], piece.start, piece.stop)
+        found.append(np.frombuffer(contents[stretch.start : stretch.stop], np.uint8))
+    return found
+
+
+def _answer(question: dict[str, object]) -> dict[str, Any]:
+    """Give a worker memory, as its agent does."""
+    size = cast("int", question["size"])
+    return {FDS: [sealed_memory("holdfast-bench", size) for _ in range(2)]}
 
 
 def _context(run_dir: Path, workers: int, page: HeartbeatPage) -> WorkerContext:
@@ -129,7 +141,8 @@ def _context(run_dir: Path, workers: int, page: HeartbeatPage) -> WorkerContext:
         page,
         FaultInjector(config.worker, FaultPlan(), announce=lambda visit, kind: None),
         lambda report: None,
-        send_snapshot=lambda snapshot, fds: None,
+        send_snapshot=lambda message, fds: None,
+        ask_agent=_answer,
     )
 
 

@@ -52,6 +52,8 @@ class HostWriter:
         self._committer: Committer | None = None
         """That of the plan; None until the run's key and directory can be used."""
         self._parts: Parts | None = None
+        self._again: dict[tuple[int, int], Parts] = {}
+        """Saves that another writer has answered; the agent tells them before a settle."""
         self._newest = (0, 0)
         """The age of the newest save that was complete."""
         self._given_up: set[tuple[int, int]] = set()
@@ -121,6 +123,10 @@ class HostWriter:
     def _take_part(self, message: Message) -> None:
         ticket = SaveTicket.of(message)
         cursor = _json_in(message)
+        answer = message.get("answered")
+        if answer is not None:
+            self._take_again(ticket, message, cursor)
+            return
         if self._is_over(ticket):
             return
         parts = self._parts_of(ticket)
@@ -130,6 +136,18 @@ class HostWriter:
             self._parts, self._newest = None, ticket.age
             self._given_up = {age for age in self._given_up if age > ticket.age}
             self._commit(parts)
+
+    def _take_again(
+        self, ticket: SaveTicket, message: Message, cursor: Mapping[str, Any] | None
+    ) -> None:
+        """Take a part of a save that another writer has answered, for the settle that follows."""
+        parts = self._again.setdefault(ticket.age, Parts(ticket))
+        parts.digests[message["part"]] = message["digest"]
+        parts.cursor = parts.cursor if cursor is None else cursor
+        if parts.is_complete:
+            del self._again[ticket.age]
+            with contextlib.suppress(CheckpointError, OSError):  # that was the answer
+                self._hold(parts).is_durable = message["answered"] == "saved"
 
     def _is_over(self, ticket: SaveTicket) -> bool:
         """Return whether a save was answered already, or a later one has begun."""
@@ -174,7 +192,7 @@ class HostWriter:
         committer = self._ready()
         _, memory = self._memories[key][ticket.buffer]
         save = HeldSave.of(committer.plan, committer.image_map, parts, memory)
-        self._saves = [*self._saves, save]
+        self._saves = sorted([*self._saves, save], key=lambda save: save.ticket.age)
         return save
 
     def _commit_held(self, save: HeldSave) -> int:

@@ -152,7 +152,9 @@ class Channel:
 
     def _write_some(self, line: bytes, fds: tuple[int, ...]) -> int:
         if fds:
-            return socket.send_fds(self._socket, [line], list(fds), socket.MSG_DONTWAIT)
+            # socket.send_fds of Python 3.12 and older drops the flag, and waits
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+            return self._socket.sendmsg([line], [rights], socket.MSG_DONTWAIT)
         return self._socket.send(line, socket.MSG_DONTWAIT)
 
     def _give_up(self) -> None:

@@ -18,6 +18,11 @@ from holdfast.runtime.watch.usage import Usage
 
 BUFFERS = 2
 _MIB = 2**20
+_THEN = (
+    "training waits while the first worker writes a checkpoint from its own memory",
+    "one save waits for the end of the one before",
+)
+"""What follows from this many buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +73,13 @@ class SaveMemory:
 
     def _make(self, launch: int, question: Mapping[str, Any]) -> Buffers:
         count, lack = self._count(question["bytes"])
-        fds = tuple(sealed_memory("holdfast-save", question["size"]) for _ in range(count))
-        return Buffers(launch, question["layout"], fds, lack)
+        fds: list[int] = []
+        try:
+            while len(fds) < count:
+                fds.append(sealed_memory("holdfast-save", question["size"]))
+        except OSError as error:  # no descriptor is left
+            lack = f"memory for snapshots cannot be made: {error}; {_THEN[len(fds)]}"
+        return Buffers(launch, question["layout"], tuple(fds), lack)
 
     def _count(self, nbytes: int) -> tuple[int, str]:
         """Return how many buffers fit, and why there are not two."""
@@ -79,9 +89,4 @@ class SaveMemory:
         count = 1 if nbytes <= tightest.free else 0
         left = f"{tightest.place} has {tightest.free // _MIB} MiB left"
         what = f"two snapshots of {nbytes // _MIB} MiB do not fit: {left}"
-        then = (
-            "one save waits for the end of the one before"
-            if count
-            else "training waits while the first worker writes a checkpoint from its own memory"
-        )
-        return count, f"{what}; {then}"
+        return count, f"{what}; {_THEN[count]}"

@@ -2,8 +2,8 @@
 
 Invariant: every save whose parts have all been copied is answered exactly once.  If the
 writer has died or makes no progress, the answer comes from here.  A lost writer is replaced
-when the next message comes.  The new one is told the memory and the plan again.  When all
-workers have died, it is told the saves that are in memory as well.
+when the next part comes.  The new one is told the memory, the plan, and the parts of a save
+that is not complete yet.  When all workers have died, it is told the complete saves as well.
 
 A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
 nothing here waits for the writer's end.  Every wait for an answer has a bound, which grows
@@ -73,7 +73,6 @@ class WriterLink:
         self._lost: list[subprocess.Popen[bytes]] = []
         self._channel: Channel | None = None
         self._told = ToldWriter()
-        self._is_new = False
         self._pending: dict[_Key, Message] = {}
         self._asked: deque[tuple[str, Then]] = deque()
         self._settles_within_s = ANSWERED_WITHIN_S
@@ -106,17 +105,19 @@ class WriterLink:
 
     def copied(self, message: Message) -> None:
         """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
-        is_complete = self._told.part(message)
-        if is_complete:
+        channel, reason = self._channel_or_reason()
+        save = self._told.part(message)
+        if save is not None and save.is_complete:
             if not self._pending:
                 self._progressed = self._clock()
             self._pending[_key(message)] = message
-        try:
-            self._connected().post(*split(message))
-        except OSError as error:
-            if is_complete:
-                reason = f"the process that writes snapshots cannot be started: {error}"
+        if channel is None:
+            self._told.lost()
+            if save is not None and save.is_complete:
                 self._answer({**message, "kind": "unsaved", "reason": reason})
+        elif save is not None:
+            channel.post(*split(message))
+        self._told.close_unused(channel)
 
     def settle(self, then: Then, *, is_urgent: bool = False) -> None:
         """Let the writer commit what is complete in memory, then call ``then`` with the answer.
@@ -124,12 +125,9 @@ class WriterLink:
         Its ``step`` is the newest step in memory that is durable, None if there is none.
         """
         self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
-        if self._told.has_saves:
+        if self._told.has_lost_saves:
             with contextlib.suppress(OSError):
-                channel = self._connected()
-                if self._is_new:
-                    self._is_new = False
-                    self._told.repeat_saves(channel)
+                self._told.repeat_saves(self._connected())
         self.ask({"kind": "settle"}, then)
 
     def ask(self, question: Message, then: Then) -> None:
@@ -201,14 +199,21 @@ class WriterLink:
                 theirs.close()
             self._reactor.watch_channel(ours, self._on_message, self._on_death)
             self._channel = ours
-            self._is_new = True
             self._told.repeat(ours)
         return self._channel
+
+    def _channel_or_reason(self) -> tuple[Channel | None, str]:
+        """Return the channel to the writer, or why there is none."""
+        try:
+            return self._connected(), ""
+        except OSError as error:
+            return None, f"the process that writes snapshots cannot be started: {error}"
 
     def _post_if_connected(self, message: Message, fds: Sequence[int]) -> None:
         """Post a message; a writer that has to be started is told it at its start."""
         if self._channel is not None:
             self._channel.post(message, fds)
+        self._told.close_unused(self._channel)
 
     def _on_message(self, message: Message) -> None:
         self._progressed = self._clock()
@@ -234,6 +239,7 @@ class WriterLink:
         self._process.kill()
         self._lost.append(self._process)  # kept until it ends, which a hanging disk may delay
         self._process = self._channel = None
+        self._told.lost()
         for save in list(self._pending.values()):
             reason = f"the process that writes snapshots {why}"
             self._answer({**save, "kind": "unsaved", "reason": reason})
@@ -242,10 +248,10 @@ class WriterLink:
             then(_no_answer(kind, f"the process that writes snapshots {why}"))
 
     def _answer(self, answer: Message) -> None:
-        """Pass the answer about a save on, unless it has had one, when its writer had died."""
-        was_pending = self._pending.pop(_key(answer), None) is not None
-        if was_pending or answer.get("is_expected"):
-            self._owner.on_written({name: value for name, value in answer.items() if name != FDS})
+        self._pending.pop(_key(answer), None)
+        if answer["kind"] == "saved":
+            self._told.saved(answer)
+        self._owner.on_written({name: value for name, value in answer.items() if name != FDS})
 
 
 def _key(message: Message) -> _Key:

@@ -29,10 +29,11 @@ pytestmark = pytest.mark.mpi
 WITHIN_S = 60.0
 
 
-def test_worker_that_stands_still_in_a_save_does_not_outlive_its_agent(
-    tmp_path: Path, undisturbed: Undisturbed
+@pytest.mark.parametrize("name", ["holdfast-writer", "holdfast-w0"])
+def test_process_that_stands_still_in_a_save_does_not_outlive_its_agent(
+    tmp_path: Path, undisturbed: Undisturbed, name: str
 ) -> None:
-    """Rank 0 commits and prunes; it stops in the middle of a save, and loses its job then.
+    """The host's writer commits and prunes; it is stopped, or a worker, and the job is lost then.
 
     It is dead before another job can have the lease, so waking it up wakes nobody.
     """
@@ -43,22 +44,26 @@ def test_worker_that_stands_still_in_a_save_does_not_outlive_its_agent(
     with start_job(request) as old:
         old.wait_for("fault", kind="stop")
         processes = old.processes()
-        (stopped,) = [pid for pid, name in processes.items() if name == "holdfast-w0"]
+        (stopped,) = [pid for pid, found in processes.items() if found == name]
+        old.signal(signal.SIGSTOP, name)
         old.signal(signal.SIGKILL)
         old.signal(signal.SIGKILL, "holdfast-agent")
         assert wait_all_ended(processes, WITHIN_S) == ()
         assert not is_alive(stopped)
         died = time.monotonic()
         generation = max(record.get("generation", 0) for record in old.journal)
-        assert CheckpointStore(tmp_path).steps()[0] == EVEN.steps
+        left = CheckpointStore(tmp_path).steps()[0]
 
         with start_job(request_of(longer, tmp_path, workers=2)) as new:
             job = new.wait()
 
     assert_whole(job, longer, undisturbed(longer))
-    late = [r for r in job.journal if r["now"] > died and r["source"].startswith("worker")]
+    savers = ("worker", "snapshot writer")
+    late = [r for r in job.journal if r["now"] > died and r["source"].startswith(savers)]
     assert min(record.get("generation", generation + 1) for record in late) > generation
-    assert [record["step"] for record in job.events("restored")] == [EVEN.steps] * 2
+    # The save of step 20 is complete without the worker, so it may be committed before the end.
+    assert left in {EVEN.steps, 20}
+    assert [record["step"] for record in job.events("restored")] == [EVEN.steps, left]
 
 
 def test_job_that_is_suspended_keeps_the_run_directory(

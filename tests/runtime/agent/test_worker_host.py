@@ -19,10 +19,12 @@ from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.pool_process import PoolSettings
 from holdfast.runtime.agent.warm_pool import ForkRequest
 from holdfast.runtime.agent.worker_host import WorkerHost
-from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.watch.usage import Resource, Usage
+from holdfast.runtime.writing.save_memory import SaveMemory
 
 CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)
 LAUNCH = HostedLaunch(CONFIG, {})
@@ -33,24 +35,31 @@ class FakePool:
 
     def __init__(self, reactor: Reactor, settings: PoolSettings, owner: WorkerHost) -> None:
         self.pages: dict[int, HeartbeatPage] = {}
+        self.controls: dict[int, Channel] = {}
+        """The workers' ends of their channels."""
         self.is_warm = True
         self.pid = os.getpid()
 
     def request(self, request: ForkRequest) -> None:
         self.pages[request.worker] = HeartbeatPage(os.dup(request.fds[1]))
+        if request.worker in self.controls:
+            self.controls[request.worker].close()
+        self.controls[request.worker] = Channel.adopt(os.dup(request.fds[0]))
 
     def look(self, now: float) -> None: ...
 
     def close(self) -> None:
         for page in self.pages.values():
             page.close()
+        for control in self.controls.values():
+            control.close()
 
 
 class FakeWriter:
     """A writer that keeps what it was given, and settles when it is told to."""
 
     def __init__(self, reactor: Reactor, owner: WorkerHost) -> None:
-        self.memories: list[Message] = []
+        self.told: list[Message] = []
         self.waiting: list[Callable[[Message], None]] = []
         self.pid = None
 
@@ -61,7 +70,17 @@ class FakeWriter:
     def start(self) -> None: ...
 
     def use(self, memory: Message, fds: Sequence[int]) -> None:
-        self.memories.append(memory)
+        self.told.append({**memory, "buffers": len(fds)})
+
+    def plan(self, message: Message) -> None:
+        self.told.append(message)
+
+    def copied(self, message: Message) -> None:
+        self.told.append(message)
+
+    def ask(self, question: Message, then: Callable[[Message], None]) -> None:
+        self.told.append(question)
+        then({"kind": "kept", "step": 30})
 
     def settle(self, then: Callable[[Message], None], *, is_urgent: bool) -> None:
         self.waiting.append(then)
@@ -99,16 +118,6 @@ class Host:
         self._processes.append(process)
         self.real.on_forked(1, worker, process.pid)
 
-    def ask(self, worker: int, question: Message) -> list[int]:
-        """Ask for memory as a worker does; return the inodes of the buffers that come."""
-        found: list[int] = []
-        hosted = self.real.workers[worker]
-        hosted.answer = lambda message, fds=(): found.extend(  # type: ignore[method-assign]
-            os.fstat(fd).st_ino for fd in fds
-        )
-        self.real._on_report(hosted, question)
-        return found
-
     def guard(self, rank: int) -> None:
         ours, theirs = pair()
         self.guards.append(theirs)
@@ -132,6 +141,24 @@ class Host:
         self._processes[worker].kill()
         while ("worker_exited", worker) not in self.ends and not self.writer.is_settling:
             self.reactor.run_once(10.0)
+
+    def control(self, worker: int) -> Channel:
+        """The worker's end of its channel to the agent."""
+        controls: dict[int, Channel] = self.real.pool.controls  # type: ignore[attr-defined]
+        return controls[worker]
+
+    def ask(self, worker: int, question: Message) -> Message:
+        """Ask the agent as a worker does, and return its answer."""
+        self.control(worker).send(question)
+        answers: list[Message] = []
+        while not answers:
+            self.reactor.run_once(10.0)
+            answers = self.control(worker).drain()
+        return answers[0]
+
+    @property
+    def notices(self) -> list[str]:
+        return [event["report"]["text"] for event in self.events if "report" in event]
 
     @property
     def ends(self) -> list[tuple[str, int]]:
@@ -247,40 +274,82 @@ def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Hos
     assert host.real.is_idle
 
 
-def test_answers_of_the_writer_reach_all_pages_and_failures_everyone(host: Host) -> None:
+def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> None:
     def answer(kind: str, attempt: int, **fields: object) -> None:
-        names = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30}
-        host.real.on_written({**names, "reason": "the disk is full", **fields})
+        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30, **fields}
+        host.real.on_written(message)
 
     answer("saved", 4)
-    assert [(page.is_answered(4), page.failed_save) for page in host.pages.values()] == [
-        (True, 0),
-        (True, 0),
-    ]
-    answer("unsaved", 5)
+    for page in host.pages.values():
+        assert (page.is_answered(4), page.failed_save) == (True, 0)
+    assert host.notices == []
+
+    answer("unsaved", 5, reason="the disk is full")
+    for page in host.pages.values():
+        assert (page.is_answered(5), page.failed_save) == (True, 5)
+    assert host.notices == ["the checkpoint of step 30 failed: the disk is full"]
+
     answer("unsaved", 6, is_expected=True)
-    answer("saved", 7, launch=99)
+    assert host.pages[0].failed_save == 6
+    assert len(host.notices) == 1, "its workers have begun another save"
 
-    assert [page.failed_save for page in host.pages.values()] == [6, 6]
-    assert not any(page.is_answered(7) for page in host.pages.values())
-    (notice,) = [event["report"]["text"] for event in host.events if "report" in event]
-    assert notice == "the checkpoint of step 30 failed: the disk is full"
+    host.real.on_written({"kind": "saved", "launch": 9, "attempt": 7, "step": 30})
+    assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
 
 
-def test_all_workers_get_the_same_memory_and_the_writer_hears_of_it_once(host: Host) -> None:
-    question = {"kind": "memory", "layout": "l", "size": 9000, "bytes": 5000, "file_bytes": 5000}
+def test_sentence_of_the_writer_is_shown(host: Host) -> None:
+    host.real.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
 
-    inodes = [host.ask(worker, question) for worker in (0, 1)]
+    assert host.notices == ["checkpoints are at risk: no sync"]
 
+
+QUESTION = {"kind": "memory", "layout": "L", "size": 2**21, "bytes": 2**20}
+
+
+def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: Host) -> None:
+    found = [host.ask(worker, QUESTION) for worker in (0, 1)]
+
+    inodes = [[os.fstat(fd).st_ino for fd in answer[FDS]] for answer in found]
+    for fd in (*found[0][FDS], *found[1][FDS]):
+        os.close(fd)
     assert inodes[0] == inodes[1]
     assert len(set(inodes[0])) == 2
-    assert host.writer.memories == [{**question, "launch": 1}]
+    assert host.writer.told == [{**QUESTION, "launch": 1, "buffers": 2}]
+    assert host.notices == []
 
 
-def test_sentences_of_the_writer_reach_the_user(host: Host) -> None:
-    host.real.on_writer_notice({"kind": "notice", "text": "step 3 was mended"})
+def test_want_of_memory_is_told_once(host: Host) -> None:
+    full = [Usage(Resource.MEMORY, "the host", 2**24, 2**24 + 2**19)]
+    host.real._memory = SaveMemory(lambda: full)
 
-    assert [event["report"]["text"] for event in host.events] == ["step 3 was mended"]
+    answers = [host.ask(worker, QUESTION) for worker in (0, 1)]
+
+    assert [answer.get(FDS, []) for answer in answers] == [[], []]
+    (notice,) = host.notices
+    assert notice.startswith("two snapshots of 1 MiB do not fit: the host has 0 MiB left; ")
+
+
+def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
+    host.control(0).send({"kind": "plan"})
+    host.control(1).send({"kind": "copied", "part": 1})
+    while len(host.writer.told) < 2:
+        host.reactor.run_once(10.0)
+
+    assert sorted(message["kind"] for message in host.writer.told) == ["copied", "plan"]
+    assert host.events == [], "the supervisor does not hear of it"
+
+
+def test_question_of_a_worker_is_answered_by_the_writer(host: Host) -> None:
+    assert host.ask(1, {"kind": "keeps"}) == {"kind": "kept", "step": 30}
+
+
+def test_last_words_of_a_worker_are_its_part_of_a_save(host: Host) -> None:
+    """It may die right after it has copied its part."""
+    host.control(0).send({"kind": "copied", "part": 0})
+
+    host.end(0)
+
+    assert [message["kind"] for message in host.writer.told] == ["copied"]
 
 
 def test_killed_worker_that_does_not_end_is_written_off(

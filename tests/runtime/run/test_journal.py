@@ -139,7 +139,7 @@ def test_journal_of_another_run_that_took_the_directory_gets_no_line(
 
 
 def test_journal_that_is_opened_in_the_directory_of_another_run_gets_no_line(path: Path) -> None:
-    """The snapshot writer opens one for each event."""
+    """The host's writer opens one for each event."""
     other = RunRecord("other", FORMAT, 1.5, microbatches=1, seed=0, threads=1)
     RunDirectory(path.parent).create_record(other)
 

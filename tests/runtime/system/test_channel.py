@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,6 +151,33 @@ def test_post_waits_for_a_slow_peer_and_loses_nothing(ends: tuple[Channel, Chann
     received += [message["n"] for message in right.drain()]
 
     assert received == list(range(20))
+
+
+def test_post_of_descriptors_does_not_wait_for_a_peer_that_does_not_read(
+    ends: tuple[Channel, Channel],
+) -> None:
+    """Before Python 3.13 ``socket.send_fds`` drops the flag that says so."""
+    left, right = ends
+    text = "x" * 100_000
+
+    def post() -> None:
+        for n in range(20):
+            left.post({"n": n, "text": text}, [0])
+
+    posting = threading.Thread(target=post, daemon=True)
+    posting.start()
+    posting.join(10.0)
+
+    assert not posting.is_alive()
+    assert left.wants_write
+    received: list[Message] = []
+    while left.wants_write:
+        received += right.drain()
+        left.flush()
+    received += right.drain()
+    for message in received:
+        os.close(*message[FDS])
+    assert [message["n"] for message in received] == list(range(20))
 
 
 def test_peer_that_never_reads_is_given_up(

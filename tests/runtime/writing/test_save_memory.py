@@ -1,100 +1,159 @@
-"""The memory of a host's saves: the same for all workers, and never more than there is."""
+"""The memory for saves: how many buffers there are, who gets them, and for how long."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from holdfast.runtime.watch.usage import Resource, Usage
-from holdfast.runtime.writing.save_memory import SaveMemory
+from holdfast.runtime.writing.save_memory import BUFFERS, SaveMemory
 
-MIB = 2**20
+_F_GET_SEALS = 1034
+_MIB = 2**20
+SIZE = 3 * _MIB
+NBYTES = 2 * _MIB
+Make = Callable[..., SaveMemory]
 
 
-class Host:
-    """Memory whose limits are in the test's hands."""
+def usage(free: int, place: str = "the host") -> Usage:
+    return Usage(Resource.MEMORY, place, 100 * _MIB, 100 * _MIB + free)
 
-    def __init__(self) -> None:
-        self.free_mib: dict[str, int] = {"the host": 10_000}
-        self.memory = SaveMemory(self._limits)
 
-    def _limits(self) -> list[Usage]:
-        return [
-            Usage(Resource.MEMORY, place, 5 * MIB, (5 + free) * MIB)
-            for place, free in self.free_mib.items()
-        ]
+def question(layout: str = "L") -> dict[str, object]:
+    return {"kind": "memory", "layout": layout, "size": SIZE, "bytes": NBYTES}
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    host = Host()
-    yield host
-    host.memory.close()
+def make() -> Iterator[Make]:
+    made: list[SaveMemory] = []
+
+    def build(*limits: Usage) -> SaveMemory:
+        made.append(SaveMemory(lambda: limits))
+        return made[-1]
+
+    yield build
+    for memory in made:
+        memory.close()
 
 
-def question(layout: str = "l", mib: int = 100) -> dict[str, object]:
-    return {"layout": layout, "size": 2 * mib * MIB, "bytes": mib * MIB}
+def test_all_workers_of_a_launch_and_layout_have_the_same_buffers(make: Make) -> None:
+    memory = make()
+
+    found = [memory.buffers(1, question()) for _ in range(3)]
+
+    assert [is_new for _, is_new in found] == [True, False, False]
+    assert len({buffers.fds for buffers, _ in found}) == 1
 
 
-def test_first_worker_makes_the_buffers_and_the_others_get_the_same(host: Host) -> None:
-    first, is_new = host.memory.buffers(7, question())
-    again, is_new_again = host.memory.buffers(7, question())
+def test_buffers_have_the_size_that_was_asked_for_and_keep_it(make: Make) -> None:
+    buffers, _ = make().buffers(1, question())
 
-    assert (is_new, is_new_again) == (True, False)
-    assert first is again
-    assert [os.fstat(fd).st_size for fd in first.fds] == [200 * MIB] * 2
-    assert first.lack == ""
+    assert len(buffers.fds) == BUFFERS
+    for fd in buffers.fds:
+        assert os.fstat(fd).st_size == SIZE
+        assert os.fstat(fd).st_blocks == 0, "memory that nobody writes takes no space"
+        assert fcntl.fcntl(fd, _F_GET_SEALS) == 1 | 2 | 4
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 1)
 
 
-@pytest.mark.parametrize(
-    ("launch", "layout"), [(7, "other"), (8, "l")], ids=["another layout", "another launch"]
-)
-def test_other_saves_get_other_buffers(host: Host, launch: int, layout: str) -> None:
-    first, _ = host.memory.buffers(7, question("l"))
+@pytest.mark.parametrize(("launch", "layout"), [(2, "L"), (1, "other")])
+def test_another_launch_or_layout_has_buffers_of_its_own(
+    make: Make, launch: int, layout: str
+) -> None:
+    memory = make()
+    before, _ = memory.buffers(1, question())
 
-    second, is_new = host.memory.buffers(launch, question(layout))
+    after, is_new = memory.buffers(launch, question(layout))
 
     assert is_new
-    inodes = [os.fstat(fd).st_ino for fd in (*first.fds, *second.fds)]
-    assert len(set(inodes)) == 4, "descriptors of the last ones may still be on their way"
+    assert not set(before.fds) & set(after.fds), "the old ones may be on their way to a worker"
+
+
+def test_only_the_two_newest_pairs_are_kept(make: Make) -> None:
+    memory = make()
+    before = open_descriptors()
+
+    for launch in range(1, 20):
+        memory.buffers(launch, question())
+
+    assert open_descriptors() == before + 2 * BUFFERS
+    memory.close()
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize(
-    ("free_mib", "count", "words"),
-    [
-        (200, 2, ""),
-        (199, 1, "one save waits for the end of the one before"),
-        (100, 1, "one save waits for the end of the one before"),
-        (99, 0, "training waits while the first worker writes"),
-    ],
+    ("free", "count"),
+    [(2 * NBYTES, 2), (2 * NBYTES - 1, 1), (NBYTES, 1), (NBYTES - 1, 0), (0, 0)],
 )
-def test_there_are_as_many_buffers_as_fit(
-    host: Host, free_mib: int, count: int, words: str
+def test_there_are_as_many_buffers_as_the_tightest_limit_has_room_for(
+    make: Make, free: int, count: int
 ) -> None:
-    host.free_mib["the cgroup /job"] = free_mib
+    memory = make(usage(100 * NBYTES), usage(free, "the control group /job"))
 
-    found, _ = host.memory.buffers(7, question(mib=100))
+    buffers, _ = memory.buffers(1, question())
 
-    assert len(found.fds) == count
-    assert words in found.lack
-    values = f"two snapshots of 100 MiB do not fit: the cgroup /job has {free_mib} MiB left"
-    assert found.lack.startswith(values if words else "")
+    assert len(buffers.fds) == count
 
 
-def test_host_that_tells_no_limit_has_two(host: Host) -> None:
-    host.free_mib.clear()
+def test_lack_is_told_with_the_values_and_what_follows(make: Make) -> None:
+    one, _ = make(usage(3 * _MIB, "the control group /job")).buffers(1, question())
+    none, _ = make(usage(_MIB)).buffers(1, question())
+    two, _ = make(usage(4 * _MIB)).buffers(1, question())
 
-    assert len(host.memory.buffers(7, question())[0].fds) == 2
+    assert two.lack == ""
+    assert one.lack == (
+        "two snapshots of 2 MiB do not fit: the control group /job has 3 MiB left; "
+        "one save waits for the end of the one before"
+    )
+    assert none.lack == (
+        "two snapshots of 2 MiB do not fit: the host has 1 MiB left; "
+        "training waits while the first worker writes a checkpoint from its own memory"
+    )
 
 
-def test_descriptors_do_not_pile_up(host: Host) -> None:
-    host.memory.buffers(1, question())
-    host.memory.buffers(2, question())
-    before = len(os.listdir("/proc/self/fd"))
+def test_limits_are_read_once_a_launch_and_layout() -> None:
+    looks: list[None] = []
 
-    for launch in range(3, 30):
-        host.memory.buffers(launch, question())
+    def limits() -> list[Usage]:
+        looks.append(None)
+        return []
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    memory = SaveMemory(limits)
+    for _ in range(3):
+        memory.buffers(1, question())
+    memory.close()
+
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("made_before", [0, 1])
+def test_memory_that_the_system_refuses_is_done_without(
+    make: Make, monkeypatch: pytest.MonkeyPatch, made_before: int
+) -> None:
+    """An agent that ended of it would take all workers along."""
+    before = open_descriptors()
+    real, calls = os.memfd_create, iter(range(10))
+
+    def refuse(name: str, flags: int) -> int:
+        if next(calls) < made_before:
+            return real(name, flags)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    memory = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", refuse)
+        buffers, is_new = memory.buffers(1, question())
+
+    assert is_new
+    assert len(buffers.fds) == made_before
+    assert "[Errno 24] Too many open files" in buffers.lack
+    assert open_descriptors() == before + made_before

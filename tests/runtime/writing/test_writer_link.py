@@ -1,4 +1,4 @@
-"""The process that commits saves, as the agent holds it: it may die like any other."""
+"""The host's writer, as the agent holds it: it may die like any other process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
+from copied_saves import STATE, CopiedSaves
 
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.sealed_memory import sealed_memory
 from holdfast.runtime.writing import writer_link
 from holdfast.runtime.writing.writer_link import (
     ANSWERED_WITHIN_S,
@@ -32,12 +28,9 @@ from holdfast.runtime.writing.writer_link import (
 
 pytestmark = pytest.mark.process
 
-STATE = {"a": np.arange(9000, dtype=np.float32)}
-PARTS = 2
-
 
 class Agent:
-    """As much of an agent as a writer needs, and workers whose saves lie in its memory."""
+    """As much of an agent as a writer needs, and the workers of one launch."""
 
     def __init__(self, run_dir: Path) -> None:
         self.answers: list[Message] = []
@@ -46,14 +39,20 @@ class Agent:
         self.now = 1000.0
         self.link = WriterLink(self.reactor, self, clock=lambda: self.now)
         self.link.start()
-        layout = ShardLayout(specs_of(STATE), 1)
-        care = CareTerms(Retention(), generation=1)
-        self._plan = SavePlan(run_dir, "run", layout, care, {}, {})
-        self._map = self._plan.image_map()
-        self.nbytes = layout.nbytes
-        self._fds = [sealed_memory("holdfast-test", self._map.size) for _ in range(2)]
-        self._attempts = 0
-        self._has_told = False
+        self.run_dir = run_dir
+        self._launches: list[CopiedSaves] = []
+        self.launch()
+
+    def launch(self, number: int = 1, *, shards: int = 2) -> None:
+        """Begin a launch or a stage: its memory and plan are told."""
+        self.saves = CopiedSaves(self.run_dir, launch=number, shards=shards)
+        self._launches.append(self.saves)
+        self.link.use(self.saves.memory, self.saves.fds)
+        self.link.plan(self.saves.plan_message)
+
+    def end_launch(self) -> None:
+        """Give the memory of the newest launch back."""
+        self._launches.pop().close()
 
     def on_written(self, answer: Message) -> None:
         self.answers.append(answer)
@@ -61,37 +60,23 @@ class Agent:
     def on_writer_notice(self, notice: Message) -> None:
         self.notices.append(notice)
 
-    def tell(self) -> None:
-        """Tell the writer memory and plan, once."""
-        if self._has_told:
-            return
-        self._has_told = True
-        sizes = {"bytes": self.nbytes, "file_bytes": self.nbytes}
-        memory = {"kind": "memory", "launch": 1, "layout": self._plan.layout_id, **sizes}
-        self.link.use(memory, self._fds)
-        self.link.plan({"kind": "plan", "generation": 1, FDS: [memory_of(self._plan.encode())]})
+    def write(self, attempt: int) -> None:
+        for message in self.saves.save(attempt):
+            self.link.copied(message)
 
-    def save(self, step: int = 30, *, parts: int = PARTS, state_digest: str = "00") -> None:
-        """Copy a save, or only some parts of it, and say so."""
-        self.tell()
-        self._attempts += 1
-        buffer = self._attempts % 2
-        layout = self._plan.layout_id
-        ticket = SaveTicket(1, 1, step, self._attempts, PARTS, buffer, layout, began=0.0)
-        contents = memoryview(bytearray(self._map.size))
-        for part in range(PARTS):
-            share = ShareImage(self._map, share_of(self._map, part, PARTS), "run")
-            share.copy(contents, STATE, ticket.header("run"))
-            share.describe(contents, STATE, ticket.header("run"))
-        os.pwrite(self._fds[buffer], contents, 0)
-        for part in range(parts):
-            fds = {FDS: [memory_of(b"{}")]} if part == 0 else {}
-            fields = {"kind": "copied", **ticket.as_json(), "part": part, "digest": state_digest}
-            self.link.copied({**fields, **fds})
+    def write_part(self, attempt: int, part: int, *, generation: int | None = None) -> None:
+        ticket = self.saves.ticket(attempt, generation=generation)
+        self.link.copied(self.saves.part(ticket, part))
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             self.reactor.run_once(10.0)
+
+    def save(self, attempt: int) -> Message:
+        """Let a save be written, and return its answer."""
+        self.write(attempt)
+        self.wait_until(lambda: attempt in [answer["attempt"] for answer in self.answers])
+        return self.answers[-1]
 
     def settle(self) -> int | None:
         found: list[int | None] = []
@@ -99,17 +84,37 @@ class Agent:
         self.wait_until(lambda: bool(found))
         return found[0]
 
+    def ask(self, question: Message) -> Message:
+        found: list[Message] = []
+        self.link.ask(question, found.append)
+        self.wait_until(lambda: bool(found))
+        return found[0]
+
+    def stop_writer(self) -> int:
+        assert self.link.pid is not None
+        os.kill(self.link.pid, signal.SIGSTOP)
+        return self.link.pid
+
+    def kill_writer(self) -> None:
+        """Kill the writer, and let the agent see its end."""
+        pid = self.link.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        self.wait_until(lambda: self.link.pid != pid)
+
+    @property
+    def outcomes(self) -> list[tuple[str, int]]:
+        return [(answer["kind"], answer["attempt"]) for answer in self.answers]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return CheckpointStore(self.run_dir).steps()
+
     def close(self) -> None:
         self.link.close()
         self.reactor.close()
-        for fd in self._fds:
-            os.close(fd)
-
-
-def memory_of(content: bytes) -> int:
-    fd = os.memfd_create("holdfast-test", os.MFD_CLOEXEC)
-    os.write(fd, content)
-    return fd
+        for saves in self._launches:
+            saves.close()
 
 
 @pytest.fixture
@@ -119,25 +124,29 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     agent.close()
 
 
-def test_save_is_committed_by_the_process_while_workers_live(agent: Agent, tmp_path: Path) -> None:
-    agent.save()
+def test_save_is_committed_by_the_process_when_its_last_part_is_there(agent: Agent) -> None:
+    agent.write_part(1, 0)
+    assert agent.ask({"kind": "keeps"})["step"] is None
+    agent.write_part(1, 1)
     agent.wait_until(lambda: bool(agent.answers))
 
-    assert (agent.answers[0]["kind"], agent.answers[0]["attempt"]) == ("saved", 1)
-    assert agent.settle() == 30
-    assert CheckpointStore(tmp_path).steps() == (30,)
+    assert agent.outcomes == [("saved", 1)]
+    restored = restore(CheckpointStore(agent.run_dir), 10, run_id="run")
+    assert restored.manifest.cursor == {"step": 10, "epoch": 1}
+    assert {name: value.tobytes() for name, value in restored.state.items()} == {
+        name: value.tobytes() for name, value in STATE.items()
+    }
 
 
 def test_writer_may_have_more_open_files_than_is_usual(tmp_path: Path) -> None:
-    """It holds the images of all workers of a host, and a limit of 1024 is soft."""
+    """It opens all shards of a step, and a limit of 1024 is soft."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
     try:
         agent = Agent(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    agent.save()
-    agent.wait_until(lambda: bool(agent.answers))
+    agent.save(attempt=1)
 
     found = agent.link.pid and resource.prlimit(agent.link.pid, resource.RLIMIT_NOFILE)
 
@@ -146,27 +155,89 @@ def test_writer_may_have_more_open_files_than_is_usual(tmp_path: Path) -> None:
 
 
 def test_writer_that_dies_fails_what_it_had_and_is_replaced(agent: Agent) -> None:
-    first = agent.link.pid
-    assert first is not None
-    os.kill(first, signal.SIGSTOP)
-    agent.save()
+    first = agent.stop_writer()
+    agent.write(attempt=1)
     os.kill(first, signal.SIGKILL)
     agent.wait_until(lambda: bool(agent.answers))
 
-    assert agent.answers[0]["kind"] == "unsaved"
+    assert agent.outcomes == [("unsaved", 1)]
     assert "has died" in agent.answers[0]["reason"]
-    agent.save(step=31)
-    agent.wait_until(lambda: len(agent.answers) == 2)
-    assert agent.answers[1]["kind"] == "saved"
+    assert agent.save(attempt=2)["kind"] == "saved", "it was told memory and plan"
     assert agent.link.pid != first
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
+
+
+def test_save_that_was_incomplete_when_the_writer_died_is_committed_by_the_next(
+    agent: Agent,
+) -> None:
+    agent.write_part(1, 0)
+    agent.kill_writer()
+
+    agent.write_part(1, 1)
+    agent.wait_until(lambda: bool(agent.answers))
+
+    assert agent.outcomes == [("saved", 1)]
+
+
+def test_complete_save_waits_for_the_settle_when_the_writer_died_of_it(agent: Agent) -> None:
+    agent.stop_writer()
+    agent.write(attempt=1)
+    agent.kill_writer()
+    assert agent.outcomes == [("unsaved", 1)]
+
+    agent.write_part(2, 0)
+    assert agent.ask({"kind": "keeps"})["step"] is None, "it might kill the new one, too"
+    assert agent.settle() == 10, "a later save that stays incomplete does not hide it"
+
+    assert agent.steps == (10,)
+    assert agent.outcomes == [("unsaved", 1)], "it is answered once"
+
+
+def test_newest_of_two_saves_of_dead_writers_is_settled(agent: Agent) -> None:
+    for attempt in (1, 2):
+        agent.write_part(attempt, 0)
+        agent.stop_writer()
+        agent.write_part(attempt, 1)
+        agent.kill_writer()
+
+    assert agent.settle() == 20
+
+    assert agent.steps == (20,)
+    assert agent.outcomes == [("unsaved", 1), ("unsaved", 2)]
+
+
+def test_settle_after_a_writer_has_died_writes_nothing_twice(agent: Agent) -> None:
+    agent.stop_writer()
+    agent.write(attempt=1)
+    agent.kill_writer()
+    assert agent.save(attempt=2)["kind"] == "saved"
+
+    assert agent.settle() == 20
+
+    assert agent.steps == (20,), "step 10 is older than one that is durable"
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
+    agent.link.close()
+    events = read_journal(RunDirectory(agent.run_dir).journal_path)
+    saved = [event["step"] for event in events if event["event"] == "checkpoint"]
+    assert saved == [20]
+
+
+def test_durable_save_is_kept_by_the_writer_that_follows_its_writer(agent: Agent) -> None:
+    assert agent.save(attempt=1)["kind"] == "saved"
+    agent.kill_writer()
+
+    assert agent.settle() == 10
+    next(agent.run_dir.glob("checkpoints/step-*/shard-*")).write_bytes(b"rubbish")
+
+    assert agent.ask({"kind": "mend", "step": 10})["reason"] is None
+    assert agent.outcomes == [("saved", 1)]
 
 
 def test_nobody_waits_for_a_writer_that_is_dead(agent: Agent) -> None:
-    assert agent.link.pid is not None
-    os.kill(agent.link.pid, signal.SIGSTOP)
+    writer = agent.stop_writer()
     found: list[int | None] = []
     agent.link.settle(lambda answer: found.append(answer["step"]))
-    os.kill(agent.link.pid, signal.SIGKILL)
+    os.kill(writer, signal.SIGKILL)
 
     agent.wait_until(lambda: bool(found))
 
@@ -176,61 +247,82 @@ def test_nobody_waits_for_a_writer_that_is_dead(agent: Agent) -> None:
 
 def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: Agent) -> None:
     """The agent does not wait for its end, which a hanging disk may delay for ever."""
-    first = agent.link.pid
-    assert first is not None
-    os.kill(first, signal.SIGSTOP)
-    agent.save()
+    agent.stop_writer()
+    agent.write(attempt=1)
 
     agent.link.look(agent.now + ANSWERED_WITHIN_S - 1)
     assert agent.answers == []
     agent.link.look(agent.now + ANSWERED_WITHIN_S + 1)
 
-    assert agent.answers[0]["kind"] == "unsaved"
+    assert agent.outcomes == [("unsaved", 1)]
     assert "makes no progress" in agent.answers[0]["reason"]
-    agent.save(step=31)
+    assert agent.save(attempt=2)["kind"] == "saved"
+
+
+def test_incomplete_save_takes_no_patience(agent: Agent) -> None:
+    writer = agent.stop_writer()
+    agent.write_part(1, 1)
+
+    agent.link.look(agent.now + 1000 * ANSWERED_WITHIN_S)
+
+    assert agent.link.pid == writer
+    os.kill(writer, signal.SIGCONT)
+    agent.write_part(1, 0)
+    agent.wait_until(lambda: bool(agent.answers))
+    assert agent.outcomes == [("saved", 1)]
+
+
+def test_late_part_of_an_abandoned_save_is_passed_over(agent: Agent) -> None:
+    """Its workers have begun another save, and wait for that alone."""
+    agent.write_part(1, 0)
+    agent.write_part(2, 0, generation=2)
+    agent.wait_until(lambda: bool(agent.answers))
+    assert agent.outcomes == [("unsaved", 1)], "when the later one begins"
+    agent.write_part(1, 1)
+    assert agent.answers[0]["is_expected"]
+
+    agent.link.look(agent.now + 1000 * ANSWERED_WITHIN_S)
+    assert agent.link.pid is not None, "nothing that is complete waits"
+    agent.write_part(2, 1, generation=2)
     agent.wait_until(lambda: len(agent.answers) == 2)
-    assert agent.answers[1]["kind"] == "saved"
+
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)]
 
 
-def test_damage_on_the_disk_is_mended_by_the_process(agent: Agent, tmp_path: Path) -> None:
-    agent.save()
-    assert agent.settle() == 30
-    (shard,) = tmp_path.glob("checkpoints/step-*/shard-*")
-    shard.write_bytes(b"rubbish")
-    found: list[Message] = []
+def test_damage_on_the_disk_is_mended_by_the_process(agent: Agent) -> None:
+    agent.save(attempt=1)
+    shards = sorted(agent.run_dir.glob("checkpoints/step-*/shard-*"))
+    shards[0].write_bytes(b"rubbish")
 
-    agent.link.ask({"kind": "mend", "step": 30}, found.append)
-    agent.wait_until(lambda: bool(found))
+    answer = agent.ask({"kind": "mend", "step": 10})
 
-    assert found[0]["reason"] is None
-    assert found[0]["result"]["taken"] == 2
-    assert shard.stat().st_size > 30000
+    assert answer["reason"] is None
+    assert answer["result"]["taken"] >= 1
+    assert shards[0].stat().st_size > 10000
 
 
 def test_nobody_waits_for_a_mend_of_a_writer_that_is_dead(agent: Agent) -> None:
-    assert agent.link.pid is not None
-    os.kill(agent.link.pid, signal.SIGSTOP)
+    writer = agent.stop_writer()
     found: list[Message] = []
-    agent.link.ask({"kind": "mend", "step": 30}, found.append)
-    os.kill(agent.link.pid, signal.SIGKILL)
+    agent.link.ask({"kind": "mend", "step": 10}, found.append)
+    os.kill(writer, signal.SIGKILL)
 
     agent.wait_until(lambda: bool(found))
 
     assert "has died" in found[0]["reason"]
-    agent.link.ask({"kind": "mend", "step": 30}, found.append)
+    agent.link.ask({"kind": "mend", "step": 10}, found.append)
     assert "no process" in found[1]["reason"]
 
 
 def test_mend_on_a_slow_disk_has_time_to_read_write_and_read_again(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent.save()
-    agent.wait_until(lambda: bool(agent.answers))
-    monkeypatch.setattr(writer_link, "SLOWEST_BYTES_PER_S", agent.nbytes / 100.0)
-    assert agent.link.pid is not None
-    os.kill(agent.link.pid, signal.SIGSTOP)
+    agent.save(attempt=1)
+    nbytes = agent.saves.memory["bytes"]
+    monkeypatch.setattr(writer_link, "SLOWEST_BYTES_PER_S", nbytes / 100.0)
+    agent.stop_writer()
     found: list[Message] = []
-    agent.link.ask({"kind": "mend", "step": 30}, found.append)
+    agent.link.ask({"kind": "mend", "step": 10}, found.append)
 
     agent.link.look(agent.now + ANSWERED_WITHIN_S + 299)
     assert found == []
@@ -247,8 +339,7 @@ def test_settling_has_a_bound(
     is_urgent: bool,  # noqa: FBT001
     bound_s: float,
 ) -> None:
-    assert agent.link.pid is not None
-    os.kill(agent.link.pid, signal.SIGSTOP)
+    agent.stop_writer()
     found: list[int | None] = []
     agent.link.settle(lambda answer: found.append(answer["step"]), is_urgent=is_urgent)
 
@@ -262,8 +353,7 @@ def test_settling_has_a_bound(
 
 def test_several_may_ask_and_each_is_answered(agent: Agent) -> None:
     """Workers of a new launch ask at the same time."""
-    agent.save()
-    assert agent.settle() == 30
+    agent.save(attempt=1)
     found: list[tuple[int, Message]] = []
     for number in range(3):
         agent.link.ask(
@@ -274,7 +364,7 @@ def test_several_may_ask_and_each_is_answered(agent: Agent) -> None:
     agent.wait_until(lambda: len(found) == 4)
 
     assert [number for number, _ in found] == [0, 1, 2, 3]
-    assert [answer["step"] for _, answer in found] == [30] * 4
+    assert [answer["step"] for _, answer in found] == [10, 10, 10, 10]
 
 
 def test_writer_that_cannot_be_started_fails_the_save(
@@ -283,81 +373,82 @@ def test_writer_that_cannot_be_started_fails_the_save(
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.EAGAIN, "no more processes")
 
-    agent.link.close()
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    agent.kill_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        agent.write(attempt=1)
+        assert agent.outcomes == [("unsaved", 1)]
+        assert "no more processes" in agent.answers[0]["reason"]
+        agent.write_part(2, 0)
 
-    agent.save()
+    agent.write_part(2, 1)
+    agent.wait_until(lambda: len(agent.answers) == 2)
 
-    assert agent.answers[0]["kind"] == "unsaved"
-    assert "no more processes" in agent.answers[0]["reason"]
+    assert agent.outcomes == [("unsaved", 1), ("saved", 2)], "one part came before there was one"
 
 
-def test_new_writer_commits_for_the_dead_what_the_old_one_could_not(
-    agent: Agent, tmp_path: Path
+def test_save_without_any_writer_is_settled_once_there_is_one(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory is the agent's, so it outlives both the workers and the writer."""
-    assert agent.link.pid is not None
-    os.kill(agent.link.pid, signal.SIGSTOP)
-    agent.save()
-    os.kill(agent.link.pid, signal.SIGKILL)
-    agent.wait_until(lambda: bool(agent.answers))
-    assert agent.answers[0]["kind"] == "unsaved"
-    assert CheckpointStore(tmp_path).steps() == ()
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
 
-    assert agent.settle() == 30
+    agent.kill_writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        agent.write(attempt=1)
 
-    assert CheckpointStore(tmp_path).steps() == (30,)
-    assert len(agent.answers) == 1, "the save was answered already"
+    assert agent.settle() == 10
 
 
-def test_save_at_which_a_writer_has_died_is_not_the_death_of_the_next_one(agent: Agent) -> None:
-    assert agent.link.pid is not None
-    os.kill(agent.link.pid, signal.SIGSTOP)
-    agent.save()
-    os.kill(agent.link.pid, signal.SIGKILL)
-    agent.wait_until(lambda: bool(agent.answers))
+def test_parts_of_another_launch_or_layout_are_passed_over(agent: Agent) -> None:
+    late = agent.saves.save(attempt=1)
+    agent.launch(2)
 
-    agent.save(step=31)
-    agent.wait_until(lambda: len(agent.answers) == 2)
+    for message in late:
+        agent.link.copied(message)
 
-    found: list[Message] = []
-    agent.link.ask({"kind": "keeps"}, found.append)
-    agent.wait_until(lambda: bool(found))
-    assert (agent.answers[1]["step"], found[0]["step"]) == (31, 31)
+    assert agent.save(attempt=1)["launch"] == 2
+    assert agent.outcomes == [("saved", 1)]
 
 
-def test_nobody_loses_patience_with_a_save_whose_parts_are_not_all_copied(agent: Agent) -> None:
-    """A worker may take long, and that is not the fault of the disk."""
-    first = agent.link.pid
-    agent.save(parts=PARTS - 1)
-
-    agent.link.look(agent.now + 100 * ANSWERED_WITHIN_S)
-
-    assert (agent.answers, agent.link.pid) == ([], first)
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
-def test_save_that_stays_incomplete_is_answered_when_the_next_one_begins(agent: Agent) -> None:
-    agent.save(parts=PARTS - 1)
-    agent.save(step=31)
+def test_descriptors_stay_as_many_over_saves_deaths_and_layouts(agent: Agent) -> None:
+    for attempt in (1, 2):
+        agent.save(attempt)
+    before = descriptors()
 
-    agent.wait_until(lambda: len(agent.answers) == 2)
+    for attempt in range(3, 103):
+        assert agent.save(attempt)["kind"] == "saved"
+    assert descriptors() == before
 
-    kinds = [(answer["kind"], answer["attempt"]) for answer in agent.answers]
-    assert kinds == [("unsaved", 1), ("saved", 2)]
-    assert agent.answers[0]["is_expected"]
+    for attempt in range(103, 106):
+        agent.write_part(attempt, 0)
+        agent.kill_writer()
+        assert agent.save(attempt + 10)["kind"] == "saved"
+    assert descriptors() == before
+
+    for shards in (3, 4, 5):
+        agent.end_launch()
+        agent.launch(1, shards=shards)
+        assert agent.save(100 * shards)["kind"] == "saved"
+        agent.write_part(100 * shards + 1, 0)
+    assert descriptors() <= before
 
 
-def test_descriptors_stay_as_many_through_saves_and_deaths_of_writers(agent: Agent) -> None:
-    agent.save(step=1)
-    agent.save(step=2)
-    agent.wait_until(lambda: len(agent.answers) == 2)
-    before = len(os.listdir("/proc/self/fd"))
+def test_descriptors_stay_open_until_their_message_has_left(agent: Agent) -> None:
+    """A writer that commits reads nothing, so messages of many workers wait."""
+    writer = agent.stop_writer()
+    for attempt in range(1, 400):
+        agent.write_part(attempt, 0)
+    waiting = descriptors()
 
-    for number in range(3, 30):
-        if number % 9 == 0:
-            assert agent.link.pid is not None
-            agent.link.replace("killed by the test")
-        agent.save(step=number)
-        agent.wait_until(lambda number=number: len(agent.answers) >= number)  # type: ignore[misc]
+    os.kill(writer, signal.SIGCONT)
+    assert agent.save(attempt=500)["kind"] == "saved"
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert agent.link.pid == writer, "no descriptor was gone when its turn came"
+    agent.save(attempt=501)
+    assert descriptors() < waiting

@@ -26,7 +26,7 @@ from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 
-PAGE = Path(__file__).parents[3] / "docs" / "checkpoint-format.md"
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"
 CODES = {
     "bool": "?",
     "int8": "b",

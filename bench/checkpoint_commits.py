@@ -1,0 +1,196 @@
+"""Two questions about the host's committer: what read-backs cost, and what many workers cost.
+
+Both are asked with the real parts: a committer with its care of old steps; and the agent's
+handle on its writer, with workers that are processes and copy their shares.  No worker
+trains, and none digests its whole state, which n workers on two cores would do n times.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from checkpoint_state import State
+from committed_save import KEEP_ALL, RUN_ID, CopiedState, committer, plan_of, ticket_of
+
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT
+from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.holding.writer_link import WriterLink
+from holdfast.runtime.saving.host_buffers import HostBuffers
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.sealed_memory import sealed_memory
+
+DUE, NOT_DUE = "read-back is due", "no read-back is due"
+FEW, MANY = 2, 64
+_BUFFERS = 2
+_CARE_ENDS_WITHIN_S = 60.0
+
+
+def measure_read_back(state: State, directory: Path, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds until a save is acknowledged, with and without a read-back after it.
+
+    A step is read back before an older one is removed for it.
+    """
+    copied = CopiedState(state)
+    plans = {
+        DUE: plan_of(directory / "due", state, FEWEST_KEPT),
+        NOT_DUE: plan_of(directory / "not-due", state, KEEP_ALL),
+    }
+    committers = {name: committer(plan) for name, plan in plans.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in plans}
+    for turn in range(-FEWEST_KEPT, rounds):
+        for name in plans if turn % 2 else reversed(plans):
+            step = turn + FEWEST_KEPT + 1
+            save = copied.held(plans[name], step)
+            begin = time.perf_counter()
+            committers[name].commit(save)
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - begin)
+            _wait_for_care(committers[name].store, has_pruned=name == DUE)
+    for each in committers.values():
+        each.close(_CARE_ENDS_WITHIN_S)
+    copied.close()
+    return seconds
+
+
+def _wait_for_care(store: CheckpointStore, *, has_pruned: bool) -> None:
+    """Wait until old steps are removed; where none would be, remove them here."""
+    if not has_pruned:
+        _remove_all_but_newest(store)
+        return
+    deadline = time.monotonic() + _CARE_ENDS_WITHIN_S
+    while len(store.steps()) > FEWEST_KEPT and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _remove_all_but_newest(store: CheckpointStore) -> None:
+    for path in sorted(store.directory.glob("step-*"))[:-1]:
+        shutil.rmtree(path)
+
+
+def measure_workers(state: State, directory: Path, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of a save of 2 and of 64 workers, from the wish to the answer."""
+    hosts = {
+        f"{workers} workers": _Host(state, directory / str(workers), workers)
+        for workers in (FEW, MANY)
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in hosts}
+    for turn in range(-_BUFFERS, rounds):  # both buffers are taken before
+        for name in hosts if turn % 2 else reversed(hosts):
+            took = hosts[name].save(turn + _BUFFERS + 1)
+            if turn >= 0:
+                seconds[name].append(took)
+    for host in hosts.values():
+        host.close()
+    return seconds
+
+
+class _Host:
+    """An agent's side of saves, and workers that copy their shares when they are told to."""
+
+    def __init__(self, state: State, run_dir: Path, workers: int) -> None:
+        run_dir.mkdir()
+        self._plan = plan_of(run_dir, state)
+        self._reactor = Reactor()
+        self._link = WriterLink(self._reactor, self)
+        self._link.start()
+        self._answers: list[Message] = []
+        self._ready = 0
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        size = self._plan.image_map().size
+        self._fds = [sealed_memory("holdfast-bench", size) for _ in range(_BUFFERS)]
+        self._tell_memory_and_plan()
+        self._workers = [self._start(state, part, workers) for part in range(workers)]
+        self._wait_until(lambda: self._ready == workers)
+
+    def save(self, step: int) -> float:
+        """Save as ``step``; return the seconds until the writer has answered."""
+        ticket = ticket_of(self._plan, step, len(self._workers), _BUFFERS)
+        before = len(self._answers)
+        begin = time.perf_counter()
+        for worker in self._workers:
+            worker.post({"kind": "save", **ticket.as_json()})
+        self._wait_until(lambda: len(self._answers) > before)
+        took = time.perf_counter() - begin
+        if self._answers[-1]["kind"] != "saved":
+            raise RuntimeError(f"a save failed: {self._answers[-1]}")
+        _remove_all_but_newest(CheckpointStore(self._plan.run_dir))
+        return took
+
+    def close(self) -> None:
+        """End workers and writer."""
+        for process in self._processes:
+            process.terminate()
+            process.join()
+        for worker in self._workers:
+            self._reactor.forget(worker)
+            worker.close()
+        self._link.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._reactor.close()
+
+    def on_written(self, answer: Message) -> None:
+        """Keep an answer of the writer."""
+        self._answers.append(answer)
+
+    def on_writer_notice(self, notice: Message) -> None:
+        """Show what the writer says."""
+        print(notice["text"], flush=True)
+
+    def _tell_memory_and_plan(self) -> None:
+        layout = self._plan.layout
+        memory = {"kind": "memory", "launch": 1, "layout": self._plan.layout_id}
+        self._link.use({**memory, "bytes": layout.nbytes}, self._fds)
+        fd = os.memfd_create("holdfast-bench", os.MFD_CLOEXEC)
+        os.pwrite(fd, self._plan.encode(), 0)
+        self._link.plan({"kind": "plan", FDS: [fd]})
+
+    def _start(self, state: State, part: int, parts: int) -> Channel:
+        """Fork a worker, which has the state already."""
+        ours, theirs = pair()
+        work = (theirs, self._plan, state, self._fds, (part, parts))
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_work, args=work, daemon=True)
+        process.start()
+        self._processes.append(process)
+        theirs.close()
+        self._reactor.watch_channel(ours, self._hear, lambda: None)
+        return ours
+
+    def _hear(self, message: Message) -> None:
+        if message["kind"] == "ready":
+            self._ready += 1
+        else:
+            self._link.copied(message)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._reactor.run_once(10.0)
+            self._link.look(time.monotonic())
+
+
+def _work(
+    agent: Channel, plan: SavePlan, state: State, fds: list[int], part: tuple[int, int]
+) -> None:
+    """Be one worker, ``part`` of so many: copy a share of the state whenever the agent asks."""
+    image_map = plan.image_map()
+    share = ShareImage(image_map, share_of(image_map, *part), RUN_ID)
+    buffers = HostBuffers.of_agent(fds)
+    buffers.touch(share.spans())
+    agent.send({"kind": "ready"})
+    while (message := agent.receive()) is not None:
+        ticket = SaveTicket.of(message)
+        header = ticket.header(RUN_ID)
+        share.copy(buffers[ticket.buffer], state, header)
+        share.describe(buffers[ticket.buffer], state, header)
+        agent.send({"kind": "copied", **ticket.as_json(), "part": part[0], "digest": "the same"})

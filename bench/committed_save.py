@@ -1,0 +1,74 @@
+"""A state that lies copied in memory, and a committer for it, without any worker."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from checkpoint_state import State, size_of
+
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.runtime.committing.committer import Committer
+from holdfast.runtime.committing.held_save import HeldSave, Parts
+from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.saving.host_buffers import HostBuffers
+from holdfast.runtime.saving.shard_count import shard_count
+
+RUN_ID = "bench"
+KEEP_ALL = 10**6
+
+
+class Silent:
+    """The report of a committer that tells nothing."""
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write nothing."""
+
+    def notify(self, text: str) -> None:
+        """Show nothing."""
+
+
+def plan_of(run_dir: Path, state: State, keep: int = KEEP_ALL) -> SavePlan:
+    """Return the plan of saves of ``state``, with as many shards as a job has."""
+    layout = ShardLayout(specs_of(state), shard_count(size_of(state)))
+    return SavePlan(run_dir, RUN_ID, layout, CareTerms(Retention(keep), 1), {}, {})
+
+
+def ticket_of(plan: SavePlan, step: int, parts: int = 1, buffers: int = 1) -> SaveTicket:
+    """Return the ticket of the save of ``step``, which has the same number."""
+    return SaveTicket(1, 1, step, step, parts, step % buffers, plan.layout_id, time.monotonic())
+
+
+class CopiedState:
+    """One buffer with the state in it, which can be committed as any step."""
+
+    def __init__(self, state: State) -> None:
+        plan = plan_of(Path(), state)
+        self._map = plan.image_map()
+        self._state = state
+        self._share = ShareImage(self._map, share_of(self._map, 0, 1), RUN_ID)
+        self._step = 0
+        self._buffers = HostBuffers.own(1, self._map.size)
+
+    def held(self, plan: SavePlan, step: int) -> HeldSave:
+        """Return the state as a complete save of ``step``; it is copied if another step was."""
+        ticket, memory = ticket_of(plan, step), self._buffers[0]
+        if step != self._step:
+            self._step = step
+            header = ticket.header(RUN_ID)
+            self._share.copy(memory, self._state, header)
+            self._share.describe(memory, self._state, header)
+        return HeldSave.of(plan, self._map, Parts(ticket, {0: ""}), memory)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._buffers.close()
+
+
+def committer(plan: SavePlan) -> Committer:
+    """Return a committer that reports nothing."""
+    return Committer(plan, Silent())

@@ -1,0 +1,100 @@
+"""Workers' side of a save without workers: memory, plan and copied parts, as an agent sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.saving.host_buffers import HostBuffers
+from holdfast.runtime.system.channel import FDS, Message
+from holdfast.runtime.system.sealed_memory import sealed_memory
+
+STATE: Tensors = {"a": np.arange(9000, dtype=np.float32), "b": np.ones((3, 5), np.float64)}
+
+
+def message_fd(content: object) -> int:
+    """Return memory that holds ``content`` as JSON, or as it is if it is bytes."""
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
+    os.pwrite(fd, data, 0)
+    return fd
+
+
+class CopiedSaves:
+    """The workers of one launch and layout; their parts are made one by one."""
+
+    def __init__(
+        self, run_dir: Path, *, launch: int = 1, parts: int = 2, buffers: int = 2, shards: int = 2
+    ) -> None:
+        self.launch = launch
+        self.parts = parts
+        layout = ShardLayout(specs_of(STATE), shards)
+        self.plan = SavePlan(run_dir, "run", layout, CareTerms(Retention(10), launch), {}, {})
+        self.image_map = self.plan.image_map()
+        size = self.image_map.size
+        self.fds = tuple(sealed_memory("holdfast-save", size) for _ in range(buffers))
+        self._maps = HostBuffers.of_agent(os.dup(fd) for fd in self.fds)
+        shares = [share_of(self.image_map, part, parts) for part in range(parts)]
+        self._shares = [ShareImage(self.image_map, share, "run") for share in shares]
+
+    @property
+    def memory(self) -> Message:
+        """The message that tells the writer the memory."""
+        return {
+            "kind": "memory",
+            "launch": self.launch,
+            "layout": self.plan.layout_id,
+            "size": self.image_map.size,
+            "bytes": self.image_map.layout.nbytes,
+        }
+
+    @property
+    def plan_message(self) -> Message:
+        """The message that tells the writer the plan."""
+        return {"kind": "plan", "generation": 1, FDS: [message_fd(self.plan.encode())]}
+
+    def ticket(
+        self, attempt: int, step: int | None = None, generation: int | None = None
+    ) -> SaveTicket:
+        """Return the ticket of a save; its step is ten times the attempt."""
+        return SaveTicket(
+            launch=self.launch,
+            generation=self.launch if generation is None else generation,
+            step=10 * attempt if step is None else step,
+            attempt=attempt,
+            parts=self.parts,
+            buffer=attempt % len(self.fds),
+            layout=self.plan.layout_id,
+            began=time.monotonic(),
+        )
+
+    def part(self, ticket: SaveTicket, part: int, digest: str = "00") -> Message:
+        """Copy a part of the state, and return the message that tells so."""
+        share, memory = self._shares[part], self._maps[ticket.buffer]
+        share.copy(memory, STATE, ticket.header("run"))
+        share.describe(memory, STATE, ticket.header("run"))
+        message = {"kind": "copied", **ticket.as_json(), "part": part, "digest": digest}
+        return {**message, FDS: [message_fd({"epoch": ticket.attempt})]} if part == 0 else message
+
+    def save(self, attempt: int) -> Sequence[Message]:
+        """Return the messages of all parts of a save."""
+        ticket = self.ticket(attempt)
+        return [self.part(ticket, part) for part in range(self.parts)]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._maps.close()
+        for fd in self.fds:
+            os.close(fd)
