@@ -11,20 +11,17 @@ asked, as the system calls may.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.checkpoint.disk.system_calls import fallocate, renameat2, sync_file_range
+
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
-
-_RENAME_NOREPLACE = 1  # linux/fs.h
-_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 
 
 class FileSystem(Protocol):
@@ -119,8 +116,8 @@ class LocalFileSystem:
         return os.fstat(handle).st_size
 
     def allocate(self, handle: int, size_bytes: int) -> None:
-        """Reserve blocks by posix_fallocate(3)."""
-        os.posix_fallocate(handle, 0, size_bytes)
+        """Reserve blocks by fallocate(2) itself, without the libc's emulation."""
+        fallocate(handle, size_bytes)
 
     def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Write by pwritev(2), without the GIL."""
@@ -128,14 +125,7 @@ class LocalFileSystem:
 
     def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
         """Call sync_file_range(2), without the GIL; fails with ``ENOSYS`` where there is none."""
-        function = getattr(_libc(), "sync_file_range", None)
-        if function is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        # Waiting is left to fsync: a wait here would take an error that fsync must see.
-        start, size = ctypes.c_int64(offset), ctypes.c_int64(size_bytes)
-        if function(handle, start, size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE)) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        sync_file_range(handle, offset, size_bytes)
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Read by preadv(2), without the GIL."""
@@ -165,7 +155,7 @@ class LocalFileSystem:
         is not empty, and a committed checkpoint never is.
         """
         with self._parent(source) as old, self._parent(target) as new:
-            if not _renameat2((old, source.name), (new, target.name)):
+            if not renameat2((old, source.name), (new, target.name)):
                 os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
 
     def list(self, path: Path) -> tuple[str, ...]:
@@ -232,25 +222,3 @@ def _close_directory(handle: int) -> None:
     """Close a directory and ignore a failure: nothing was written to it."""
     with contextlib.suppress(OSError):
         os.close(handle)
-
-
-@lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _renameat2(source: tuple[int, str], target: tuple[int, str]) -> bool:
-    """Rename without replacing; return False where kernel, libc or file system cannot.
-
-    Source and target are a directory's descriptor and a name in it.
-    """
-    function = getattr(_libc(), "renameat2", None)
-    if function is None:
-        return False
-    old, new = os.fsencode(source[1]), os.fsencode(target[1])
-    if function(source[0], old, target[0], new, ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    raise OSError(number, os.strerror(number), source[1], None, target[1])

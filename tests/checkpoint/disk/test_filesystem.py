@@ -258,7 +258,7 @@ class TestLocalFileSystemWithoutRenameat2(TestLocalFileSystem):
 
     @pytest.fixture(autouse=True)
     def _old_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_renameat2", lambda source, target: False)
+        monkeypatch.setattr(module, "renameat2", lambda source, target: False)
 
 
 class TestFakeFileSystem(FileSystemContract):
