@@ -40,6 +40,7 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.format.version import Version
+from holdfast.checkpoint.store.removal import remove_staging
 from holdfast.checkpoint.store.scan import Scan
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
@@ -134,14 +135,14 @@ class CheckpointStore:
             for name in self.names():
                 parsed = StagingName.parse(name)
                 if parsed is not None and parsed.generation < below_generation:
-                    self._remove(name, reasons)
+                    self._remove(name, parsed, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
         return tuple(reasons)
 
-    def _remove(self, name: str, reasons: list[str]) -> None:
+    def _remove(self, name: str, save: StagingName, reasons: list[str]) -> None:
         try:
-            self._disk.remove_tree(self.directory / name)
+            remove_staging(self._disk, self.directory / name, save.removed_name)
         except StorageFailed as failure:
             reasons.append(str(failure))
 
@@ -237,9 +238,9 @@ class Staging:
         self._disk.remove_file(self.path / MANIFEST_NAME)
 
     def abandon(self) -> None:
-        """Remove the staging directory as far as possible; ``clean_staging`` gets the rest."""
+        """Remove the staging directory as far as possible; a prune gets the rest."""
         with contextlib.suppress(StorageFailed):
-            self._disk.remove_tree(self.path)
+            remove_staging(self._disk, self.path, self._name.removed_name)
 
     def _refuse_other_save(self, step: int, generation: int) -> None:
         if (step, generation) != (self._name.step, self._name.generation):

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.format.names import is_removed, removed_name, step_name
+from holdfast.checkpoint.format.names import removed_name, step_name
+from holdfast.checkpoint.store.removal import hide, remove_hidden
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
@@ -155,9 +156,9 @@ class Pruner:
         """Carry the plan out; returns a reason for each step that is left, raises nothing."""
         reasons: list[str] = []
         try:
-            _remove_hidden(self._store, reasons)
+            remove_hidden(self._store.disk, self._store.directory, reasons)
             _hide(self._store, self._plan(now, reasons).removed, reasons)
-            _remove_hidden(self._store, reasons)
+            remove_hidden(self._store.disk, self._store.directory, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
@@ -228,20 +229,7 @@ def prune(
 def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> None:
     """Rename steps so that no reader sees them any more."""
     for step in steps:
-        source, target = store.directory / step_name(step), store.directory / removed_name(step)
         try:
-            store.disk.rename(source, target)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
-
-
-def _remove_hidden(store: CheckpointStore, reasons: list[str]) -> None:
-    """Remove hidden steps, once a power cut can no longer bring their old names back."""
-    hidden = [name for name in store.names() if is_removed(name)]
-    if hidden:
-        store.disk.fsync_directory(store.directory)
-    for name in hidden:
-        try:
-            store.disk.remove_tree(store.directory / name)
+            hide(store.disk, store.directory / step_name(step), removed_name(step))
         except StorageFailed as failure:
             reasons.append(str(failure))

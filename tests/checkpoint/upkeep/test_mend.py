@@ -263,7 +263,7 @@ class LastRename(LocalFileSystem):
     """A disk that fails when a staged step is renamed to its name."""
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
-        if source.name.startswith(".tmp-"):
+        if source.name.startswith(".tmp-") and target.name == step_name(STEP):
             raise OSError(errno.EIO, "rename fails")
         super().rename_noreplace(source, target)
 
