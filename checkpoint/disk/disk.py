@@ -41,8 +41,12 @@ class Disk:
 
     @property
     def downgrades(self) -> tuple[str, ...]:
-        """Guarantees that this file system does not give, one sentence each."""
+        """Guarantees that are not given here, one sentence each."""
         return tuple(self._downgrades)
+
+    def record_downgrade(self, reason: str) -> None:
+        """Remember a guarantee that is not given, to be told once."""
+        self._downgrades[reason] = None
 
     def new_downgrades(self, told: set[str]) -> tuple[str, ...]:
         """Return the downgrades that are not in ``told``, and add them to it."""
@@ -87,9 +91,9 @@ class Disk:
             if failure.errno not in tolerated:
                 raise
             name = errno.errorcode[failure.errno]
-            self._downgrades[
+            self.record_downgrade(
                 f"a power cut may lose names: directories cannot be synced here ({name})"
-            ] = None
+            )
 
     def write_durably(
         self,
@@ -194,7 +198,7 @@ class Disk:
         except StorageFailed as failure:
             if failure.errno not in _UNSUPPORTED:
                 raise
-            self._downgrades["space cannot be reserved ahead: a full disk shows late"] = None
+            self.record_downgrade("space cannot be reserved ahead: a full disk shows late")
 
 
 class ReadFile:

@@ -40,6 +40,7 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.format.version import Version
+from holdfast.checkpoint.store.first_save import tell_difference
 from holdfast.checkpoint.store.removal import remove_staging
 from holdfast.checkpoint.store.scan import Scan
 
@@ -217,8 +218,9 @@ class Staging:
         """Make the checkpoint visible and durable; returns its directory.
 
         If the step is committed already and verifies, that checkpoint stays and this
-        staging is removed.  A damaged checkpoint is moved aside.  Raises
-        ``CheckpointError`` if the new checkpoint is not durable; then it was not saved.
+        staging is removed; ``disk.downgrades`` tells if its state is another one.  A
+        damaged checkpoint is moved aside.  Raises ``CheckpointError`` if the new
+        checkpoint is not durable; then it was not saved.
         """
         self._refuse_other_save(manifest.step, manifest.generation)
         self._refuse_incomplete(manifest)
@@ -286,6 +288,9 @@ class Staging:
                 f"step {manifest.step} in {target.parent} belongs to run {found.run_id}, not to "
                 f"{manifest.run_id}; use another run directory"
             )
+        difference = tell_difference(self._store.scan(manifest.step), found, manifest)
+        if difference is not None:
+            self._disk.record_downgrade(difference)
         return True
 
     def _settle(self, target: Path) -> None:
