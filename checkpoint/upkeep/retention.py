@@ -21,6 +21,7 @@ from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.format.names import removed_name, step_name
 from holdfast.checkpoint.store.removal import hide, remove_hidden
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.bad_steps import hide_bad_steps, spare_bad_steps
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 
@@ -158,10 +159,27 @@ class Pruner:
         try:
             remove_hidden(self._store.disk, self._store.directory, reasons)
             _hide(self._store, self._plan(now, reasons).removed, reasons)
+            self._hide_bad(now, reasons)
             remove_hidden(self._store.disk, self._store.directory, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
+
+    def _hide_bad(self, now: float, reasons: list[str]) -> None:
+        """Hide what was moved aside, but the newest, once a step that is as new was read back."""
+        spare = spare_bad_steps(self._steps)
+        if spare:
+            verified = self._verified(spare[-1].step, now)
+            hide_bad_steps(self._store, [bad for bad in spare if bad.step <= verified], reasons)
+
+    def _verified(self, wanted: int, now: float) -> int:
+        """Return the newest step that was read back; read one more if that is below ``wanted``."""
+        steps = self._steps.newest_first()
+        read = max((step for step in steps if step in self._marks), default=-1)
+        if read < wanted <= max(steps, default=-1):
+            reason = self._marks.verify(self._store, steps[0], now)
+            return steps[0] if reason is None else read
+        return read
 
     def _known_steps(self) -> list[KnownStep]:
         steps = self._steps.newest_first()
