@@ -131,6 +131,19 @@ class Disk:
             with contextlib.suppress(OSError):
                 self._files.close(handle)
 
+    def capacity(self, path: Path) -> int:
+        """Return the bytes of the whole file system that a directory lies on."""
+        return _complete("look at", path, lambda: self._files.capacity(path))
+
+    def size_of_tree(self, path: Path) -> int:
+        """Return the bytes of the files in a directory, of those whose size can be told."""
+        total = 0
+        with contextlib.suppress(StorageFailed):
+            for name in self.names(path):
+                with contextlib.suppress(StorageFailed), self.reading(path / name) as file:
+                    total += file.size()
+        return total
+
     def remove_tree(self, path: Path) -> None:
         """Remove a directory of files and directories, if it is there; does not follow links."""
         found = [path]  # each directory after the one that it lies in; it may be of any depth

@@ -112,6 +112,10 @@ class ImageFileSystem:
         """Refuse."""
         _refuse()
 
+    def capacity(self, path: Path) -> int:
+        """Refuse: nothing is put here."""
+        _refuse()
+
     def _contents(self, handle: int) -> memoryview:
         return self._files[self._paths[handle]]
 

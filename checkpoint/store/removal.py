@@ -9,11 +9,12 @@ is being emptied.  A removal that is cut short is completed by the next ``remove
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.format.names import is_removed
+from holdfast.checkpoint.format.names import is_removed, removed_name, step_name
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
@@ -34,6 +35,15 @@ def hide(disk: Disk, directory: Path, hidden_name: str) -> Path | None:
             raise
         return None
     return hidden
+
+
+def hide_steps(disk: Disk, store: Path, steps: Sequence[int], reasons: list[str]) -> None:
+    """Rename committed steps so that no reader sees them any more."""
+    for step in steps:
+        try:
+            hide(disk, store / step_name(step), removed_name(step))
+        except StorageFailed as failure:
+            reasons.append(str(failure))
 
 
 def remove_staging(disk: Disk, staging: Path, hidden_name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from holdfast.checkpoint.upkeep.space import Space
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import parse_schedule
@@ -34,6 +35,11 @@ def check_schedule(text: str) -> None:
         parse_schedule(text)
     except RecoveryError as error:
         raise ValueError(str(error)) from error
+
+
+def check_space(text: str) -> None:
+    """Refuse a text that is no space for checkpoints."""
+    Space.parse(text)
 
 
 def check_rule(rule: str) -> None:

@@ -158,6 +158,12 @@ class FileSystemContract:
         assert refusal == errno.ENOTEMPTY
         assert files.list(root) == ()
 
+    def test_capacity_is_that_of_the_whole_file_system(self, files: FileSystem, root: Path) -> None:
+        self.put(files, root / "file", b"contents")
+
+        assert files.capacity(root) > len(b"contents")
+        assert errno_of(lambda: files.capacity(root / "missing")) == errno.ENOENT
+
     def test_knows_directories(self, files: FileSystem, root: Path) -> None:
         files.mkdir(root / "directory")
         self.put(files, root / "file", b"")
@@ -236,6 +242,7 @@ class TestLocalFileSystemBelowRoot(TestLocalFileSystem):
             lambda: files.rename_noreplace(root / "file", link / "new"),
             lambda: files.unlink(link / "file"),
             lambda: files.rmdir(link / "directory"),
+            lambda: files.capacity(link),
         ]
         assert [errno_of(call) for call in calls] == [errno.ENOTDIR] * len(calls)
         assert files.list(root) == ("directory", "file", "link")
