@@ -7,7 +7,8 @@ step does not count as kept: the plan is made again without it, so that the newe
 *sound* steps stay.
 
 With a limit of space, more steps go, oldest first, until the rest fits: but never the newest
-two sound ones.
+two sound ones.  A full disk is answered the same way, once: the limit is then what the run
+takes now, less what a save lacks.
 
 A removal renames the step first, so that it stops being visible at once and as a whole.
 The next prune completes a removal that was cut short.  Nothing here fails a save: the new
@@ -16,13 +17,15 @@ checkpoint is durable before the first old one is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.store.removal import hide_steps, remove_hidden
-from holdfast.checkpoint.upkeep.bad_steps import KEPT_ASIDE, BadSteps
+from holdfast.checkpoint.upkeep.bad_steps import FEWEST_KEPT_ASIDE, KEPT_ASIDE, BadSteps
 from holdfast.checkpoint.upkeep.known_steps import KnownStep, KnownSteps
+from holdfast.checkpoint.upkeep.leftovers import free_hidden, hide_dead_staging
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.space import Space, steps_too_many
@@ -191,6 +194,43 @@ class Pruner:
         except StorageFailed as failure:
             reasons.append(str(failure))
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
+
+    def make_room(
+        self,
+        needed: int,
+        generation: int,
+        now: float,
+        in_flight: Collection[StagingName] = (),
+    ) -> tuple[str, ...]:
+        """Free ``needed`` bytes after ENOSPC or EDQUOT, so that a save can be tried once more.
+
+        Leftovers go first: staging that is not ``in_flight``, up to our ``generation``, what
+        is hidden, and damaged steps but the newest.  Then own steps go, the oldest first,
+        but never the newest two sound ones.  Returns a reason for all that is out of the
+        ordinary, raises nothing.
+        """
+        reasons: list[str] = []
+        try:
+            hide_dead_staging(self._store, generation, in_flight, reasons)
+            self._bad.hide(FEWEST_KEPT_ASIDE, now, reasons)
+            missing = needed - free_hidden(self._store, reasons)
+            if missing > 0:
+                self._free_steps(missing, now, reasons)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
+        return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
+
+    def _free_steps(self, missing: int, now: float, reasons: list[str]) -> None:
+        """Remove own steps until ``missing`` bytes are free, or as far as may be."""
+        steps = self._known.newest_first(are_read=True)
+        limit = sum(known.nbytes for known in steps) - missing
+        plan = self._plan(steps, limit, now, reasons)
+        reasons += [
+            f"step {step} is removed: the disk is full, and a save lacks {missing} bytes"
+            for step in plan.removed
+        ]
+        hide_steps(self._store.disk, self._store.directory, plan.removed, reasons)
+        remove_hidden(self._store.disk, self._store.directory, reasons)
 
     def _limit(self) -> int | None:
         """Return the bytes that the steps may take; what was moved aside counts as well."""
