@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.disk.filesystem import DirectoryName, FileSystem, LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
 
 _T = TypeVar("_T")
@@ -71,6 +71,10 @@ class Disk:
     def names(self, path: Path) -> tuple[str, ...]:
         """Return the names in a directory, in ascending order."""
         return _complete("list", path, lambda: self._files.list(path))
+
+    def directories(self, path: Path) -> tuple[str, ...]:
+        """Return the names of the directories in a directory, without links to any."""
+        return tuple(name for name in self.names(path) if isinstance(name, DirectoryName))
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename; fails with ``EEXIST`` or ``ENOTEMPTY`` if there is a ``target``."""
@@ -150,11 +154,10 @@ class Disk:
         for directory in found:
             with _tolerated(errno.ENOENT):
                 for name in self.names(directory):
-                    child = directory / name
-                    if self.is_directory(child):
-                        found.append(child)
+                    if isinstance(name, DirectoryName):
+                        found.append(directory / name)
                     else:
-                        self.remove_file(child)
+                        self.remove_file(directory / name)
         for directory in reversed(found):
             with _tolerated(errno.ENOENT):
                 self.remove_empty(directory)

@@ -24,6 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
+from holdfast.checkpoint.disk.filesystem import DirectoryName
+
 
 class Survival(Enum):
     """Which of the changes that no sync has covered survive a power cut."""
@@ -206,7 +208,9 @@ class FakeFileSystem:
     def list(self, path: Path) -> tuple[str, ...]:
         """Return the live names."""
         self._enter("list", path)
-        return tuple(sorted(self._directory(path).live))
+        live = self._directory(path).live
+        kinds = {True: DirectoryName, False: str}
+        return tuple(sorted(kinds[isinstance(node, _Directory)](n) for n, node in live.items()))
 
     def is_directory(self, path: Path) -> bool:
         """Return whether a live directory has this name."""

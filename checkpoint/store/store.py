@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.checkpoint.disk.disk import Disk
@@ -109,14 +110,16 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first; a listed step may still be damaged."""
-        found = [(step_of(name), self.directory / name) for name in self.names()]
-        steps = (s for s, path in found if s is not None and self._disk.is_directory(path))
-        return tuple(sorted(steps, reverse=True))
+        found = map(step_of, self._listed(self._disk.directories))
+        return tuple(sorted((step for step in found if step is not None), reverse=True))
 
     def names(self) -> tuple[str, ...]:
         """Return all names in the store's directory, none if there is no such directory."""
+        return self._listed(self._disk.names)
+
+    def _listed(self, listing: Callable[[Path], tuple[str, ...]]) -> tuple[str, ...]:
         try:
-            return self._disk.names(self.directory)
+            return listing(self.directory)
         except StorageFailed as failure:
             if failure.errno != errno.ENOENT:
                 raise
