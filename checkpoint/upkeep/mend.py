@@ -112,17 +112,8 @@ def mend_step(
 
 def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest, str]:
     """Return our manifest, or the other holder's; and the fault of ours, "" if it has none."""
-    here, complaints = holders.here, list[str]()
-    for directory in directories_of(here, step):
-        try:
-            manifest = Scan(here.disk, directory, step, here.key).manifest_alone()
-        except CheckpointInvalid as error:
-            complaints.append(error.reason)
-            continue
-        if not complaints and directory.name != step_name(step):
-            complaints.append(f"it was moved to {directory.name}")
-        break
-    else:
+    manifest, complaints = _our_manifest(holders.here, step, run_id)
+    if manifest is None:
         if run_id is None:
             raise MendImpossible(
                 step, f"{complaints[0]}, and no RUN.json tells to which run the step must belong"
@@ -130,6 +121,27 @@ def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest
         manifest = _their_manifest(holders.there, step, complaints[0])
     manifest.refuse_other_run(run_id)
     return manifest, complaints[0] if complaints else ""
+
+
+def _our_manifest(
+    here: CheckpointStore, step: int, run_id: str | None
+) -> tuple[Manifest | None, list[str]]:
+    """Return the first valid manifest in our directories of a step, and what is wrong there."""
+    complaints: list[str] = []
+    found = directories_of(here, step)
+    for directory in found if run_id is not None else found[:1]:
+        is_aside = directory.name != step_name(step)
+        try:
+            manifest = Scan(here.disk, directory, step, here.key).manifest_alone()
+            if is_aside:  # a step of another run may have been moved aside as well
+                manifest.refuse_other_run(run_id)
+        except CheckpointInvalid as error:
+            complaints.append(error.reason)
+            continue
+        if is_aside:
+            complaints.append(f"it was moved to {directory.name}")
+        return manifest, complaints
+    return None, complaints
 
 
 def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manifest:

@@ -228,6 +228,25 @@ def test_parts_of_all_that_was_moved_aside_make_a_whole_step(copies: Copies) -> 
     assert copies.here.names() == (newer.name, older.name, step_name(STEP))
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_was_moved_aside_of_another_run_stops_no_mend(
+    copies: Copies, *, is_there: bool
+) -> None:
+    directory = copies.here.directory
+    own = directory / f".bad-{STEP:012d}-g2-a1"
+    (directory / step_name(STEP)).rename(own)
+    save(copies.here, small_state(1), header=Header("other", 2, STEP))
+    (directory / step_name(STEP)).rename(directory / f".bad-{STEP:012d}-g9-a1")
+    if is_there:
+        shutil.copytree(own, directory / step_name(STEP))
+        remove_the_manifest(copies.here)
+    shutil.rmtree(copies.there.directory)
+
+    assert repair(copies).taken == 0
+
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
 def test_step_in_its_place_is_made_whole_by_what_was_moved_aside(copies: Copies) -> None:
     directory = copies.here.directory
     shutil.copytree(directory / step_name(STEP), directory / f".bad-{STEP:012d}-g9-a1")
