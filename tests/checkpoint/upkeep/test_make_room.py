@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
+from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.format.names import StagingName, step_name
 from holdfast.checkpoint.format.record import Header
@@ -182,3 +182,51 @@ def test_store_that_cannot_be_listed_is_a_reason_and_no_error(
     (reason,) = pruner(store).make_room(1, GENERATION, 0.0)
 
     assert "cannot list" in reason
+
+
+def crowded() -> tuple[SmallDisk, CheckpointStore]:
+    """Return a disk with steps to keep, steps that may go, and leftovers of every kind."""
+    files = SmallDisk()
+    store = CheckpointStore(Path("/run/job"), files)
+    add(store, 4, 5, 10, 20, 30, 40)
+    set_aside(store, 4, 5)
+    leave_staging(store, StagingName(50, GENERATION, 1))
+    store.disk.fsync_directory(store.directory)
+    return files, store
+
+
+def calls_of_making_room() -> range:
+    files, store = crowded()
+    first = len(files.calls)
+    pruner(store).make_room(10**9, GENERATION, 0.0)
+    return range(first, len(files.calls))
+
+
+@pytest.mark.parametrize("survival", list(Survival))
+def test_power_cut_while_room_is_made_costs_no_step_that_stays(survival: Survival) -> None:
+    for call in calls_of_making_room():
+        files, store = crowded()
+        files.cut_power_at(call)
+        with pytest.raises(PowerCut):
+            pruner(store).make_room(10**9, GENERATION, 0.0)
+
+        after = CheckpointStore(Path("/run/job"), files.after_power_cut(survival, call))
+
+        assert {40, 30} <= set(after.steps())
+        for step in after.steps():
+            after.scan(step).verify()
+        pruner(after).make_room(10**9, GENERATION, 0.0)
+        assert after.steps() == (40, 30)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES])
+def test_call_that_fails_while_room_is_made_costs_no_step_that_stays(number: int) -> None:
+    for call in calls_of_making_room():
+        files, store = crowded()
+        files.fail_at(call, number)
+
+        pruner(store).make_room(10**9, GENERATION, 0.0)
+
+        assert {40, 30} <= set(store.steps())
+        for step in (40, 30):
+            store.scan(step).verify()
