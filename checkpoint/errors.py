@@ -35,6 +35,8 @@ _ADVICE = {
     errno.ELOOP: "replace the symbolic link by its target",
 }
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 
 class CheckpointError(Exception):
     """A checkpoint could not be saved or restored, for a reason that one sentence explains."""
@@ -60,6 +62,11 @@ class StorageFailed(CheckpointError):
             f"{advice} and save or restore again"
         )
         self.errno = number
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there was no space left, or no quota: a save may succeed once room is made."""
+        return self.errno in _FULL
 
 
 class StagingExists(CheckpointError):

@@ -43,3 +43,13 @@ def test_invalid_checkpoint_names_step_and_reason() -> None:
     assert str(error) == (
         "checkpoint step 30 is invalid: shard 1 has 7 of 9 bytes; use an older step with --step N"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "is_full"),
+    [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False), (errno.ENOMEM, False)],
+)
+def test_full_disk_and_full_quota_are_told_from_other_failures(number: int, is_full: bool) -> None:  # noqa: FBT001
+    failure = StorageFailed("allocate", Path("/a"), OSError(number, os.strerror(number)))
+
+    assert failure.is_full is is_full

@@ -86,7 +86,7 @@ def test_save_that_found_the_disk_full_succeeds_the_second_time(
     files.capacity_bytes, files.number = files._used() + size // 2, number
     with pytest.raises(StorageFailed) as failure:
         add(store, 40, generation=GENERATION)
-    assert failure.value.errno == number
+    assert failure.value.is_full
 
     reasons = pruner(store).make_room(size, GENERATION, 0.0)
     add(store, 40, generation=GENERATION)
