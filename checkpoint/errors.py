@@ -53,6 +53,9 @@ TRANSIENT = frozenset(
 """Errors of a call that may be gone at the next one: they say nothing about the bytes."""
 
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
 class CheckpointError(Exception):
     """A checkpoint could not be saved or restored, for a reason that one sentence explains."""
 
@@ -78,6 +81,11 @@ class StorageFailed(CheckpointError):
         )
         self.errno = number
         self.path = path
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there was no space left, or no quota: a save may succeed once room is made."""
+        return self.errno in _FULL
 
 
 class StagingExists(CheckpointError):

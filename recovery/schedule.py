@@ -12,6 +12,11 @@ than M).  The share C/T alone may not exceed 3.5 %, even if the job fails often 
 of CheckFreq, FAST 2021).  M is a guess, and wrong by far where a job fails for the first
 time in its first minute.  So T never exceeds C/0.1 %: nobody notices that share, and the
 first failure then costs seconds instead of a minute.
+
+C is what training loses.  A save in the background may cost it nothing, and yet keep the
+disks busy, which other jobs share.  So writing may take at most a tenth of the time, and
+100 MB/s on average.  Courtesy ends where a job could no longer come on: it never makes T
+longer than M/4.
 """
 
 from __future__ import annotations
@@ -39,6 +44,16 @@ PRIOR_WEIGHT = 0.1
 
 FIRST_SAVE_S = 5.0
 """The time of the first save of ``auto``: it measures C, and shows early if saves work."""
+
+LARGEST_DUTY = 0.1
+"""The largest share of the time in which saves of ``auto`` are being written."""
+
+LARGEST_BYTES_PER_S = 100e6
+"""The most that ``auto`` writes on average: a tenth of the 1 GB/s that one client of a shared
+file system gets on a good day, and a terabyte to an SSD in three hours."""
+
+LARGEST_COURTESY = 0.25
+"""The largest part of the mean time between failures that courtesy may wait for."""
 
 LEAST_COST_S = 0.01
 """A lower cost than this cannot be told from the noise of a step."""
@@ -96,6 +111,24 @@ class FailureHistory:
         return (self.seconds + weight * PRIOR_S) / (self.failures + weight)
 
 
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What one save asks of the disks: seconds from its first byte to its last sync, and bytes.
+
+    Zero is for what is not known yet.
+    """
+
+    seconds: float = 0.0
+    nbytes: int = 0
+
+    @property
+    def courteous_interval_s(self) -> float:
+        """The shortest time between two saves that leaves the disks to others as well."""
+        return max(self.seconds / LARGEST_DUTY, self.nbytes / LARGEST_BYTES_PER_S)
+
+
+NOT_MEASURED = Writing()
+
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
 _HELP = 'give a number of steps (100), a time ("90s", "10min", "2h"), "epoch" or "auto"'
@@ -149,11 +182,15 @@ def best_interval_s(cost_s: float, mean_time_between_failures_s: float) -> float
 
 
 def interval_s(
-    schedule: Schedule, costs_s: Sequence[float], history: FailureHistory
+    schedule: Schedule,
+    costs_s: Sequence[float],
+    history: FailureHistory,
+    writing: Writing = NOT_MEASURED,
 ) -> float | None:
     """Return the seconds from one save to the next, None if the cursor decides.
 
-    ``costs_s`` are the seconds that the latest saves took; their median counts.
+    ``costs_s`` are the seconds of training that the latest saves took; their median counts.
+    ``writing`` is what the latest save asked of the disks.
     """
     match schedule:
         case EverySeconds(seconds):
@@ -161,6 +198,13 @@ def interval_s(
         case Auto():
             if not costs_s:
                 return FIRST_SAVE_S
-            return best_interval_s(median(costs_s), history.mean_time_between_failures_s)
+            return auto_interval_s(median(costs_s), history, writing)
         case _:
             return None
+
+
+def auto_interval_s(cost_s: float, history: FailureHistory, writing: Writing) -> float:
+    """Return the seconds between saves that lose the least time and leave the disks to others."""
+    mean_s = history.mean_time_between_failures_s
+    courtesy_s = min(writing.courteous_interval_s, LARGEST_COURTESY * mean_s)
+    return max(best_interval_s(cost_s, mean_s), courtesy_s)

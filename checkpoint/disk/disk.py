@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.disk.filesystem import DirectoryName, FileSystem, LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
 
 _T = TypeVar("_T")
@@ -41,8 +41,12 @@ class Disk:
 
     @property
     def downgrades(self) -> tuple[str, ...]:
-        """Guarantees that this file system does not give, one sentence each."""
+        """Guarantees that are not given here, one sentence each."""
         return tuple(self._downgrades)
+
+    def record_downgrade(self, reason: str) -> None:
+        """Remember a guarantee that is not given, to be told once."""
+        self._downgrades[reason] = None
 
     def new_downgrades(self, told: set[str]) -> tuple[str, ...]:
         """Return the downgrades that are not in ``told``, and add them to it."""
@@ -68,6 +72,10 @@ class Disk:
         """Return the names in a directory, in ascending order."""
         return _complete("list", path, lambda: self._files.list(path))
 
+    def directories(self, path: Path) -> tuple[str, ...]:
+        """Return the names of the directories in a directory, without links to any."""
+        return tuple(name for name in self.names(path) if isinstance(name, DirectoryName))
+
     def rename(self, source: Path, target: Path) -> None:
         """Rename; fails with ``EEXIST`` or ``ENOTEMPTY`` if there is a ``target``."""
         _complete("rename", source, lambda: self._files.rename_noreplace(source, target))
@@ -87,9 +95,9 @@ class Disk:
             if failure.errno not in tolerated:
                 raise
             name = errno.errorcode[failure.errno]
-            self._downgrades[
+            self.record_downgrade(
                 f"a power cut may lose names: directories cannot be synced here ({name})"
-            ] = None
+            )
 
     def write_durably(
         self,
@@ -127,17 +135,29 @@ class Disk:
             with contextlib.suppress(OSError):
                 self._files.close(handle)
 
+    def capacity(self, path: Path) -> int:
+        """Return the bytes of the whole file system that a directory lies on."""
+        return _complete("look at", path, lambda: self._files.capacity(path))
+
+    def size_of_tree(self, path: Path) -> int:
+        """Return the bytes of the files in a directory, of those whose size can be told."""
+        total = 0
+        with contextlib.suppress(StorageFailed):
+            for name in self.names(path):
+                with contextlib.suppress(StorageFailed), self.reading(path / name) as file:
+                    total += file.size()
+        return total
+
     def remove_tree(self, path: Path) -> None:
         """Remove a directory of files and directories, if it is there; does not follow links."""
         found = [path]  # each directory after the one that it lies in; it may be of any depth
         for directory in found:
             with _tolerated(errno.ENOENT):
                 for name in self.names(directory):
-                    child = directory / name
-                    if self.is_directory(child):
-                        found.append(child)
+                    if isinstance(name, DirectoryName):
+                        found.append(directory / name)
                     else:
-                        self.remove_file(child)
+                        self.remove_file(directory / name)
         for directory in reversed(found):
             with _tolerated(errno.ENOENT):
                 self.remove_empty(directory)
@@ -194,7 +214,7 @@ class Disk:
         except StorageFailed as failure:
             if failure.errno not in _UNSUPPORTED:
                 raise
-            self._downgrades["space cannot be reserved ahead: a full disk shows late"] = None
+            self.record_downgrade("space cannot be reserved ahead: a full disk shows late")
 
 
 class ReadFile:

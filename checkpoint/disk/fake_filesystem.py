@@ -24,6 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
+from holdfast.checkpoint.disk.filesystem import DirectoryName
+
 
 class Survival(Enum):
     """Which of the changes that no sync has covered survive a power cut."""
@@ -84,6 +86,7 @@ class FakeFileSystem:
     def __init__(self, root: Path = Path("/run")) -> None:
         self.root = root
         self.calls: list[str] = []
+        self.capacity_bytes = 2**30
         self._tree = _Directory()
         self._open: dict[int, tuple[_File, Path]] = {}
         self._failures: dict[int, int] = {}
@@ -205,7 +208,9 @@ class FakeFileSystem:
     def list(self, path: Path) -> tuple[str, ...]:
         """Return the live names."""
         self._enter("list", path)
-        return tuple(sorted(self._directory(path).live))
+        live = self._directory(path).live
+        kinds = {True: DirectoryName, False: str}
+        return tuple(sorted(kinds[isinstance(node, _Directory)](n) for n, node in live.items()))
 
     def is_directory(self, path: Path) -> bool:
         """Return whether a live directory has this name."""
@@ -228,6 +233,12 @@ class FakeFileSystem:
         if self._directory(path).live:
             raise _error(errno.ENOTEMPTY)
         _record(self._directory(path.parent), _Change(path.name, None))
+
+    def capacity(self, path: Path) -> int:
+        """Return what a test has set."""
+        self._enter("capacity", path)
+        self._directory(path)
+        return self.capacity_bytes
 
     def _enter(self, operation: str, path: Path) -> None:
         """Count a call, and let it fail if it is its turn."""

@@ -28,6 +28,17 @@ def _no_fence() -> None:
     """Let everything pass: nobody else may own the directory."""
 
 
+class DirectoryName(str):
+    """The name of a directory, as the listing tells that it is one, and not a link to one.
+
+    It is a name like any other, so whoever wraps ``list`` passes the kind on.  Asking for
+    the kind of each name costs several calls a name, which counts where a store has
+    thousands of steps on a network file system.
+    """
+
+    __slots__ = ()
+
+
 class FileSystem(Protocol):
     """The calls that a checkpoint store makes; all raise ``OSError``."""
 
@@ -71,7 +82,11 @@ class FileSystem(Protocol):
         """Rename; fails with ``EEXIST`` if anything of the new name exists."""
 
     def list(self, path: Path) -> tuple[str, ...]:
-        """Return the names in a directory, in ascending order."""
+        """Return the names in a directory, in ascending order.
+
+        Those of directories are of the type ``DirectoryName``.  It is one reading of the
+        directory, however many names there are.
+        """
 
     def is_directory(self, path: Path) -> bool:
         """Return whether ``path`` is a directory itself, not a link to one."""
@@ -81,6 +96,9 @@ class FileSystem(Protocol):
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
+
+    def capacity(self, path: Path) -> int:
+        """Return the bytes of the whole file system that a directory lies on."""
 
 
 class LocalFileSystem:
@@ -169,9 +187,12 @@ class LocalFileSystem:
                 os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
 
     def list(self, path: Path) -> tuple[str, ...]:
-        """Return the names in a directory."""
-        with self._directory(path) as directory:
-            return tuple(sorted(os.listdir(directory)))
+        """Read the directory by getdents64(2), which tells the kinds as well.
+
+        The few file systems that tell no kinds are asked for each.
+        """
+        with self._directory(path) as directory, os.scandir(directory) as found:
+            return tuple(sorted(map(_name_of, found)))
 
     def is_directory(self, path: Path) -> bool:
         """Call fstatat(2) without following a link."""
@@ -193,6 +214,12 @@ class LocalFileSystem:
         with self._parent(path) as parent:
             self._fence()
             os.rmdir(path.name, dir_fd=parent)
+
+    def capacity(self, path: Path) -> int:
+        """Call fstatvfs(3)."""
+        with self._directory(path) as directory:
+            found = os.fstatvfs(directory)
+        return found.f_blocks * found.f_frsize
 
     @contextlib.contextmanager
     def _parent(self, path: Path) -> Iterator[int]:
@@ -228,6 +255,10 @@ class LocalFileSystem:
         if self._root is None or not path.is_relative_to(self._root):
             return ()
         return path.relative_to(self._root).parts
+
+
+def _name_of(entry: os.DirEntry[str]) -> str:
+    return DirectoryName(entry.name) if entry.is_dir(follow_symlinks=False) else entry.name
 
 
 def _close_directory(handle: int) -> None:

@@ -1,8 +1,8 @@
 """Names of everything in a checkpoint store, and their meaning.
 
-``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` is
-being removed.  ``.bad-%012d-g%d-a%d`` was found damaged: that generation and attempt
-saved the step again, mended it, or read it once more.
+``step-%012d`` is committed; ``.tmp-%012d-g%d-a%d`` is staging; ``.del-%012d`` and
+``.del-%012d-g%d-a%d`` are being removed.  ``.bad-%012d-g%d-a%d`` was found damaged: that
+generation and attempt saved the step again, mended it, or read it once more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MANIFEST_NAME = "MANIFEST.json"
 _STEP = re.compile(r"step-([0-9]{12,18})")
 _STAGING = re.compile(r"\.tmp-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
 _BAD = re.compile(r"\.bad-([0-9]{12,18})-g([0-9]{1,18})-a([0-9]{1,18})")
-_REMOVED = re.compile(r"\.del-[0-9]{12,18}")
+_REMOVED = re.compile(r"\.del-[0-9]{12,18}(?:-g[0-9]{1,18}-a[0-9]{1,18})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class StagingName:
     def bad_name(self) -> str:
         """Where this save moves a damaged checkpoint of its step."""
         return f".bad-{self._suffix}"
+
+    @property
+    def removed_name(self) -> str:
+        """The name of a directory of this save while it is being removed."""
+        return f".del-{self._suffix}"
 
     @property
     def _suffix(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast.checkpoint.disk.filesystem import DirectoryName
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import MANIFEST_NAME, shard_name, step_name
 from holdfast.checkpoint.format.signature import SigningKey
@@ -65,7 +66,7 @@ class ImageFileSystem:
         if not self.is_directory(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         if path == self._top:
-            return (self._step.name,)
+            return (DirectoryName(self._step.name),)
         return tuple(sorted(file.name for file in self._paths))
 
     def is_directory(self, path: Path) -> bool:
@@ -110,6 +111,10 @@ class ImageFileSystem:
 
     def rmdir(self, path: Path) -> None:
         """Refuse."""
+        _refuse()
+
+    def capacity(self, path: Path) -> int:
+        """Refuse: nothing is put here."""
         _refuse()
 
     def _contents(self, handle: int) -> memoryview:

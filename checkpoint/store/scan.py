@@ -128,6 +128,23 @@ class Scan:
                 raise self._failed(error) from error
             self._compare(tensor, piece, own)
 
+    def digest_elements(
+        self, manifest: Manifest, tensor: TensorEntry, span: tuple[int, int], digest: Digest
+    ) -> None:
+        """Digest the elements of a tensor from the first of ``span`` up to the last."""
+        itemsize = tensor.spec.itemsize
+        for piece in tensor.pieces:
+            start, stop = max(span[0], piece.start), min(span[1], piece.stop)
+            begin = piece.offset + (start - piece.start) * itemsize
+            if start >= stop:
+                continue
+            try:
+                shard = manifest.shards[piece.shard]
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    digest_span(file, begin, begin + (stop - start) * itemsize, digest)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+
     def _read_shard(
         self,
         file: ReadFile,

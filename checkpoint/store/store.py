@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.checkpoint.disk.disk import Disk
@@ -40,6 +41,8 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.format.version import Version
+from holdfast.checkpoint.store.first_save import tell_difference
+from holdfast.checkpoint.store.removal import remove_staging
 from holdfast.checkpoint.store.scan import Scan
 
 _EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY})
@@ -107,14 +110,16 @@ class CheckpointStore:
 
     def steps(self) -> tuple[int, ...]:
         """Return the committed steps, newest first; a listed step may still be damaged."""
-        found = [(step_of(name), self.directory / name) for name in self.names()]
-        steps = (s for s, path in found if s is not None and self._disk.is_directory(path))
-        return tuple(sorted(steps, reverse=True))
+        found = map(step_of, self._listed(self._disk.directories))
+        return tuple(sorted((step for step in found if step is not None), reverse=True))
 
     def names(self) -> tuple[str, ...]:
         """Return all names in the store's directory, none if there is no such directory."""
+        return self._listed(self._disk.names)
+
+    def _listed(self, listing: Callable[[Path], tuple[str, ...]]) -> tuple[str, ...]:
         try:
-            return self._disk.names(self.directory)
+            return listing(self.directory)
         except StorageFailed as failure:
             if failure.errno != errno.ENOENT:
                 raise
@@ -134,14 +139,14 @@ class CheckpointStore:
             for name in self.names():
                 parsed = StagingName.parse(name)
                 if parsed is not None and parsed.generation < below_generation:
-                    self._remove(name, reasons)
+                    self._remove(name, parsed, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
         return tuple(reasons)
 
-    def _remove(self, name: str, reasons: list[str]) -> None:
+    def _remove(self, name: str, save: StagingName, reasons: list[str]) -> None:
         try:
-            self._disk.remove_tree(self.directory / name)
+            remove_staging(self._disk, self.directory / name, save.removed_name)
         except StorageFailed as failure:
             reasons.append(str(failure))
 
@@ -216,8 +221,9 @@ class Staging:
         """Make the checkpoint visible and durable; returns its directory.
 
         If the step is committed already and verifies, that checkpoint stays and this
-        staging is removed.  A damaged checkpoint is moved aside.  Raises
-        ``CheckpointError`` if the new checkpoint is not durable; then it was not saved.
+        staging is removed; ``disk.downgrades`` tells if its state is another one.  A
+        damaged checkpoint is moved aside.  Raises ``CheckpointError`` if the new
+        checkpoint is not durable; then it was not saved.
         """
         self._refuse_other_save(manifest.step, manifest.generation)
         self._refuse_incomplete(manifest)
@@ -237,9 +243,9 @@ class Staging:
         self._disk.remove_file(self.path / MANIFEST_NAME)
 
     def abandon(self) -> None:
-        """Remove the staging directory as far as possible; ``clean_staging`` gets the rest."""
+        """Remove the staging directory as far as possible; a prune gets the rest."""
         with contextlib.suppress(StorageFailed):
-            self._disk.remove_tree(self.path)
+            remove_staging(self._disk, self.path, self._name.removed_name)
 
     def _refuse_other_save(self, step: int, generation: int) -> None:
         if (step, generation) != (self._name.step, self._name.generation):
@@ -285,6 +291,9 @@ class Staging:
                 f"step {manifest.step} in {target.parent} belongs to run {found.run_id}, not to "
                 f"{manifest.run_id}; use another run directory"
             )
+        difference = tell_difference(self._store.scan(manifest.step), found, manifest)
+        if difference is not None:
+            self._disk.record_downgrade(difference)
         return True
 
     def _settle(self, target: Path) -> None:

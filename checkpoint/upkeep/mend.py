@@ -6,7 +6,7 @@ against its manifest: ours, or the other holder's if ours is damaged and both ar
 run.
 
 A step that was moved aside still counts: a mend takes the sound parts of its ``.bad-``
-directory.  So no sound part is lost if a mend stops between its two renames, or if a
+directories.  So no sound part is lost if a mend stops between its two renames, or if a
 scrub has moved the step.
 """
 
@@ -15,15 +15,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, MendImpossible
 from holdfast.checkpoint.format.manifest import Manifest, pieces_by_shard
 from holdfast.checkpoint.format.names import StagingName, shard_name, step_name
 from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
+from holdfast.checkpoint.store.removal import hide
 from holdfast.checkpoint.store.scan import Scan
 from holdfast.checkpoint.store.store import CheckpointStore, Staging
-from holdfast.checkpoint.upkeep.inventory import CountBytes, Inventory, silent, take_inventory
+from holdfast.checkpoint.upkeep.holding import Holding, directories_of, take_holding
+from holdfast.checkpoint.upkeep.inventory import CountBytes, Inventory, silent
 from holdfast.checkpoint.upkeep.part import Part, parts_of, read_part
 
 _MOST_NAMED = 5
@@ -92,39 +93,55 @@ def mend_step(
     step cannot be mended; then the damaged step keeps its place.
     """
     manifest, complaint = _manifest(holders, step, run_id)
-    mine = _inventory(holders.here, manifest, progress)
-    if not complaint and mine.is_whole:
+    mine = take_holding(holders.here, manifest, progress)
+    if not complaint and mine.inventory.is_whole:
         return MendResult(step)
-    faults = (*([complaint] if complaint else []), *mine.faults)
-    manifest, plan = _plan(holders, manifest, mine, progress=progress)
-    name = _staging_name(holders.here, manifest)
+    faults = (*([complaint] if complaint else []), *mine.inventory.faults)
+    sources = _sources(holders, manifest, mine, progress=progress)
+    name = _staging_name(holders.here, sources.manifest)
     staging = holders.here.staging(name.step, name.generation, name.attempt)
     try:
-        _write(staging, manifest, plan, holders)
-        bad_name = _replace(holders.here, staging, manifest, name)
+        _write(staging, sources, holders)
+        bad_name = _replace(holders.here, staging, sources.manifest, name)
     except CheckpointError:
         staging.abandon()
         raise
-    holders.here.scan(step).verify()
+    plan = sources.plan
     return MendResult(step, faults, len(plan.taken), len(plan.kept | plan.taken), bad_name)
 
 
 def _manifest(holders: Holders, step: int, run_id: str | None) -> tuple[Manifest, str]:
     """Return our manifest, or the other holder's; and the fault of ours, "" if it has none."""
-    directory = _directory(holders.here, step)
-    complaint = "" if directory.name == step_name(step) else f"it was moved to {directory.name}"
-    try:
-        here = holders.here
-        manifest = Scan(here.disk, directory, step, here.key).manifest_alone()
-    except CheckpointInvalid as ours:
-        complaint = ours.reason
+    manifest, complaints = _our_manifest(holders.here, step, run_id)
+    if manifest is None:
         if run_id is None:
             raise MendImpossible(
-                step, f"{complaint}, and no RUN.json tells to which run the step must belong"
-            ) from ours
-        manifest = _their_manifest(holders.there, step, complaint)
+                step, f"{complaints[0]}, and no RUN.json tells to which run the step must belong"
+            )
+        manifest = _their_manifest(holders.there, step, complaints[0])
     manifest.refuse_other_run(run_id)
-    return manifest, complaint
+    return manifest, complaints[0] if complaints else ""
+
+
+def _our_manifest(
+    here: CheckpointStore, step: int, run_id: str | None
+) -> tuple[Manifest | None, list[str]]:
+    """Return the first valid manifest in our directories of a step, and what is wrong there."""
+    complaints: list[str] = []
+    found = directories_of(here, step)
+    for directory in found if run_id is not None else found[:1]:
+        is_aside = directory.name != step_name(step)
+        try:
+            manifest = Scan(here.disk, directory, step, here.key).manifest_alone()
+            if is_aside:  # a step of another run may have been moved aside as well
+                manifest.refuse_other_run(run_id)
+        except CheckpointInvalid as error:
+            complaints.append(error.reason)
+            continue
+        if is_aside:
+            complaints.append(f"it was moved to {directory.name}")
+        return manifest, complaints
+    return None, complaints
 
 
 def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manifest:
@@ -135,18 +152,30 @@ def _their_manifest(there: CheckpointStore, step: int, complaint: str) -> Manife
         raise MendImpossible(step, reason) from theirs
 
 
-def _plan(
-    holders: Holders, manifest: Manifest, mine: Inventory, *, progress: CountBytes
-) -> tuple[Manifest, MendPlan]:
-    """Return the manifest to make whole, and for each part the holder to take it from."""
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The manifest to make whole, which parts come from whom, and the directories of both."""
+
+    manifest: Manifest
+    plan: MendPlan
+    here: Holding
+    there: Holding
+
+
+def _sources(
+    holders: Holders, manifest: Manifest, mine: Holding, *, progress: CountBytes
+) -> _Sources:
+    """Return where each part comes from; with their manifest, if ours cannot be made whole."""
+    theirs = take_holding(holders.there, manifest, progress)
     try:
-        return manifest, plan_mend(manifest, mine, _inventory(holders.there, manifest, progress))
+        plan = plan_mend(manifest, mine.inventory, theirs.inventory)
+        return _Sources(manifest, plan, mine, theirs)
     except MendImpossible:
-        theirs = _other_save(holders.there, manifest)
-        if theirs is None:
+        other = _other_save(holders.there, manifest)
+        if other is None:
             raise
-    both = [_inventory(store, theirs, progress) for store in (holders.here, holders.there)]
-    return theirs, plan_mend(theirs, *both)
+    here, there = (take_holding(store, other, progress) for store in (holders.here, holders.there))
+    return _Sources(other, plan_mend(other, here.inventory, there.inventory), here, there)
 
 
 def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
@@ -161,36 +190,18 @@ def _other_save(there: CheckpointStore, manifest: Manifest) -> Manifest | None:
     return theirs if theirs.run_id == manifest.run_id and theirs != manifest else None
 
 
-def _inventory(store: CheckpointStore, manifest: Manifest, progress: CountBytes) -> Inventory:
-    return take_inventory(store.disk, _directory(store, manifest.step), manifest, progress)
-
-
-def _directory(store: CheckpointStore, step: int) -> Path:
-    """Return the directory of a step, or its newest ``.bad-`` directory if it was moved aside."""
-    directory = store.directory / step_name(step)
-    if store.disk.is_directory(directory):
-        return directory
-    parsed = ((name, StagingName.parse_bad(name)) for name in store.names())
-    aside = [
-        # As numbers: as text, generation 9 comes after 13.
-        (bad.generation, bad.attempt, name)
-        for name, bad in parsed
-        if bad is not None and bad.step == step
-    ]
-    return store.directory / max(aside)[-1] if aside else directory
-
-
 def _staging_name(store: CheckpointStore, manifest: Manifest) -> StagingName:
     header = Header(manifest.run_id, manifest.generation, manifest.step)
     return StagingName(header.step, header.generation, store.next_attempt(header))
 
 
-def _write(staging: Staging, manifest: Manifest, plan: MendPlan, holders: Holders) -> None:
+def _write(staging: Staging, sources: _Sources, holders: Holders) -> None:
     """Put each shard together in memory, one at a time, and make it durable if it verifies."""
+    manifest = sources.manifest
     for record, parts in zip(_records(manifest), parts_of(manifest), strict=True):
         image = _image(manifest.step, record)
         for part in parts:
-            _fetch(manifest, part, image, store=_holder(part, plan, holders))
+            _fetch(sources, part, image, holders=holders)
         staging.write_image(image, record, manifest.writers)
 
 
@@ -203,34 +214,48 @@ def _image(step: int, record: ShardRecord) -> memoryview:
         raise MendImpossible(step, reason) from error
 
 
-def _holder(part: Part, plan: MendPlan, holders: Holders) -> CheckpointStore:
-    return holders.there if part in plan.taken else holders.here
-
-
-def _fetch(manifest: Manifest, part: Part, image: memoryview, *, store: CheckpointStore) -> None:
-    directory = _directory(store, manifest.step)
-    with store.disk.reading(directory / shard_name(part.shard, manifest.writers)) as file:
+def _fetch(sources: _Sources, part: Part, image: memoryview, *, holders: Holders) -> None:
+    is_taken = part in sources.plan.taken
+    store, holding = (holders.there, sources.there) if is_taken else (holders.here, sources.here)
+    path = holding.places[part] / shard_name(part.shard, sources.manifest.writers)
+    with store.disk.reading(path) as file:
         read_part(file, part, image)  # the check of the whole image finds later changes
 
 
 def _replace(
     store: CheckpointStore, staging: Staging, manifest: Manifest, name: StagingName
 ) -> str | None:
-    """Move the damaged step aside and commit; a commit that fails puts it back."""
+    """Move the damaged step aside, commit and read back; a failure puts it back."""
     target, aside = store.directory / step_name(manifest.step), store.directory / name.bad_name
     if not store.disk.is_directory(target):
-        staging.commit(manifest)
+        _commit(store, staging, manifest, name)
         return None
     store.disk.rename(target, aside)
     try:
         # Without this sync, a power cut could keep the second rename and lose this one.
         store.disk.fsync_directory(store.directory)
-        staging.commit(manifest)
+        _commit(store, staging, manifest, name)
     except CheckpointError:
         with contextlib.suppress(CheckpointError):
             store.disk.rename(aside, target)
         raise
     return name.bad_name
+
+
+def _commit(
+    store: CheckpointStore, staging: Staging, manifest: Manifest, name: StagingName
+) -> None:
+    """Commit a mended step; it goes again if the disk does not give its bytes back.
+
+    Nothing is lost with it: both holders still have the parts.  A prune removes its files.
+    """
+    target = staging.commit(manifest)
+    try:
+        store.scan(manifest.step).verify()
+    except CheckpointError:
+        with contextlib.suppress(CheckpointError):
+            hide(store.disk, target, name.removed_name)
+        raise
 
 
 def _records(manifest: Manifest) -> list[ShardRecord]:

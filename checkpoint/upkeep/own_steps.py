@@ -13,6 +13,8 @@ from __future__ import annotations
 from enum import Enum
 
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable
+from holdfast.checkpoint.format.names import StagingName
+from holdfast.checkpoint.store.scan import Scan
 from holdfast.checkpoint.store.store import CheckpointStore
 
 
@@ -31,6 +33,7 @@ class OwnSteps:
         self.store = store
         self._run_id = run_id
         self._owners: dict[int, Owner] = {}
+        self._bad: dict[StagingName, bool] = {}
         self._told: list[str] = []
 
     def newest_first(self) -> tuple[int, ...]:
@@ -51,6 +54,21 @@ class OwnSteps:
                 return owner
             self._owners[step] = owner
         return self._owners[step]
+
+    def has_bad(self, bad: StagingName) -> bool:
+        """Return whether a damaged step that was moved aside is known to be this run's."""
+        if self._run_id is None:
+            return True
+        if bad not in self._bad:
+            directory = self.store.directory / bad.bad_name
+            scan = Scan(self.store.disk, directory, bad.step, self.store.key)
+            try:
+                self._bad[bad] = scan.manifest_alone().run_id == self._run_id
+            except CheckpointUnreadable:  # the next read may succeed
+                return False
+            except CheckpointInvalid:
+                self._bad[bad] = False
+        return self._bad[bad]
 
     def mark_own(self, step: int) -> None:
         """Note that a step is this run's: its manifest was read elsewhere, and names the run."""

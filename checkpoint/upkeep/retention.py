@@ -6,6 +6,10 @@ back whole*.  Digests taken in memory say nothing about the bytes on the disk.  
 step does not count as kept: the plan is made again without it, so that the newest k
 *sound* steps stay.
 
+With a limit of space, more steps go, oldest first, until the rest fits: but never the newest
+two sound ones.  A full disk is answered the same way, once: the limit is then what the run
+takes now, less what a save lacks.
+
 A removal renames the step first, so that it stops being visible at once and as a whole.
 The next prune completes a removal that was cut short.  Nothing here fails a save: the new
 checkpoint is durable before the first old one is touched.
@@ -13,17 +17,22 @@ checkpoint is durable before the first old one is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import dataclass
 
-from holdfast.checkpoint.errors import CheckpointError, StorageFailed
-from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.format.names import is_removed, removed_name, step_name
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.format.names import StagingName
+from holdfast.checkpoint.store.removal import hide_steps, remove_hidden
+from holdfast.checkpoint.upkeep.bad_steps import FEWEST_KEPT_ASIDE, KEPT_ASIDE, BadSteps
+from holdfast.checkpoint.upkeep.known_steps import KnownStep, KnownSteps
+from holdfast.checkpoint.upkeep.leftovers import free_hidden, hide_dead_staging
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.checkpoint.upkeep.space import Space, steps_too_many
 
 FEWEST_KEPT = 2  # with 1, an unread checkpoint would replace the only one
+_NEWEST, _EVERY, _BEST = range(3)
+"""Why a step stays; where space is short, a higher number goes later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +62,35 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which steps stay: the newest, those that each training wants, and some more for ever."""
+    """Which steps stay: the newest, those that each training wants, and some more for ever.
+
+    Where ``space`` is short, those that a training wants yield last.  ``forever`` never
+    yields: a relaunch takes the results of earlier trainings from there.
+    """
 
     newest: int = 3
     wanted: tuple[Wanted, ...] = ()
     forever: frozenset[int] = frozenset()
+    space: Space | None = None
 
     @property
-    def needs_metrics(self) -> bool:
-        """Whether a plan depends on the metrics of steps."""
-        return any(wanted.best is not None for wanted in self.wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownStep:
-    """The knowledge of a plan about a committed step.
-
-    ``metrics`` are of the state of this very step.  None means that they could not be read:
-    the step may be the best, so it stays.
-    """
-
-    step: int
-    metrics: Mapping[str, float] | None = field(default_factory=dict)
+    def needs_manifests(self) -> bool:
+        """Whether a plan depends on the metrics or the sizes of steps."""
+        return self.space is not None or any(wanted.best is not None for wanted in self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """The steps that stay, newest first, and those that go, oldest first."""
+    """The steps that stay, newest first, and those that go, oldest first.
+
+    ``yielded`` of them were to be kept for ever, and yield to the limit of space.  ``excess``
+    are the bytes by which those that stay are over it.
+    """
 
     kept: tuple[int, ...]
     removed: tuple[int, ...]
+    yielded: tuple[int, ...] = ()
+    excess: int = 0
 
     def before(self, verified: int) -> tuple[int, ...]:
         """Return the steps that may go once the step ``verified`` has been read back."""
@@ -90,39 +98,58 @@ class PrunePlan:
 
 
 def prune_plan(
-    steps: Iterable[KnownStep], retention: Retention, unsound: Set[int] = frozenset()
+    steps: Iterable[KnownStep],
+    retention: Retention,
+    unsound: Set[int] = frozenset(),
+    limit: int | None = None,
 ) -> PrunePlan:
     """Return the steps that stay and the steps that go; at least the newest two stay.
 
-    An ``unsound`` step does not count as kept, so it never makes another step go.
+    An ``unsound`` step does not count as kept, so it never makes another step go.  Those
+    that stay take at most ``limit`` bytes, if that is possible.
     """
     newest_first = sorted(steps, key=lambda known: known.step, reverse=True)
     sound = [known for known in newest_first if known.step not in unsound]
-    fewest = _fewest_sound(retention)
-    oldest = sound[fewest - 1].step if len(sound) >= fewest else 0
-    kept = {known.step for known in newest_first if known.step >= oldest}
-    kept |= {known.step for known in newest_first if known.step in retention.forever}
-    for wanted in retention.wanted:
-        kept |= _wanted_of(newest_first, wanted)
-        # A damaged step may be mended, and then is the best again.
-        kept |= _wanted_of(sound, wanted)
+    oldest = _oldest_of(sound, _fewest_sound(retention))
+    newest = dict.fromkeys((known.step for known in newest_first if known.step >= oldest), _NEWEST)
+    # A damaged step may be mended, and then is the best again.
+    ranks = newest | _ranks(newest_first, retention) | _ranks(sound, retention)
+    sizes = {known.step: known.nbytes for known in newest_first if known.step in ranks}
+    floor = _oldest_of(sound, FEWEST_KEPT)
+    older = {s: r for s, r in ranks.items() if s < floor and s not in retention.forever}
+    gone = () if limit is None else steps_too_many(sizes, older, limit)
+    kept = ranks.keys() - set(gone)
     return PrunePlan(
         kept=tuple(known.step for known in newest_first if known.step in kept),
         removed=tuple(known.step for known in reversed(newest_first) if known.step not in kept),
+        yielded=tuple(sorted(step for step in gone if ranks[step] != _NEWEST)),
+        excess=0 if limit is None else max(0, sum(sizes[step] for step in kept) - limit),
     )
+
+
+def _oldest_of(sound: Sequence[KnownStep], count: int) -> int:
+    """Return the oldest of the newest ``count`` sound steps, 0 if there are fewer."""
+    return sound[count - 1].step if len(sound) >= count else 0
 
 
 def _fewest_sound(retention: Retention) -> int:
     return max(retention.newest, FEWEST_KEPT)
 
 
-def _wanted_of(steps: Iterable[KnownStep], wanted: Wanted) -> set[int]:
-    """Return the steps that a training wants to keep, of its own."""
-    own = [known for known in steps if wanted.has(known.step)]
-    kept = set() if wanted.best is None else _best_of(own, wanted.best)
-    if wanted.every is not None:
-        kept |= {known.step for known in own if known.step % wanted.every == 0}
-    return kept
+def _ranks(steps: Sequence[KnownStep], retention: Retention) -> dict[int, int]:
+    """Return the steps that stay for ever, and how late each of them yields to space."""
+    every, best = set(retention.forever), set[int]()
+    for wanted in retention.wanted:
+        own = [known for known in steps if wanted.has(known.step)]
+        if wanted.best is not None:
+            best |= _best_of(own, wanted.best)
+        if wanted.every is not None:
+            every |= {known.step for known in own if known.step % wanted.every == 0}
+    return {
+        known.step: _BEST if known.step in best else _EVERY
+        for known in steps
+        if known.step in every | best
+    }
 
 
 def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
@@ -142,52 +169,100 @@ def _best_of(steps: Iterable[KnownStep], best: Best) -> set[int]:
 
 
 class Pruner:
-    """Keeps the steps of a run to a retention, and remembers their metrics and marks."""
+    """Keeps the steps of a run to a retention, and remembers their manifests and marks."""
 
     def __init__(self, steps: OwnSteps, retention: Retention, marks: ReadMarks) -> None:
         self._steps = steps
         self._store = steps.store
         self._retention = retention
         self._marks = marks
-        self._metrics: dict[int, Mapping[str, float]] = {}
+        self._known = KnownSteps(steps)
+        self._bad = BadSteps(steps, marks)
+        self._has_told_excess = False
 
     def prune(self, now: float) -> tuple[str, ...]:
-        """Carry the plan out; returns a reason for each step that is left, raises nothing."""
+        """Carry the plan out; returns reasons for what is left or unusual, raises nothing."""
         reasons: list[str] = []
         try:
-            _remove_hidden(self._store, reasons)
-            _hide(self._store, self._plan(now, reasons).removed, reasons)
-            _remove_hidden(self._store, reasons)
+            remove_hidden(self._store.disk, self._store.directory, reasons)
+            self._bad.hide(KEPT_ASIDE, now, reasons)
+            steps = self._known.newest_first(are_read=self._retention.needs_manifests)
+            plan = self._plan(steps, self._limit(), now, reasons)
+            self._tell_space(plan, reasons)
+            hide_steps(self._store.disk, self._store.directory, plan.removed, reasons)
+            remove_hidden(self._store.disk, self._store.directory, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
 
-    def _known_steps(self) -> list[KnownStep]:
-        steps = self._steps.newest_first()
-        if not self._retention.needs_metrics:
-            return [KnownStep(step) for step in steps]
-        return [KnownStep(step, self._metrics_of(step)) for step in steps]
+    def make_room(
+        self,
+        needed: int,
+        generation: int,
+        now: float,
+        in_flight: Collection[StagingName] = (),
+    ) -> tuple[str, ...]:
+        """Free ``needed`` bytes after ENOSPC or EDQUOT, so that a save can be tried once more.
 
-    def _metrics_of(self, step: int) -> Mapping[str, float] | None:
-        """Return the metrics of a step, None if they cannot be read just now."""
-        # A step that was saved again may have other bytes, but not other metrics.
-        if step not in self._metrics:
-            try:
-                found = EpochMetrics.of(self._store.scan(step).manifest().cursor)
-            except CheckpointError:
-                return None
-            self._metrics[step] = found.values if found and found.step == step else {}
-        return self._metrics[step]
+        Leftovers go first: staging that is not ``in_flight``, up to our ``generation``, what
+        is hidden, and damaged steps but the newest.  Then own steps go, the oldest first,
+        but never the newest two sound ones.  Returns a reason for all that is out of the
+        ordinary, raises nothing.
+        """
+        reasons: list[str] = []
+        try:
+            hide_dead_staging(self._store, generation, in_flight, reasons)
+            self._bad.hide(FEWEST_KEPT_ASIDE, now, reasons)
+            missing = needed - free_hidden(self._store, reasons)
+            if missing > 0:
+                self._free_steps(missing, now, reasons)
+        except StorageFailed as failure:
+            reasons.append(str(failure))
+        return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
 
-    def _plan(self, now: float, reasons: list[str]) -> PrunePlan:
+    def _free_steps(self, missing: int, now: float, reasons: list[str]) -> None:
+        """Remove own steps until ``missing`` bytes are free, or as far as may be."""
+        steps = self._known.newest_first(are_read=True)
+        limit = sum(known.nbytes for known in steps) - missing
+        plan = self._plan(steps, limit, now, reasons)
+        reasons += [
+            f"step {step} is removed: the disk is full, and a save lacks {missing} bytes"
+            for step in plan.removed
+        ]
+        hide_steps(self._store.disk, self._store.directory, plan.removed, reasons)
+        remove_hidden(self._store.disk, self._store.directory, reasons)
+
+    def _limit(self) -> int | None:
+        """Return the bytes that the steps may take; what was moved aside counts as well."""
+        space, store = self._retention.space, self._store
+        if space is None or not store.steps():
+            return None
+        capacity = 0 if space.share is None else store.disk.capacity(store.directory)
+        return space.limit(capacity) - self._bad.nbytes()
+
+    def _tell_space(self, plan: PrunePlan, reasons: list[str]) -> None:
+        reasons += [
+            f"step {step} was to be kept for ever and is removed: the checkpoints take more "
+            "space than --keep-space allows"
+            for step in plan.yielded
+        ]
+        if plan.excess and not self._has_told_excess:
+            reasons.append(
+                f"the checkpoints that must stay take {plan.excess} bytes more than "
+                "--keep-space allows; give them more space"
+            )
+        self._has_told_excess = plan.excess > 0
+
+    def _plan(
+        self, steps: Sequence[KnownStep], limit: int | None, now: float, reasons: list[str]
+    ) -> PrunePlan:
         """Return a plan that may be carried out, once the steps that it relies on were read back.
 
         A step that does not verify is left out, and the plan is made again.
         """
-        steps = self._known_steps()
         unsound = {known.step for known in steps if self._marks.is_damaged(known.step)}
         while True:
-            plan = prune_plan(steps, self._retention, unsound)
+            plan = prune_plan(steps, self._retention, unsound, limit)
             step = self._next_to_read(plan, unsound)
             if step is None:
                 return plan
@@ -223,25 +298,3 @@ def prune(
     for step in unsound:
         marks.mark_damaged(step)
     return Pruner(steps, retention, marks).prune(0.0)
-
-
-def _hide(store: CheckpointStore, steps: Sequence[int], reasons: list[str]) -> None:
-    """Rename steps so that no reader sees them any more."""
-    for step in steps:
-        source, target = store.directory / step_name(step), store.directory / removed_name(step)
-        try:
-            store.disk.rename(source, target)
-        except StorageFailed as failure:
-            reasons.append(str(failure))
-
-
-def _remove_hidden(store: CheckpointStore, reasons: list[str]) -> None:
-    """Remove hidden steps, once a power cut can no longer bring their old names back."""
-    hidden = [name for name in store.names() if is_removed(name)]
-    if hidden:
-        store.disk.fsync_directory(store.directory)
-    for name in hidden:
-        try:
-            store.disk.remove_tree(store.directory / name)
-        except StorageFailed as failure:
-            reasons.append(str(failure))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
@@ -14,6 +16,9 @@ from holdfast.runtime.run.own_file import sync
 
 _SAVED_MODEL = "saved_model.pb"
 """A directory with this file in it may be replaced; other directories are the user's."""
+
+_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+"""What a file system answers that has no hard links, such as FAT."""
 
 
 def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> None:
@@ -24,12 +29,13 @@ def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> 
         ProgramError: ``write`` failed for another reason.
     """
     refuse_existing(target, is_forced=is_forced)
-    draft = target.with_name(f".{os.getpid()}-{target.name}")
     try:
-        write(draft)
-        _sync_tree(draft)
-        _replace(draft, target, is_forced=is_forced)
-        sync(target.parent)
+        with _folder_beside(target) as folder:
+            draft = folder / target.name  # Keras looks at the suffix
+            write(draft)
+            _sync_tree(draft)
+            _replace(draft, target, is_forced=is_forced)
+            sync(target.parent)
     except OSError as error:
         raise _unwritable(target, error.strerror or str(error)) from error
     except JobError:
@@ -38,8 +44,20 @@ def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> 
         raise ProgramError(
             f"{target} could not be made: {type(error).__name__}: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _folder_beside(target: Path) -> Iterator[Path]:
+    """Make a private folder beside the target, on its file system, and remove it at the end.
+
+    Others may write to the target's directory.  They can neither guess the folder's name
+    nor put a link into it, which the library that writes the draft would follow.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=".holdfast-export-", dir=target.parent))
+    try:
+        yield folder
     finally:
-        _remove(draft)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_existing(target: Path, *, is_forced: bool) -> None:
@@ -57,18 +75,31 @@ def refuse_existing(target: Path, *, is_forced: bool) -> None:
 def _replace(draft: Path, target: Path, *, is_forced: bool) -> None:
     """Give the draft its name; move a directory in its place away first."""
     if not is_forced:
-        LocalFileSystem().rename_noreplace(draft, target)
+        _place(draft, target)
     elif target.is_dir() and not target.is_symlink():
-        old = target.with_name(f".{os.getpid()}-old-{target.name}")
+        old = draft.with_name("old")
         target.rename(old)
         try:
             draft.rename(target)
         except OSError:
             old.rename(target)
             raise
-        shutil.rmtree(old, ignore_errors=True)
     else:
         draft.replace(target)
+
+
+def _place(draft: Path, target: Path) -> None:
+    """Give the draft a name that nothing has, not even since a moment ago."""
+    if not draft.is_dir():
+        # On NFS a file's rename replaces what is there; a second name for it does not.
+        try:
+            os.link(draft, target)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINKS:
+                raise
+        else:
+            return
+    LocalFileSystem().rename_noreplace(draft, target)
 
 
 def _sync_tree(path: Path) -> None:
@@ -76,14 +107,6 @@ def _sync_tree(path: Path) -> None:
         for child in path.iterdir():
             _sync_tree(child)
     sync(path)
-
-
-def _remove(draft: Path) -> None:
-    if draft.is_dir():
-        shutil.rmtree(draft, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _unwritable(target: Path, reason: str) -> UsageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from holdfast.checkpoint.upkeep.space import Space
 from holdfast.recovery.errors import RecoveryError
 from holdfast.recovery.fault import FaultPlan, parse_fault
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
@@ -35,6 +36,11 @@ def check_drain(text: str) -> None:
     check_schedule(text)
     if not isinstance(parse_schedule(text), (EverySteps, EverySeconds)):
         raise ValueError(f"must be a number of saves or a time, got {text!r}")
+
+
+def check_space(text: str) -> None:
+    """Refuse a text that is no space for checkpoints."""
+    Space.parse(text)
 
 
 def check_rule(rule: str) -> None:

@@ -21,6 +21,7 @@ from holdfast.runtime.options.checks import (
     check_rule,
     check_schedule,
     check_scrubs,
+    check_space,
     check_timeout,
 )
 from holdfast.runtime.options.option import (
@@ -132,6 +133,14 @@ class JobOptions:
         metavar="WHEN",
         default_text=_THE_SCRIPTS,
         check=check_schedule,
+    )
+    keep_space: str | None = option(
+        "--keep-space",
+        "Space that the run's checkpoints may take (200GB, 1TiB, or 20% of the file system).",
+        None,
+        metavar="SPACE",
+        default_text="as much as the steps that the script keeps take",
+        check=check_space,
     )
     verify_every: int | None = _number(
         "--verify-every",

@@ -60,3 +60,13 @@ def test_unreadable_checkpoint_is_called_neither_invalid_nor_damaged(number: int
     assert str(error).startswith("checkpoint step 30 could not be read: cannot open /a/b: ")
     assert str(error).endswith("; it is not known to be damaged: try again")
     assert "is invalid" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_full"),
+    [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False), (errno.ENOMEM, False)],
+)
+def test_full_disk_and_full_quota_are_told_from_other_failures(number: int, is_full: bool) -> None:  # noqa: FBT001
+    failure = StorageFailed("allocate", Path("/a"), OSError(number, os.strerror(number)))
+
+    assert failure.is_full is is_full

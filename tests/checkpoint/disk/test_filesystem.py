@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.checkpoint.disk import filesystem as module
 from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
-from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.disk.filesystem import DirectoryName, FileSystem, LocalFileSystem
 
 
 def errno_of(call: Callable[[], object]) -> int | None:
@@ -22,6 +22,17 @@ def errno_of(call: Callable[[], object]) -> int | None:
     except OSError as error:
         return error.errno
     return None
+
+
+def _count(owner: object, name: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each call of a function of ``owner`` add its name to ``calls``."""
+    plain = getattr(owner, name)
+
+    def counted(*arguments: object, **named: object) -> object:
+        calls.append(name)
+        return plain(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, counted)
 
 
 class FileSystemContract:
@@ -147,6 +158,14 @@ class FileSystemContract:
 
         assert files.list(root) == ("a", "b", "c")
 
+    def test_list_tells_directories_from_other_names(self, files: FileSystem, root: Path) -> None:
+        files.mkdir(root / "directory")
+        self.put(files, root / "file", b"")
+
+        kinds = {name: isinstance(name, DirectoryName) for name in files.list(root)}
+
+        assert kinds == {"directory": True, "file": False}
+
     def test_removes_files_and_empty_directories_only(self, files: FileSystem, root: Path) -> None:
         files.mkdir(root / "directory")
         self.put(files, root / "directory" / "file", b"contents")
@@ -157,6 +176,12 @@ class FileSystemContract:
 
         assert refusal == errno.ENOTEMPTY
         assert files.list(root) == ()
+
+    def test_capacity_is_that_of_the_whole_file_system(self, files: FileSystem, root: Path) -> None:
+        self.put(files, root / "file", b"contents")
+
+        assert files.capacity(root) > len(b"contents")
+        assert errno_of(lambda: files.capacity(root / "missing")) == errno.ENOENT
 
     def test_knows_directories(self, files: FileSystem, root: Path) -> None:
         files.mkdir(root / "directory")
@@ -193,6 +218,29 @@ class TestLocalFileSystem(FileSystemContract):
 
         assert reading == errno.ELOOP
         assert not files.is_directory(root / "directory link")
+
+    def test_listing_takes_no_link_for_a_directory(self, files: FileSystem, root: Path) -> None:
+        files.mkdir(root / "directory")
+        (root / "link").symlink_to(root / "directory")
+        os.mkfifo(root / "fifo")
+
+        found = [name for name in files.list(root) if isinstance(name, DirectoryName)]
+
+        assert found == ["directory"]
+
+    def test_listing_many_names_is_one_reading_of_the_directory(
+        self, files: FileSystem, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(1000):
+            (root / f"{number:04d}").mkdir()
+        calls: list[str] = []
+        for name in ("open", "stat", "lstat", "scandir", "listdir"):
+            _count(os, name, calls, monkeypatch)
+
+        found = files.list(root)
+
+        assert sum(isinstance(name, DirectoryName) for name in found) == 1000
+        assert (calls.count("scandir"), len(calls) < 5) == (1, True)
 
     def test_fifo_is_refused_without_waiting(self, files: FileSystem, root: Path) -> None:
         os.mkfifo(root / "fifo")
@@ -236,6 +284,7 @@ class TestLocalFileSystemBelowRoot(TestLocalFileSystem):
             lambda: files.rename_noreplace(root / "file", link / "new"),
             lambda: files.unlink(link / "file"),
             lambda: files.rmdir(link / "directory"),
+            lambda: files.capacity(link),
         ]
         assert [errno_of(call) for call in calls] == [errno.ENOTDIR] * len(calls)
         assert files.list(root) == ("directory", "file", "link")

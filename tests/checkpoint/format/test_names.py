@@ -51,6 +51,7 @@ def test_other_names_are_no_staging(name: str) -> None:
 
 def test_removed_steps_are_known() -> None:
     assert is_removed(removed_name(12))
+    assert is_removed(StagingName(12, 7, 3).removed_name)
     assert not is_removed(step_name(12))
 
 

@@ -22,6 +22,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore, restore_newest
@@ -245,6 +246,20 @@ def test_steps_are_newest_first_and_nothing_else(store: CheckpointStore) -> None
     (store.directory / "notes").mkdir()
 
     assert store.steps() == (100, 20, 5)
+
+
+def test_steps_of_a_large_store_cost_one_call() -> None:
+    files = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), files)
+    store.make_directory()
+    for step in range(10_000):
+        files.mkdir(store.directory / step_name(step))
+    before = len(files.calls)
+
+    steps = store.steps()
+
+    assert (len(steps), steps[0]) == (10_000, 9999)
+    assert files.calls[before:] == [f"list {store.directory}"]
 
 
 def test_directory_that_somebody_removed_is_made_again(store: CheckpointStore) -> None:

@@ -13,7 +13,12 @@ from holders import RUN_ID, STEP, Copies, flip, manifest, shard, small_state
 
 from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.errors import CheckpointError, MendImpossible, StorageFailed
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    CheckpointInvalid,
+    MendImpossible,
+    StorageFailed,
+)
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.format.record import Header
@@ -22,7 +27,9 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.inventory import Inventory, take_inventory
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step, plan_mend
+from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.part import parts_of
+from holdfast.checkpoint.upkeep.retention import Retention, prune
 
 FIRST_PIECE = 4096  # pieces of a page or more begin at a page
 
@@ -203,6 +210,54 @@ def test_newest_of_what_was_moved_aside_counts_as_ours(
     assert restore(copies.here, STEP).manifest.run_id == RUN_ID
 
 
+def test_parts_of_all_that_was_moved_aside_make_a_whole_step(copies: Copies) -> None:
+    """A mend that was cut short has left two directories, and neither of them is whole."""
+    directory = copies.here.directory
+    older, newer = (directory / f".bad-{STEP:012d}-{save}" for save in ("g9-a1", "g13-a1"))
+    shutil.copytree(directory / step_name(STEP), older)
+    (older / "shard-00000-of-00003.h5").unlink()
+    (directory / step_name(STEP)).rename(newer)
+    (newer / "shard-00002-of-00003.h5").unlink()
+    (newer / "MANIFEST.json").unlink()
+    shutil.rmtree(copies.there.directory)
+
+    found = repair(copies)
+
+    assert (found.taken, found.bad_name) == (0, None)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+    assert copies.here.names() == (newer.name, older.name, step_name(STEP))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_was_moved_aside_of_another_run_stops_no_mend(
+    copies: Copies, *, is_there: bool
+) -> None:
+    directory = copies.here.directory
+    own = directory / f".bad-{STEP:012d}-g2-a1"
+    (directory / step_name(STEP)).rename(own)
+    save(copies.here, small_state(1), header=Header("other", 2, STEP))
+    (directory / step_name(STEP)).rename(directory / f".bad-{STEP:012d}-g9-a1")
+    if is_there:
+        shutil.copytree(own, directory / step_name(STEP))
+        remove_the_manifest(copies.here)
+    shutil.rmtree(copies.there.directory)
+
+    assert repair(copies).taken == 0
+
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
+def test_step_in_its_place_is_made_whole_by_what_was_moved_aside(copies: Copies) -> None:
+    directory = copies.here.directory
+    shutil.copytree(directory / step_name(STEP), directory / f".bad-{STEP:012d}-g9-a1")
+    flip_in_a_piece(copies.here)
+    shutil.rmtree(copies.there.directory)
+
+    assert repair(copies).taken == 0
+
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
 def test_second_repair_keeps_both_damaged_steps(copies: Copies) -> None:
     names = []
     for damage in (cut_short, remove_a_shard):
@@ -263,7 +318,7 @@ class LastRename(LocalFileSystem):
     """A disk that fails when a staged step is renamed to its name."""
 
     def rename_noreplace(self, source: Path, target: Path) -> None:
-        if source.name.startswith(".tmp-"):
+        if source.name.startswith(".tmp-") and target.name == step_name(STEP):
             raise OSError(errno.EIO, "rename fails")
         super().rename_noreplace(source, target)
 
@@ -280,6 +335,33 @@ def test_failed_repair_leaves_the_damaged_step_where_it_was(
 
     assert copies.here.names() == (step_name(STEP),)
     assert files_of(copies.here, step_name(STEP)) == damaged
+
+
+class Forgetful(LocalFileSystem):
+    """A disk that spoils a shard when the step gets its name, after all of it was synced."""
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        super().rename_noreplace(source, target)
+        if source.name.startswith(".tmp-") and target.name == step_name(STEP):
+            flip(target / "shard-00001-of-00003.h5", FIRST_PIECE)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_mended_step_that_does_not_verify_leaves_its_place_again(
+    copies: Copies, tmp_path: Path, *, is_there: bool
+) -> None:
+    cut_short(copies.here)
+    damaged = files_of(copies.here, step_name(STEP))
+    where = step_name(STEP) if is_there else f".bad-{STEP:012d}-g9-a1"
+    (copies.here.directory / step_name(STEP)).rename(copies.here.directory / where)
+
+    with pytest.raises(CheckpointInvalid, match="wrong digest"):
+        repair(Copies(CheckpointStore(tmp_path / "here", Forgetful()), copies.there))
+
+    assert files_of(copies.here, where) == damaged
+    assert copies.here.steps() == ((STEP,) if is_there else ())
+    assert prune(OwnSteps(copies.here), Retention()) == ()
+    assert copies.here.names() == (where,)
 
 
 def test_parts_of_a_shard_are_all_of_it_once(copies: Copies) -> None:

@@ -17,11 +17,11 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.known_steps import KnownStep
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import (
     Best,
-    KnownStep,
     Pruner,
     Retention,
     Wanted,

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from holdfast.recovery.errors import ScheduleSyntaxError
 from holdfast.recovery.schedule import (
     FIRST_SAVE_S,
+    LARGEST_BYTES_PER_S,
+    LARGEST_COURTESY,
+    LARGEST_DUTY,
     LARGEST_SHARE,
     LEAST_COST_S,
     PRIOR_S,
@@ -20,6 +23,8 @@ from holdfast.recovery.schedule import (
     EverySteps,
     FailureHistory,
     Schedule,
+    Writing,
+    auto_interval_s,
     best_interval_s,
     interval_s,
     parse_schedule,
@@ -148,6 +153,69 @@ def test_prior_gives_way_to_what_is_seen(seconds: float, failures: int, mean_s: 
     history = FailureHistory(seconds, failures)
 
     assert history.mean_time_between_failures_s == pytest.approx(mean_s)
+
+
+_WRITINGS = st.builds(Writing, st.floats(0, 1e5), st.integers(0, 10**14))
+_HISTORIES = st.builds(FailureHistory, st.floats(0, 1e8), st.integers(0, 10_000))
+
+
+@given(_COSTS, _HISTORIES, _WRITINGS)
+def test_disks_are_left_to_others_unless_the_job_fails_too_often(
+    cost_s: float, history: FailureHistory, writing: Writing
+) -> None:
+    found = auto_interval_s(cost_s, history, writing)
+
+    rarely = found >= LARGEST_COURTESY * history.mean_time_between_failures_s
+    assert rarely or writing.seconds <= LARGEST_DUTY * found * (1 + 1e-9)
+    assert rarely or writing.nbytes <= LARGEST_BYTES_PER_S * found * (1 + 1e-9)
+
+
+@given(_COSTS, _HISTORIES, _WRITINGS)
+def test_courtesy_makes_saves_rarer_and_never_stops_a_job_from_coming_on(
+    cost_s: float, history: FailureHistory, writing: Writing
+) -> None:
+    mean_s = history.mean_time_between_failures_s
+    best = best_interval_s(cost_s, mean_s)
+
+    found = auto_interval_s(cost_s, history, writing)
+
+    assert best <= found <= max(best, LARGEST_COURTESY * mean_s)
+
+
+@given(_COSTS, _HISTORIES, _WRITINGS, _WRITINGS)
+def test_more_work_for_the_disks_never_makes_saves_more_frequent(
+    cost_s: float, history: FailureHistory, one: Writing, other: Writing
+) -> None:
+    more = Writing(max(one.seconds, other.seconds), max(one.nbytes, other.nbytes))
+
+    found = auto_interval_s(cost_s, history, more)
+
+    assert found >= auto_interval_s(cost_s, history, one)
+
+
+@pytest.mark.parametrize(
+    ("writing", "interval"),
+    [
+        (Writing(), 10.0),
+        (Writing(0.5, 200_000_000), 10.0),
+        (Writing(20.0, 10**9), 200.0),
+        (Writing(20.0, 10**11), 1000.0),
+        (Writing(0.0, 10**14), PRIOR_S / 4),
+    ],
+)
+def test_huge_state_is_not_written_every_ten_seconds(writing: Writing, interval: float) -> None:
+    """Its saves cost training nothing, as snapshots are written by another process."""
+    found = interval_s(Auto(), (0.0,), FailureHistory(), writing)
+
+    assert found == pytest.approx(interval)
+
+
+def test_other_schedules_take_no_care_of_disks() -> None:
+    busy = Writing(1e4, 10**12)
+
+    assert interval_s(EverySeconds(7.5), (0.1,), FailureHistory(), busy) == 7.5
+    assert interval_s(EverySteps(5), (0.1,), FailureHistory(), busy) is None
+    assert interval_s(Auto(), (), FailureHistory(), busy) == FIRST_SAVE_S
 
 
 def test_interval_of_each_schedule() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.disk import filesystem
 from holdfast.runtime.commands.publishing import publish
 from holdfast.runtime.errors import ProgramError, UsageError
 
@@ -109,7 +112,7 @@ def test_target_is_refused_before_any_work_is_done(
     assert names(tmp_path) == ["dangling", "there"]
 
 
-def test_draft_lies_beside_the_target_and_has_its_suffix(tmp_path: Path) -> None:
+def test_draft_lies_beside_the_target_and_has_its_name(tmp_path: Path) -> None:
     """Keras looks at the suffix, and a rename needs the same file system."""
     drafts: list[Path] = []
 
@@ -120,10 +123,61 @@ def test_draft_lies_beside_the_target_and_has_its_suffix(tmp_path: Path) -> None
     publish(tmp_path / "w.weights.h5", write, is_forced=False)
 
     (draft,) = drafts
-    assert draft.parent == tmp_path
-    assert draft.name.startswith(".")
-    assert draft.name.endswith("-w.weights.h5")
+    assert draft.parent.parent == tmp_path
+    assert draft.name == "w.weights.h5"
     assert names(tmp_path) == ["w.weights.h5"]
+
+
+def test_others_neither_reach_nor_guess_the_draft(tmp_path: Path) -> None:
+    """Keras opens a name that it is given, and follows a link that was planted there."""
+    folders: list[tuple[str, int]] = []
+
+    def write(draft: Path) -> None:
+        folders.append((draft.parent.name, stat.S_IMODE(draft.parent.stat().st_mode)))
+        draft.write_text("new")
+
+    before = os.umask(0)
+    try:
+        for name in ("one", "two"):
+            publish(tmp_path / name, write, is_forced=False)
+    finally:
+        os.umask(before)
+
+    assert [mode for _, mode in folders] == [0o700, 0o700]
+    (one, _), (two, _) = folders
+    assert one != two
+    assert one.startswith(".holdfast-export-")
+
+
+def test_file_that_appears_meanwhile_stays_where_rename_would_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS has no rename that spares what is there."""
+    monkeypatch.setattr(filesystem, "renameat2", lambda source, target: False)
+    target = tmp_path / "file"
+
+    def write(draft: Path) -> None:
+        draft.write_text("mine")
+        target.write_text("theirs")
+
+    with pytest.raises(UsageError, match="File exists"):
+        publish(target, write, is_forced=False)
+
+    assert target.read_text() == "theirs"
+
+
+def test_file_system_without_links_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+    publish(tmp_path / "file", write_file, is_forced=False)
+
+    assert (tmp_path / "file").read_text() == "new"
+    assert names(tmp_path) == ["file"]
 
 
 def test_link_is_replaced_and_not_the_file_that_it_leads_to(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def options(tmp_path: Path) -> JobOptions:
         ({"threads": 0}, "--threads must be at least 1, got 0"),
         ({"save_every": "0"}, "--save-every: .* at least 1, got 0"),
         ({"save_every": "often"}, "--save-every: 'often' is no schedule .*: give a number"),
+        ({"keep_space": "much"}, "--keep-space: 'much' is no space: give a size"),
+        ({"keep_space": "0%"}, "--keep-space: '0%' must be more than nothing"),
         ({"seed": -1}, "--seed must be at least 0, got -1"),
         ({"heartbeat_timeout_s": 0.0}, "--heartbeat-timeout must be a positive .* got 0.0"),
         (
@@ -122,6 +124,7 @@ def test_options_come_back_from_json_as_they_were(options: JobOptions) -> None:
         argv=("-n", "9"),
         microbatches=12,
         save_every="10min",
+        keep_space="1.5 TiB",
         scrub_every_s=0.0,
         repair_from=Path("/mirror"),
         key_file=Path("/key"),
