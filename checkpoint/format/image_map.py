@@ -6,7 +6,8 @@ that share the memory agree on it without a message.  Memory that nobody writes 
 space, so the room costs nothing.
 
 Behind the shards lie their records: size, digests, and the offset of each piece.  Whoever
-fills a piece writes its record.  So no message has to carry them.
+fills a piece writes its record.  So no message has to carry them.  Each record says of which
+save it is.  So a save that was written over, even by whole shards, is never taken for whole.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.checkpoint.errors import StateUnsupported
+from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.format.digest import DigestKind
 from holdfast.checkpoint.format.layout import Piece, ShardLayout
-from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
+from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
 
-_RECORD = struct.Struct("<Q32s")
-"""A number, which is a size or an offset, and a digest of at most 32 bytes."""
+_RECORD = struct.Struct("<Q32sQQ")
+"""A size or an offset, a digest of at most 32 bytes, and the generation and step of the save."""
 _PAGE_BYTES = 4096
 _MOST_FOR_FILE_BYTES = 2**20
 _MOST_FOR_PIECE_BYTES = 16 * 1024
@@ -72,29 +73,41 @@ class ImageMap:
         base = self.bases[shard]
         return memory[base : base + size]
 
-    def put_shard(self, memory: memoryview, shard: int, size: int, digest: str) -> None:
-        """Write the size of a shard's file, and the digest of what is outside its pieces."""
-        _RECORD.pack_into(memory, self.records[shard], size, bytes.fromhex(digest))
+    def put_shard(
+        self, memory: memoryview, shard: int, found: tuple[int, str], header: Header
+    ) -> None:
+        """Write the record of a shard's file; ``found``: size, and digest outside its pieces."""
+        self._put(memory, self.records[shard], found, header)
 
     def put_piece(
-        self, memory: memoryview, place: tuple[int, int], offset: int, digest: str
+        self, memory: memoryview, place: tuple[int, int], found: tuple[int, str], header: Header
     ) -> None:
-        """Write the offset of a piece in its file, and its digest; ``place``: shard and index."""
+        """Write the record of a piece; ``place``: shard and index; ``found``: offset, digest."""
         shard, index = place
-        position = self.records[shard] + _RECORD.size * (1 + index)
-        _RECORD.pack_into(memory, position, offset, bytes.fromhex(digest))
+        self._put(memory, self.records[shard] + _RECORD.size * (1 + index), found, header)
 
-    def record(self, memory: memoryview, shard: int) -> ShardRecord:
-        """Return the record of a shard, as the memory has it now."""
+    def _put(
+        self, memory: memoryview, position: int, found: tuple[int, str], header: Header
+    ) -> None:
+        number, digest = found
+        save = header.generation, header.step
+        _RECORD.pack_into(memory, position, number, bytes.fromhex(digest), *save)
+
+    def record(self, memory: memoryview, shard: int, header: Header) -> ShardRecord:
+        """Return the record of a shard, as the memory has it now.
+
+        Raises ``SnapshotDamaged`` if any of it is not of the save of ``header``.
+        """
         start = self.records[shard]
         pieces = self.pieces[shard]
         stop = start + _RECORD.size * (1 + len(pieces))
-        (size, digest), *found = _RECORD.iter_unpack(memory[start:stop])
-        records = [
-            self._piece_record(piece, offset, piece_digest)
-            for piece, (offset, piece_digest) in zip(pieces, found, strict=True)
-            if piece.nbytes
-        ]
+        (size, digest, *save), *found = _RECORD.iter_unpack(memory[start:stop])
+        _refuse_other_save(shard, save, header)
+        records = []
+        for piece, (offset, piece_digest, *piece_save) in zip(pieces, found, strict=True):
+            if piece.nbytes:
+                _refuse_other_save(shard, piece_save, header)
+                records.append(self._piece_record(piece, offset, piece_digest))
         records.sort(key=lambda record: record.offset)
         return ShardRecord(shard, size, self._hex(digest), tuple(records), self.kind)
 
@@ -104,6 +117,13 @@ class ImageMap:
 
     def _hex(self, digest: bytes) -> str:
         return digest.hex()[: self.kind.length]
+
+
+def _refuse_other_save(shard: int, save: Sequence[int], header: Header) -> None:
+    if tuple(save) != (header.generation, header.step):
+        raise SnapshotDamaged(
+            f"shard {shard} of step {header.step} was written over in memory; save the step again"
+        )
 
 
 def _room(pieces: Sequence[Piece]) -> int:

@@ -63,11 +63,12 @@ class ShareImage:
         """Write the records of the share; ``state`` is the one that was copied."""
         for shard in self._share.framed:
             image = self._images[shard]
-            self._map.put_shard(memory, shard, image.size, image.frame_digest(header))
+            found = image.size, image.frame_digest(header)
+            self._map.put_shard(memory, shard, found, header)
         for shard, piece in self._share.digested:
             image = self._images[shard]
-            digest = image.piece_digest(state, piece)
-            self._map.put_piece(memory, (shard, piece), image.offset(piece), digest)
+            found = image.offset(piece), image.piece_digest(state, piece)
+            self._map.put_piece(memory, (shard, piece), found, header)
 
     def _room(self, memory: memoryview, shard: int) -> memoryview:
         return self._map.image(memory, shard, self._images[shard].size)

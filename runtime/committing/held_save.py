@@ -58,11 +58,13 @@ class HeldSave:
     def of(plan: SavePlan, image_map: ImageMap, parts: Parts, memory: memoryview) -> HeldSave:
         """Return the save that ``parts`` make; ``image_map`` is the plan's.
 
-        Raises ``CommitRefused`` if the parts are of different states.
+        Raises ``CommitRefused`` if the parts are of different states, and ``SnapshotDamaged`` if
+        the memory holds another save by now.
         """
         parts.refuse_different_states()
+        header = parts.ticket.header(plan.run_id)
         shards = range(plan.layout.writers)
-        records = tuple(image_map.record(memory, shard) for shard in shards)
+        records = tuple(image_map.record(memory, shard, header) for shard in shards)
         return HeldSave(plan, image_map, parts.ticket, parts.cursor, memory, records)
 
     @property

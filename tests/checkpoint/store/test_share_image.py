@@ -50,7 +50,7 @@ def test_shares_of_any_number_of_workers_make_the_shards_that_one_writer_makes(
         image = ShardImage(layout, shard, "run", kind)
         expected = bytearray(image.size)
         record = image.fill(memoryview(expected), state, HEADER)
-        assert image_map.record(memory, shard) == record
+        assert image_map.record(memory, shard, HEADER) == record
         assert image_map.image(memory, shard, record.size) == expected
 
 

@@ -69,24 +69,52 @@ def test_bit_anywhere_in_images_or_records_is_noticed(workers: Workers, seed: in
     dice = random.Random(seed)
     shard = dice.randrange(3)
     sizes = [record.size for record in workers.held().records]
-    records = 40 * (1 + len(workers.image_map.pieces[shard]))
+    records = RECORD_BYTES * (1 + len(workers.image_map.pieces[shard]))
     in_image = bool(seed % 2)
     start = workers.image_map.bases[shard] if in_image else workers.image_map.records[shard]
     place = start + dice.randrange(sizes[shard] if in_image else records)
     memory = workers.buffers[1]
-    ticket = workers.ticket(STEP, 1)
     memory[place] ^= 1 << dice.randrange(8)
 
-    save = HeldSave.of(workers.plan, workers.image_map, Parts(ticket, {0: "", 1: ""}), memory)
+    assert is_whole(workers) is not (in_image or _counts(place - start))
 
-    if in_image or _counts(place - start):
-        assert not save.is_whole
-    else:  # the digest of xxh3 has 16 bytes, and its place has 32
-        assert save.is_whole
+
+RECORD_BYTES = 56
 
 
 def _counts(offset: int) -> bool:
-    return offset % 40 < 8 + 16
+    """Return whether a byte of the records counts: a digest of xxh3 does not fill its place."""
+    return not 8 + 16 <= offset % RECORD_BYTES < 8 + 32
+
+
+def is_whole(workers: Workers) -> bool:
+    """Return whether what is in the second buffer is taken for a whole save."""
+    ticket = workers.ticket(STEP, 1)
+    parts = Parts(ticket, {0: "", 1: ""})
+    try:
+        save = HeldSave.of(workers.plan, workers.image_map, parts, workers.buffers[1])
+    except SnapshotDamaged:
+        return False
+    return save.is_whole
+
+
+@pytest.mark.parametrize("shards", [(), (0,), (0, 1), (0, 1, 2)])
+def test_shards_of_two_saves_in_one_buffer_make_no_save(
+    workers: Workers, shards: tuple[int, ...]
+) -> None:
+    """All bytes and digests of each shard agree, but some are those of the next save."""
+    workers.held(step=40, attempt=1)
+    later = bytes(workers.buffers[1])
+    workers.held(step=STEP, attempt=1)
+    image_map = workers.image_map
+    ends = (*image_map.bases[1:], image_map.records[0])
+    starts = (*image_map.bases, *image_map.records)
+    for shard in shards:
+        for number in (shard, len(image_map.bases) + shard):
+            stop = (*ends, *image_map.records[1:], image_map.size)[number]
+            workers.buffers[1][starts[number] : stop] = later[starts[number] : stop]
+
+    assert is_whole(workers) is not bool(shards)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -97,9 +125,8 @@ def test_rubbish_for_records_is_an_error_of_the_save_and_nothing_else(
     memory, start = workers.buffers[1], workers.image_map.records[0]
     memory[start:] = random.Random(seed).randbytes(len(memory) - start)
     parts = Parts(workers.ticket(STEP, 1), {0: "", 1: ""})
-    save = HeldSave.of(workers.plan, workers.image_map, parts, memory)
-
-    assert not save.is_whole
     with pytest.raises(CheckpointError):
-        Committer(workers.plan, Told()).commit(save)
+        Committer(workers.plan, Told()).commit(
+            HeldSave.of(workers.plan, workers.image_map, parts, memory)
+        )
     assert CheckpointStore(tmp_path).names() == ()

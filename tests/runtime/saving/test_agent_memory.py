@@ -45,7 +45,7 @@ class Agent:
         share.describe(self.memory, state, header)
         self.fd = sealed_memory("holdfast-test", self._map.size)
         os.pwrite(self.fd, self.memory, 0)
-        records = [self._map.record(self.memory, index) for index in range(writers)]
+        records = [self._map.record(self.memory, index, header) for index in range(writers)]
         self._images = {
             index: self._map.image(self.memory, index, record.size)
             for index, record in enumerate(records)
