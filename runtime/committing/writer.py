@@ -54,10 +54,8 @@ class HostWriter:
         self._parts: Parts | None = None
         self._again: dict[tuple[int, int], Parts] = {}
         """Saves that another writer has answered; the agent tells them before a settle."""
-        self._newest = (0, 0)
-        """The age of the newest save that was complete."""
-        self._given_up: set[tuple[int, int]] = set()
-        """The ages of later saves whose missing parts are not waited for any more."""
+        self._answered: set[tuple[int, int]] = set()
+        """The ages of the saves that were answered since the last one that is durable."""
         self._saves: list[HeldSave] = []
         """The newest complete saves, at most one for each buffer, oldest first."""
 
@@ -133,8 +131,7 @@ class HostWriter:
         parts.digests[message["part"]] = message["digest"]
         parts.cursor = parts.cursor if cursor is None else cursor
         if parts.is_complete:
-            self._parts, self._newest = None, ticket.age
-            self._given_up = {age for age in self._given_up if age > ticket.age}
+            self._parts = None
             self._commit(parts)
 
     def _take_again(
@@ -150,9 +147,11 @@ class HostWriter:
                 self._hold(parts).is_durable = message["answered"] == "saved"
 
     def _is_over(self, ticket: SaveTicket) -> bool:
-        """Return whether a save was answered already, or a later one has begun."""
-        is_late = self._parts is not None and self._parts.ticket.age > ticket.age
-        return is_late or ticket.age <= self._newest or ticket.age in self._given_up
+        """Return whether a save was answered already, or a later one has begun or is kept."""
+        later = [self._parts.ticket] if self._parts is not None else []
+        later += [save.ticket for save in self._saves]
+        is_late = any(found.age > ticket.age for found in later)
+        return is_late or ticket.age in self._answered
 
     def _parts_of(self, ticket: SaveTicket) -> Parts:
         """Return the save that a part belongs to; a new one ends the wait for an older one."""
@@ -164,7 +163,6 @@ class HostWriter:
     def _give_up(self) -> None:
         """Answer the save in hand if it is incomplete: the world that began it is no more."""
         if self._parts is not None:
-            self._given_up.add(self._parts.ticket.age)
             self._answer(self._parts.ticket, "unsaved", is_expected=True)
             self._parts = None
 
@@ -204,6 +202,7 @@ class HostWriter:
                 self._saves = [found for found in self._saves if found is not save]
             raise
         self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
+        self._answered = {age for age in self._answered if age > save.ticket.age}
         return nbytes
 
     def _settle(self, _: Message) -> None:
@@ -272,6 +271,7 @@ class HostWriter:
         )
 
     def _answer(self, ticket: SaveTicket, kind: str, **fields: object) -> None:
+        self._answered.add(ticket.age)
         names = {"launch": ticket.launch, "attempt": ticket.attempt, "step": ticket.step}
         self._send({"kind": kind, **names, **fields})
 

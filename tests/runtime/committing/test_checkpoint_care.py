@@ -38,7 +38,11 @@ class Committer:
         )
         self.store = CheckpointStore(run_dir)
         self.told = Told()
-        usual = {"retention": Retention(2), "generation": 7, "scrub_every_s": 3600.0}
+        usual: dict[str, Any] = {
+            "retention": Retention(2),
+            "generation": 7,
+            "scrub_every_s": 3600.0,
+        }
         self.care = CheckpointCare(plan_of(run_dir, **(usual | terms)), self.told)
         self.idle()
 

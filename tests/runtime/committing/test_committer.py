@@ -133,7 +133,9 @@ def test_failure_of_any_call_leaves_nothing_and_the_next_commit_succeeds(
         after = files.after_power_cut(Survival.ANYTHING, seed=call)
         expected = OLD if failure else NEW
         assert newest(files, tmp_path) == expected, files.calls[call]
-        assert newest(after, tmp_path) == expected, files.calls[call]
+        # A rename that was taken back after a failed sync may be there again after a power cut.
+        # The step is whole then, though nobody was told so.
+        assert newest(after, tmp_path) in {expected, NEW}, files.calls[call]
         way(committer, workers, 2)
         assert newest(files, tmp_path) == NEW, files.calls[call]
     assert failures > len(calls) / 2

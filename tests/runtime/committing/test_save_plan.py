@@ -64,7 +64,7 @@ def test_later_save_of_a_run_has_the_larger_age() -> None:
 
 def test_name_of_the_memory_is_that_of_all_that_its_map_follows_from(tmp_path: Path) -> None:
     key = KeyFile("/key", "0123")
-    other_state = ShardLayout(specs_of(state_of(0) | {"d": state_of(0)["c"]}), 2)
+    other_state = ShardLayout(specs_of({**state_of(0), "d": state_of(0)["c"]}), 2)
     plan = plan_of(RUN_DIR)
 
     same = [plan_of(tmp_path), plan_of(RUN_DIR, fields={"stage": 1}), plan_of(RUN_DIR, unsound={1})]

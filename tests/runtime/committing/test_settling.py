@@ -153,3 +153,17 @@ def test_new_writer_is_told_a_save_that_is_durable_already(
     assert (other.settle(), other.kept()) == (STEP, STEP)
     assert CheckpointStore(tmp_path).names() == ("step-000000000030",)
     other.close()
+
+
+def test_new_writer_that_has_refused_a_later_save_still_commits_an_older_one(
+    workers: Workers, writer: RunningWriter, tmp_path: Path
+) -> None:
+    """The first writer died at step 20.  The states differed after step 30, and all died."""
+    older = workers.copy_all(workers.ticket(20, 1))
+    writer.tell(*workers.copy_all(workers.ticket(30, 2), digests=("00", "01")))
+    assert writer.answer()["kind"] == "unsaved"
+
+    writer.tell(*older)
+
+    assert (writer.answer()["step"], writer.settle()) == (20, 20)
+    assert saved_steps(tmp_path) == (20,)

@@ -41,9 +41,9 @@ def state_of(step: int) -> Tensors:
 
 def plan_of(run_dir: Path, shards: int = 2, **changes: Any) -> SavePlan:
     """Return a plan for ``state_of``; ``changes`` are fields of it or of its care."""
-    care = {"retention": Retention(100), "generation": LAUNCH}
+    care: dict[str, Any] = {"retention": Retention(100), "generation": LAUNCH}
     care |= {name: changes.pop(name) for name in list(changes) if name in _CARE}
-    whole = {
+    whole: dict[str, Any] = {
         "layout": ShardLayout(specs_of(state_of(0)), shards),
         "care": CareTerms(**care),
         "fields": {"stage": 0},
