@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import Pruner
@@ -41,7 +42,7 @@ class CheckpointCare:
         for step in terms.unsound:
             self._marks.mark_damaged(step)
         self._steps = OwnSteps(store, plan.run_id)
-        self._pruner = Pruner(self._steps, terms.retention, self._marks)
+        self._pruner = Pruner(self._steps, terms.whole_retention, self._marks)
         self._generation = terms.generation
         self.local = _local_level(plan)
         mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id))
@@ -66,6 +67,10 @@ class CheckpointCare:
         """
         if self.local is not None:
             self._drain(self.local, step)
+
+    def make_room(self, needed: int, save: StagingName) -> None:
+        """Free space for ``save``, which the disk could not take; return when that is done."""
+        self._thread.submit(self._make_room, needed, save).result()
 
     def close(self, within_s: float) -> None:
         """End after the work that was asked for, but wait no longer than told."""
@@ -108,6 +113,15 @@ class CheckpointCare:
             self._report.record("prune_failed", reason=reason)
         if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
             self._begin_scrub(now)
+
+    def _make_room(self, needed: int, save: StagingName) -> None:
+        now = time.monotonic()
+        try:
+            reasons = self._pruner.make_room(needed, save.generation, now, (save,))
+        except CheckpointError as error:  # the directory is another job's now
+            reasons = (str(error),)
+        for reason in reasons:
+            self._report.record("prune_failed", reason=reason)
 
     def _pruned(self, now: float) -> tuple[str, ...]:
         """Remove what may go; return a reason for each name that is left."""

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.store import Staging
@@ -91,6 +93,28 @@ class Committer:
         self._care.close(within_s)
 
     def _commit(self, ticket: SaveTicket, write: Callable[[Staging], Manifest]) -> int:
+        """Commit a save; if the disk is full, make room and try once more."""
+        try:
+            manifest = self._try(ticket, write)
+        except StorageFailed as failure:
+            if not failure.is_full or self._care.local is not None:
+                raise
+            nbytes = self.plan.layout.nbytes
+            self._care.make_room(nbytes, StagingName(*ticket.key))
+            manifest = self._try(ticket, write)
+        self._report.record(
+            "checkpoint",
+            step=ticket.step,
+            generation=ticket.generation,
+            seconds=round(time.monotonic() - ticket.began, 6),
+            bytes=manifest.nbytes,
+        )
+        if ticket.is_last:
+            self._care.drain(ticket.step)
+        self._care.committed(ticket.step)
+        return manifest.nbytes
+
+    def _try(self, ticket: SaveTicket, write: Callable[[Staging], Manifest]) -> Manifest:
         self.plan.ownership.prove()  # else files of ours would stay in another job's directory
         staging = self.store.staging(*ticket.key)
         staging.abandon()  # a writer that was killed may have begun the same save
@@ -103,17 +127,7 @@ class Committer:
             raise
         finally:
             self._tell_downgrades()
-        self._report.record(
-            "checkpoint",
-            step=ticket.step,
-            generation=ticket.generation,
-            seconds=round(time.monotonic() - ticket.began, 6),
-            bytes=manifest.nbytes,
-        )
-        if ticket.is_last:
-            self._care.drain(ticket.step)
-        self._care.committed(ticket.step)
-        return manifest.nbytes
+        return manifest
 
     def _at_once(
         self, write: Callable[[_Shard], _Written], shards: Iterable[_Shard]

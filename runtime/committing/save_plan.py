@@ -23,6 +23,7 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.version import Version
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
+from holdfast.checkpoint.upkeep.space import Space
 from holdfast.runtime.committing.local_level import LocalTerms
 from holdfast.runtime.run.ownership import Ownership
 
@@ -40,17 +41,27 @@ class CareTerms:
     scrub_every_s: float = 0.0
     repair_from: Path | None = None
     unsound: frozenset[int] = frozenset()
+    keep_space: str | None = None
+    """The space that the checkpoints may take, as the user has written it."""
+
+    @property
+    def whole_retention(self) -> Retention:
+        """The retention with the space that the checkpoints may take."""
+        space = None if self.keep_space is None else Space.parse(self.keep_space)
+        return dataclasses.replace(self.retention, space=space)
 
     def as_json(self) -> dict[str, object]:
         """Return the terms as a JSON object."""
         retention = dataclasses.asdict(self.retention)
         retention["forever"] = sorted(self.retention.forever)
+        del retention["space"]  # it is a fraction, and travels as a text
         return {
             "retention": retention,
             "generation": self.generation,
             "scrub_every_s": self.scrub_every_s,
             "repair_from": self.repair_from and str(self.repair_from),
             "unsound": sorted(self.unsound),
+            "keep_space": self.keep_space,
         }
 
     @staticmethod
@@ -67,6 +78,7 @@ class CareTerms:
             value["scrub_every_s"],
             value["repair_from"] and Path(value["repair_from"]),
             frozenset(value["unsound"]),
+            value["keep_space"],
         )
 
 

@@ -15,7 +15,14 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-from holdfast.recovery.schedule import Auto, FailureHistory, Schedule, interval_s
+from holdfast.recovery.schedule import (
+    NOT_MEASURED,
+    Auto,
+    FailureHistory,
+    Schedule,
+    Writing,
+    interval_s,
+)
 
 _USUAL_STEPS = 64
 _LATEST_SAVES = 5
@@ -41,6 +48,8 @@ class SaveClock:
         self._during: list[float] | None = None
         self._started: float | None = None
         self._since = 0.0
+        self._nbytes = 0
+        self._writing = NOT_MEASURED
         self._last: float | None = None
         self._interval = interval_s(schedule, (), history)
         self.is_idle = self._interval is None
@@ -79,9 +88,10 @@ class SaveClock:
         if self._during is not None and not is_saving:
             self._saved(now)
 
-    def began(self, now: float) -> None:
-        """Take note that a save has begun, at anyone's request."""
+    def began(self, now: float, nbytes: int = 0) -> None:
+        """Take note that a save of ``nbytes`` has begun, at anyone's request."""
         self._since = now
+        self._nbytes = nbytes
         self._during = []
 
     def world_changed(self) -> None:
@@ -92,6 +102,7 @@ class SaveClock:
     def _saved(self, now: float) -> None:
         """Record the cost of the save, if the usual time of its steps is known."""
         during, self._during = self._during or [], None
+        self._writing = Writing(now - self._since, self._nbytes)
         if self._usual and during:
             self._costs.append(max(0.0, sum(during) - len(during) * median(self._usual)))
         if isinstance(self._schedule, Auto):
@@ -101,7 +112,7 @@ class SaveClock:
         """Compute the interval anew from the costs of saves and the failures so far."""
         seconds = self._history.seconds + now - (self._started or now)
         history = FailureHistory(seconds, self._history.failures)
-        self._interval = interval_s(self._schedule, self._costs, history)
+        self._interval = interval_s(self._schedule, self._costs, history, self._writing)
         self._tell(
             "save_interval",
             seconds=self._interval,

@@ -70,6 +70,11 @@ class Saver:
         self.saved_step = terms.work_plan.begin if trains else _NOTHING_SAVED
 
     @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of the state in the checkpoint in flight, 0 without one."""
+        return 0 if self._flight is None else self._flight.nbytes
+
+    @property
     def is_busy(self) -> bool:
         """Whether a checkpoint is in flight."""
         return self._flight is not None
@@ -205,6 +210,7 @@ class Saver:
                 config.options.scrub_every_s,
                 config.options.repair_from,
                 frozenset(self._context.unsound),
+                config.options.keep_space,
             ),
             terms.fields,
             terms.numerics,

@@ -316,7 +316,7 @@ class TrainingLoop:
         if self._saver.begin(
             cursor, lambda: self._state.tensors(cursor), self._fields(), is_last=is_last
         ):
-            self._clock.began(now)
+            self._clock.began(now, self._saver.in_flight_bytes)
             self._context.page.answer(RequestFlag.SAVE)
             self._visit(Site.SAVE, step=cursor.step)
 

@@ -110,7 +110,7 @@ def newest(files: FakeFileSystem, run_dir: Path) -> int:
 
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("way", [from_memory, from_the_state])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
 def test_failure_of_any_call_leaves_nothing_and_the_next_commit_succeeds(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, number: int
 ) -> None:

@@ -63,7 +63,7 @@ class _Files:
             if self.is_dead:
                 raise _Died
             if self._host.is_full and name in ("create_exclusive", "mkdir"):
-                raise OSError(errno.ENOSPC, "no space left on device")
+                raise OSError(errno.EIO, "Input/output error")
             return call(*arguments)
 
         return change
@@ -304,7 +304,8 @@ class HostSimulation:
         self.is_full = not self.is_full
 
     def _tell_plan(self, worker: int) -> None:
-        self._outboxes[worker].append(Copied({"kind": "plan", "generation": 1}, self._plan.encode()))
+        plan = Copied({"kind": "plan", "generation": 1}, self._plan.encode())
+        self._outboxes[worker].append(plan)
 
     def _catch_up(self) -> None:
         """Wait until the writer has done all that it was told."""
