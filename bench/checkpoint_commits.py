@@ -23,7 +23,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.holding.writer_link import WriterLink
+from holdfast.runtime.writing.writer_link import WriterLink
 from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.reactor import Reactor
@@ -153,7 +153,7 @@ class _Host:
         self._link.use({**memory, "bytes": layout.nbytes}, self._fds)
         fd = os.memfd_create("holdfast-bench", os.MFD_CLOEXEC)
         os.pwrite(fd, self._plan.encode(), 0)
-        self._link.plan({"kind": "plan", FDS: [fd]})
+        self._link.plan({"kind": "plan", "generation": 1, FDS: [fd]})
 
     def _start(self, state: State, part: int, parts: int) -> Channel:
         """Fork a worker, which has the state already."""

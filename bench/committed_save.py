@@ -31,6 +31,9 @@ class Silent:
     def notify(self, text: str) -> None:
         """Show nothing."""
 
+    def progressed(self) -> None:
+        """Take note of nothing."""
+
 
 def plan_of(run_dir: Path, state: State, keep: int = KEEP_ALL) -> SavePlan:
     """Return the plan of saves of ``state``, with as many shards as a job has."""

@@ -66,7 +66,7 @@ class _Trainer:
         self._page = HeartbeatPage.create()
         context = _context(run_dir, workers, self._page)
         self._way = AgentWay(context)
-        self._way.prepare(plan_of(run_dir, state), 0, workers)
+        self._way.prepare(plan_of(run_dir, state), 0, workers, generation=1)
         world = SimpleNamespace(communicator=SimpleNamespace(size=workers))
         self._check = MemoryCheck(context, cast("Any", world), cast("Any", None))
         self._attempt = 0
