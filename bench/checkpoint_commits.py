@@ -23,11 +23,11 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.writing.writer_link import WriterLink
 from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.writing.writer_link import WriterLink
 
 DUE, NOT_DUE = "read-back is due", "no read-back is due"
 FEW, MANY = 2, 64
