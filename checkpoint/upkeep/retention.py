@@ -18,7 +18,7 @@ checkpoint is durable before the first old one is touched.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.format.names import StagingName
@@ -26,7 +26,7 @@ from holdfast.checkpoint.store.removal import hide_steps, remove_hidden
 from holdfast.checkpoint.upkeep.bad_steps import FEWEST_KEPT_ASIDE, KEPT_ASIDE, BadSteps
 from holdfast.checkpoint.upkeep.known_steps import KnownStep, KnownSteps
 from holdfast.checkpoint.upkeep.leftovers import free_hidden, hide_dead_staging
-from holdfast.checkpoint.upkeep.own_steps import OwnSteps
+from holdfast.checkpoint.upkeep.own_steps import Owner, OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.space import Space, steps_too_many
 
@@ -258,20 +258,26 @@ class Pruner:
     ) -> PrunePlan:
         """Return a plan that may be carried out, once the steps that it relies on were read back.
 
-        A step that does not verify is left out, and the plan is made again.
+        A step that does not verify is left out, and the plan is made again.  So is one whose
+        manifest cannot be read: it may be damaged, and it may be another run's, so it stays.
         """
-        unsound = {known.step for known in steps if self._marks.is_damaged(known.step)}
+        unclear = {known.step for known in steps if self._is_unclear(known.step)}
+        unsound = {known.step for known in steps if self._marks.is_damaged(known.step)} | unclear
         while True:
             plan = prune_plan(steps, self._retention, unsound, limit)
             step = self._next_to_read(plan, unsound)
             if step is None:
-                return plan
+                removed = tuple(step for step in plan.removed if step not in unclear)
+                return replace(plan, removed=removed)
             reason = self._marks.verify(self._store, step, now)
             if reason is not None:
                 unsound.add(step)
                 reasons.append(
                     f"step {step} does not verify, so it replaces no older step: {reason}"
                 )
+
+    def _is_unclear(self, step: int) -> bool:
+        return self._steps.owner_of(step) is Owner.UNKNOWN
 
     def _next_to_read(self, plan: PrunePlan, unsound: Set[int]) -> int | None:
         """Return a step that must be read before the plan is carried out, None if there is none.

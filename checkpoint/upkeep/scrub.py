@@ -87,6 +87,8 @@ class Scrubber:
         self._interval_s = interval_s
         self._mend = mend
         self._last: float | None = None
+        self._tried: dict[int, float] = {}
+        """When each step was chosen last: one that cannot be read must not be chosen for ever."""
 
     def due(self, now: float) -> bool:
         """Return whether it is time to read a step; the first time comes after an interval."""
@@ -98,9 +100,17 @@ class Scrubber:
         """Return the step to read now, None if there is none, and start the next interval."""
         self._last = now
         try:
-            return next_step(self._steps.newest_first(), self._marks.time_of)
+            step = next_step(self._steps.newest_first(), self._looked_at)
         except StorageFailed:
             return None
+        if step is not None:
+            self._tried[step] = now
+        return step
+
+    def _looked_at(self, step: int) -> float | None:
+        """Return when a step was verified or chosen last, None if never."""
+        times = (self._marks.time_of(step), self._tried.get(step))
+        return max((time for time in times if time is not None), default=None)
 
     def read(self, step: int) -> Reading:
         """Read all of ``step``; changes nothing, so it may run beside everything else."""

@@ -141,18 +141,24 @@ class CheckpointCare:
     def _read(self, step: int) -> None:
         # On Linux a thread has a priority of its own.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        finding = self._scrubber.read(step)
+        try:
+            finding = self._scrubber.read(step)
+        except MemoryError:  # another step has its turn the next time
+            self._report.record("prune_failed", reason=f"no memory to read step {step} again")
+            return
         with contextlib.suppress(RuntimeError):  # it is closed
             self._thread.submit(self._conclude, finding)
 
     def _conclude(self, finding: Reading) -> None:
+        now = time.monotonic()
         try:
-            failure = self._scrubber.conclude(finding, time.monotonic())
+            failure = self._scrubber.conclude(finding, now)
         except CheckpointError as error:  # the directory is another job's now
             self._report.record("prune_failed", reason=str(error))
             return
         if failure is None:
-            self._report.record("scrubbed", step=finding.step)
+            if self._marks.time_of(finding.step) == now:  # else it was removed meanwhile
+                self._report.record("scrubbed", step=finding.step)
             return
         self._report.record(
             "scrub_failed",

@@ -58,6 +58,20 @@ def test_steps_of_another_run_push_no_own_step_out(
     )
 
 
+def test_step_of_a_damaged_manifest_neither_counts_nor_goes(store: CheckpointStore) -> None:
+    """Nobody can tell whether it is sound, and whose it is."""
+    fill(store, MINE, 10, 20, 30, 40)
+    rot_manifest(store, 10)
+    rot_manifest(store, 30)
+
+    prune(OwnSteps(store, MINE), Retention(2))
+
+    assert store.steps() == (40, 30, 20, 10)
+    fill(store, MINE, 50)
+    prune(OwnSteps(store, MINE), Retention(2))
+    assert store.steps() == (50, 40, 30, 10)
+
+
 def test_step_of_another_run_is_told_once(store: CheckpointStore) -> None:
     fill(store, MINE, 10)
     fill(store, OTHER, 1100)

@@ -271,3 +271,14 @@ def damaged_fake() -> tuple[CheckpointStore, FakeFileSystem]:
     store.disk.remove_tree(directory / "step-000000000010")
     store.disk.rename(directory / "step-000000000015", directory / "step-000000000010")
     return store, filesystem
+
+
+def test_step_that_cannot_be_read_takes_no_turn_of_the_others(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets no mark, and was chosen for ever."""
+    fill(store, 10, 20, 30)
+    scrubber, _ = scrubber_of(store)
+    monkeypatch.setattr(ReadMarks, "mark", lambda *arguments: None)
+
+    assert [scrubber.choose(now) for now in (1.0, 2.0, 3.0, 4.0)] == [10, 20, 30, 10]
