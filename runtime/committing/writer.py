@@ -70,11 +70,15 @@ class HostWriter:
             "keeps": self._tell_what_is_kept,
             "open": self._tell_where_images_are,
         }
-        while (message := self._channel.receive()) is not None:
-            verbs[message["kind"]](message)
-        if self._committer is not None:
-            self._committer.close(_CARE_ENDS_WITHIN_S)
-        self._report.close()
+        try:
+            while (message := self._channel.receive()) is not None:
+                verbs[message["kind"]](message)
+            if self._committer is not None:
+                self._committer.close(_CARE_ENDS_WITHIN_S)
+            self._report.close()
+        finally:
+            for key in list(self._memories):
+                self._forget_memory(key)
 
     def _take_memory(self, message: Message) -> None:
         """Map the buffers of a launch and layout; those of which nothing is kept are let go."""

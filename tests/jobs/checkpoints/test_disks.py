@@ -56,22 +56,21 @@ def test_full_disk_fails_saves_and_never_training(
     assert CheckpointStore(small_disk).steps()[0] == LONG.steps
 
 
-def test_launch_that_has_lost_most_of_its_workers_trains_on_beside_a_full_disk(
+def test_launch_that_has_lost_most_of_its_workers_trains_on_beside_a_disk_that_takes_nothing(
     small_disk: Path, undisturbed: Undisturbed
 ) -> None:
     """It is renewed only once the disk takes a checkpoint again: its workers could not stop."""
-    ballast = small_disk / "checkpoints" / "ballast"
     faults = [f"kill worker={worker} step={62 + worker}" for worker in range(3)]
     plain = request_of(LONG, small_disk, workers=4, faults=faults, options=["--max-restarts", "0"])
     gates = ["--gates", str(small_disk), "--gate-steps", "60", "130"]
     with start_job(replace(plain, argv=[*plain.argv, *gates])) as running:
         wait_for_checkpoints(running, CHECKPOINTS_BEFORE_A_RENEWAL)
-        _fill(ballast)
+        _remount(small_disk / "checkpoints", "ro")
         (small_disk / "60").touch()
         alone = running.wait_for("world", workers=[3])
         running.wait_for("checkpoint_failed", generation=alone["generation"])
         before = {record["event"] for record in running.journal}
-        ballast.unlink()
+        _remount(small_disk / "checkpoints", "rw")
         (small_disk / "130").touch()
         job = running.wait()
 
