@@ -96,7 +96,7 @@ class AgentWay:
             if before is not None:
                 _give_back(before)
         buffers.touch(share.spans())
-        if part == 0:
+        if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
             message = {"kind": "plan", "generation": generation}
             send_with_content(self._context, message, plan.encode())
         return _Desk(plan, layout, image_map, buffers, share)

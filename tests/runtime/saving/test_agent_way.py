@@ -314,6 +314,8 @@ def test_without_memory_the_first_worker_writes_the_state_itself(
 
     assert saved_steps(tmp_path) == (20, 10)
     assert [agent.copied for agent in agents] == [[], []]
+    kinds = [found.message["kind"] for agent in agents for found in agent.told]
+    assert "plan" not in kinds, "the writer cares for no steps beside the first worker"
 
 
 def test_without_memory_nothing_is_written_before_the_states_are_compared(
