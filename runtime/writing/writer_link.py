@@ -74,6 +74,8 @@ class WriterLink:
         self._channel: Channel | None = None
         self._told = ToldWriter()
         self._pending: dict[_Key, Message] = {}
+        self._answered: _Key = (0, 0)
+        """The newest save that was answered; the saves of a host are answered in order."""
         self._asked: deque[tuple[str, Then]] = deque()
         self._settles_within_s = ANSWERED_WITHIN_S
         self._progressed = 0.0
@@ -99,12 +101,20 @@ class WriterLink:
         self._post_if_connected(memory, fds)
 
     def plan(self, message: Message) -> None:
-        """Tell the writer the plan of the saves that come; owns its descriptor from now on."""
+        """Tell the writer the plan of the saves that come; owns its descriptor from now on.
+
+        It comes with each world.  A new writer learns what the world before has told first.
+        """
+        self._channel_or_reason()
         self._told.plan(message)
         self._post_if_connected(*split(message))
 
     def copied(self, message: Message) -> None:
         """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
+        if _key(message) <= self._answered:
+            for fd in message.get(FDS, ()):  # late: a dead worker's, read when it was given up
+                os.close(fd)
+            return
         channel, reason = self._channel_or_reason()
         save = self._told.part(message)
         if save is not None and save.is_complete:
@@ -248,10 +258,14 @@ class WriterLink:
             then(_no_answer(kind, f"the process that writes snapshots {why}"))
 
     def _answer(self, answer: Message) -> None:
+        """Pass an answer on, unless this save or a later one was answered before."""
         self._pending.pop(_key(answer), None)
         if answer["kind"] == "saved":
             self._told.saved(answer)
-        self._owner.on_written({name: value for name, value in answer.items() if name != FDS})
+        if _key(answer) > self._answered:
+            self._answered = _key(answer)
+            found = {name: value for name, value in answer.items() if name != FDS}
+            self._owner.on_written(found)
 
 
 def _key(message: Message) -> _Key:

@@ -304,8 +304,8 @@ class HostSimulation:
         self.is_full = not self.is_full
 
     def _tell_plan(self, worker: int) -> None:
-        plan = Copied({"kind": "plan", "generation": 1}, self._plan.encode())
-        self._outboxes[worker].append(plan)
+        message = {"kind": "plan", "generation": self.generation}
+        self._outboxes[worker].append(Copied(message, self._plan.encode()))
 
     def _catch_up(self) -> None:
         """Wait until the writer has done all that it was told."""
