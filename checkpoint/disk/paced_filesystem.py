@@ -7,6 +7,7 @@ have taken their time.  A pause is short, so the reader can be told to end betwe
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,12 +39,19 @@ class PacedFileSystem(LocalFileSystem):
         self._pause = pause
         self._clock = clock
         self._free_at = 0.0
+        self._is_over = False
+
+    def end(self) -> None:
+        """Let every read fail from now on, as one that may succeed later."""
+        self._is_over = True
 
     def read(self, handle: int, buffer: memoryview, offset: int) -> int:
         """Fill ``buffer`` from ``offset``, then pause; return how many bytes came."""
+        if self._is_over:
+            raise OSError(errno.EAGAIN, "the reading was ended")
         began = self._clock()
         count = super().read(handle, buffer, offset)
         self._free_at = max(self._free_at, began) + count / self._bytes_per_s
-        while (seconds := self._free_at - self._clock()) > 0:
+        while not self._is_over and (seconds := self._free_at - self._clock()) > 0:
             self._pause(min(seconds, _LONGEST_PAUSE_S))
         return count

@@ -35,9 +35,8 @@ class CheckpointCare:
         """Begin with the removal of what dead launches have left."""
         terms = plan.care
         self._report = report
-        self._store = store = plan.open_store(
-            PacedFileSystem(plan.run_dir, fence=plan.ownership.prove)
-        )
+        self._files = PacedFileSystem(plan.run_dir, fence=plan.ownership.prove)
+        self._store = store = plan.open_store(self._files)
         self._marks = ReadMarks()
         for step in terms.unsound:
             self._marks.mark_damaged(step)
@@ -73,10 +72,14 @@ class CheckpointCare:
         self._thread.submit(self._make_room, needed, save).result()
 
     def close(self, within_s: float) -> None:
-        """End after the work that was asked for, but wait no longer than told."""
+        """End after the work that was asked for, but wait no longer than told.
+
+        A step that is being read then is read no further, and nothing goes for it.
+        """
         last = self._thread.submit(lambda: None)
         self._thread.shutdown(wait=False)
         wait([last], within_s)
+        self._files.end()
 
     def _note(self, step: int) -> None:
         if self.local is None:

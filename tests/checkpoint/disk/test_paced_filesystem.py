@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
+from holdfast.checkpoint.errors import TRANSIENT
 
 
 class Clock:
@@ -72,3 +73,16 @@ def test_time_in_which_nothing_was_read_is_not_made_up_for(tmp_path: Path, clock
 
     files.close(handle)
     assert clock.now == pytest.approx(before + 0.5)
+
+
+def test_reading_that_was_ended_says_nothing_of_the_bytes(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").write_bytes(bytes(1000))
+    files = PacedFileSystem(tmp_path, 1000.0, pause=clock.pause, clock=clock)
+    handle = files.open_read(tmp_path / "file")
+
+    files.end()
+
+    with pytest.raises(BlockingIOError) as caught:
+        files.read(handle, memoryview(bytearray(500)), 0)
+    assert caught.value.errno in TRANSIENT
+    files.close(handle)

@@ -1,0 +1,40 @@
+"""A job that ends waits for no step that is being read back."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+
+import pytest
+from committing_report import Told
+from host_saves import Workers, plan_of
+
+from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.runtime.committing import checkpoint_care
+from holdfast.runtime.committing.committer import Committer
+
+BOUND_S = 60.0
+
+
+def test_step_that_is_being_read_back_is_read_no_further_and_nothing_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this rate a step would take minutes."""
+    slow = functools.partial(PacedFileSystem, bytes_per_s=100.0)
+    monkeypatch.setattr(checkpoint_care, "PacedFileSystem", slow)
+    workers = Workers(plan_of(tmp_path, retention=Retention(2)))
+    before = set(threading.enumerate())
+    committer = Committer(workers.plan, Told())
+    for step in (1, 2, 3, 4):
+        committer.commit(workers.held(step))
+
+    committer.close(0.0)
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(BOUND_S)
+        assert not thread.is_alive()
+    assert CheckpointStore(tmp_path).steps() == (4, 3, 2, 1)
+    workers.close()
