@@ -13,7 +13,7 @@ scrub has moved the step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, MendImpossible
@@ -76,12 +76,18 @@ class MendResult:
     bad_name: str | None = None
 
 
+def _go_on() -> None:
+    """Let a mend end: its caller waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holders:
     """The store to mend, and the store that supplies the parts it lacks."""
 
     here: CheckpointStore
     there: CheckpointStore
+    proceed: Callable[[], None] = _go_on
+    """Called before anything is put in place; raises ``CheckpointError`` if nobody waits for it."""
 
 
 def mend_step(
@@ -102,6 +108,7 @@ def mend_step(
     staging = holders.here.staging(name.step, name.generation, name.attempt)
     try:
         _write(staging, sources, holders)
+        holders.proceed()
         bad_name = _replace(holders.here, staging, sources.manifest, name)
     except CheckpointError:
         staging.abandon()

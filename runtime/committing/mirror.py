@@ -47,7 +47,9 @@ class Mirror:
         self._call_within_s = call_within_s
         self._files = _WatchedFiles(path)
         # If the run has a key, the mirror's checkpoints must be signed with it as well.
-        self._holders = Holders(here, CheckpointStore(path, self._files, here.key))
+        self._holders = Holders(
+            here, CheckpointStore(path, self._files, here.key), self._refuse_if_given_up
+        )
 
     @property
     def name(self) -> str:
@@ -96,6 +98,11 @@ class Mirror:
         except (OSError, UsageError, CheckpointInvalid):
             return None  # each step's manifest says it too
 
+    def _refuse_if_given_up(self) -> None:
+        """Raise ``MirrorUnusable`` once nobody waits for a mend any more."""
+        if self._files.is_given_up:
+            raise MirrorUnusable(f"{self._path} was given up before its mend was complete")
+
     def _within_bounds(self, work: Callable[[], _Result]) -> _Result:
         """Return what ``work`` returns, unless a call of it hangs."""
         result: Future[_Result] = Future()
@@ -125,7 +132,7 @@ class _WatchedFiles(LocalFileSystem):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._since: float | None = None
-        self._is_given_up = False
+        self.is_given_up = False
 
     def waits_for_s(self) -> float:
         """Return the seconds since the current call began, 0 if there is none."""
@@ -134,7 +141,7 @@ class _WatchedFiles(LocalFileSystem):
 
     def give_up(self) -> None:
         """Let every further call fail."""
-        self._is_given_up = True
+        self.is_given_up = True
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -148,7 +155,7 @@ class _WatchedFiles(LocalFileSystem):
         self._refuse_if_given_up()
 
     def _refuse_if_given_up(self) -> None:
-        if self._is_given_up:
+        if self.is_given_up:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
     def open_read(self, path: Path) -> int:

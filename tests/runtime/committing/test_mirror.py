@@ -103,6 +103,35 @@ def test_holder_that_hangs_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch
         mirror.steps()
 
 
+def test_mend_that_was_given_up_puts_nothing_in_place_though_it_has_all(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only our manifest is damaged, so the late mend needs no more of the mirror."""
+    assert run.second_holder is not None
+    (run.store.directory / NEWEST / "MANIFEST.json").write_bytes(b"{}")
+    before = run.store.names()
+    answered = threading.Event()
+    plain = LocalFileSystem.open_read
+
+    def open_read(files: LocalFileSystem, path: Path) -> int:
+        if path.is_relative_to(run.second_holder or "") and path.suffix == ".h5":
+            answered.wait()
+        return plain(files, path)
+
+    monkeypatch.setattr(LocalFileSystem, "open_read", open_read)
+    mirror = Mirror(run.store, run.second_holder, "run", call_within_s=0.05)
+    try:
+        with pytest.raises(MirrorUnusable, match="has not answered"):
+            mirror.mend(20)
+    finally:
+        answered.set()
+    for thread in threading.enumerate():
+        if thread.name == "holdfast-mirror":
+            thread.join()
+
+    assert run.store.names() == before
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_holder_that_hangs_while_it_mends_does_nothing_later(
     run: Run, monkeypatch: pytest.MonkeyPatch, ranks: int

@@ -35,6 +35,17 @@ def test_prepare_makes_the_directory_with_its_parents_and_leaves_it_empty(tmp_pa
     assert list(directory.path.iterdir()) == []
 
 
+def test_prepare_makes_the_name_of_each_new_level_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("holdfast.runtime.run.run_directory.sync", synced.append)
+
+    RunDirectory(tmp_path / "a" / "b" / "run").prepare()
+
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
 def test_prepare_refuses_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_text("")
