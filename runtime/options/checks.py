@@ -38,6 +38,12 @@ def check_drain(text: str) -> None:
         raise ValueError(f"must be a number of saves or a time, got {text!r}")
 
 
+def check_memory(text: str) -> None:
+    """Refuse a text that is no number of bytes."""
+    if Space.parse(text).share is not None:
+        raise ValueError(f"must be a number of bytes, such as 8GiB, got {text!r}")
+
+
 def check_space(text: str) -> None:
     """Refuse a text that is no space for checkpoints."""
     Space.parse(text)

@@ -18,6 +18,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.checks import (
     check_drain,
     check_faults,
+    check_memory,
     check_rule,
     check_schedule,
     check_scrubs,
@@ -141,6 +142,14 @@ class JobOptions:
         metavar="SPACE",
         default_text="as much as the steps that the script keeps take",
         check=check_space,
+    )
+    snapshot_memory: str | None = option(
+        "--snapshot-memory",
+        "Memory of this host that snapshots of the state may take, such as 8GiB.",
+        None,
+        metavar="BYTES",
+        default_text="two snapshots, as far as the host and its control groups have room",
+        check=check_memory,
     )
     verify_every: int | None = _number(
         "--verify-every",

@@ -18,6 +18,7 @@ from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.share import share_of
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.checkpoint.upkeep.space import Space
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
 from holdfast.runtime.saving.host_buffers import HostBuffers
@@ -103,11 +104,13 @@ class AgentWay:
 
     def _ask_for_memory(self, image_map: ImageMap, layout: str) -> HostBuffers:
         assert self._context.ask_agent is not None
+        asked = self._context.config.options.snapshot_memory
         question = {
             "kind": "memory",
             "layout": layout,
             "size": image_map.size,
             "bytes": image_map.layout.nbytes,
+            "most": None if asked is None else Space.parse(asked).nbytes,
             "file_bytes": max(sum(p.nbytes for p in pieces) for pieces in image_map.pieces),
         }
         return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))

@@ -51,8 +51,8 @@ class SaveMemory:
     def buffers(self, launch: int, question: Mapping[str, Any]) -> tuple[Buffers, bool]:
         """Return the buffers for a worker's question, and whether they are new.
 
-        The question has the name of the layout, the size of a buffer, and the bytes of it
-        that are ever written.
+        The question has the name of the layout, the size of a buffer, the bytes of it that
+        are ever written, and the most bytes that the user allows for all, if any.
         """
         layout = question["layout"]
         found = self._current
@@ -72,7 +72,7 @@ class SaveMemory:
         self._before = self._current = None
 
     def _make(self, launch: int, question: Mapping[str, Any]) -> Buffers:
-        count, lack = self._count(question["bytes"])
+        count, lack = self._count(question["bytes"], question.get("most"))
         fds: list[int] = []
         try:
             while len(fds) < count:
@@ -81,8 +81,13 @@ class SaveMemory:
             lack = f"memory for snapshots cannot be made: {error}; {_THEN[len(fds)]}"
         return Buffers(launch, question["layout"], tuple(fds), lack)
 
-    def _count(self, nbytes: int) -> tuple[int, str]:
+    def _count(self, nbytes: int, most: int | None) -> tuple[int, str]:
         """Return how many buffers fit, and why there are not two."""
+        if most is not None and most < BUFFERS * nbytes:
+            fitting = min(most // max(nbytes, 1), self._count(nbytes, None)[0])
+            allowed = f"--snapshot-memory allows {most // _MIB} MiB"
+            what = f"two snapshots of {nbytes // _MIB} MiB do not fit: {allowed}"
+            return fitting, f"{what}; {_THEN[fitting]}"
         tightest = min(self._limits(), key=lambda usage: usage.free, default=None)
         if tightest is None or BUFFERS * nbytes <= tightest.free:
             return BUFFERS, ""

@@ -222,6 +222,8 @@ def test_differences_are_named_with_both_values() -> None:
     ("change", "complaint"),
     [
         ({"shards": 0}, "--shards must be at least 1, got 0"),
+        ({"snapshot_memory": "20%"}, "--snapshot-memory must be a number of bytes, such as 8GiB"),
+        ({"drain_every": "epoch"}, "--drain-every must be a number of saves or a time"),
         ({"scale_rate": "cubic"}, "--scale-lr must be linear or sqrt, got 'cubic'"),
         ({"scale_batch": 0}, "--scale-batch must be at least 1, got 0"),
         ({"grace_s": 0.0}, "--grace must be a positive number of seconds, got 0.0"),

@@ -157,3 +157,30 @@ def test_memory_that_the_system_refuses_is_done_without(
     assert len(buffers.fds) == made_before
     assert "[Errno 24] Too many open files" in buffers.lack
     assert open_descriptors() == before + made_before
+
+
+@pytest.mark.parametrize(
+    ("most", "free", "count"),
+    [
+        (2 * NBYTES, 100 * NBYTES, 2),
+        (2 * NBYTES - 1, 100 * NBYTES, 1),
+        (NBYTES - 1, 100 * NBYTES, 0),
+        (100 * NBYTES, NBYTES, 1),
+        (NBYTES, NBYTES - 1, 0),
+    ],
+)
+def test_user_may_allow_less_than_the_host_has(
+    make: Make, most: int, free: int, count: int
+) -> None:
+    buffers, _ = make(usage(free)).buffers(1, question() | {"most": most})
+
+    assert len(buffers.fds) == count
+
+
+def test_what_the_user_allows_is_told_if_it_is_too_little(make: Make) -> None:
+    found, _ = make(usage(9 * _MIB)).buffers(1, question() | {"most": 3 * _MIB})
+
+    assert found.lack == (
+        "two snapshots of 2 MiB do not fit: --snapshot-memory allows 3 MiB; "
+        "one save waits for the end of the one before"
+    )
