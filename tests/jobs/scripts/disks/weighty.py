@@ -22,7 +22,7 @@ class Weighty(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
 
     def __init__(self) -> None:
         super().__init__(options.features, 10)
-        self._steps = 0
+        self._steps = np.zeros(1, np.int64)
         self._table = np.zeros(options.state_mib << 20, np.uint8)
         self._small = {f"small/{i:06d}": np.full(3, i, np.int32) for i in range(options.tensors)}
 
@@ -30,15 +30,17 @@ class Weighty(example.SoftmaxRegression):  # type: ignore[misc,name-defined]
         super().apply(total, samples)
         time.sleep(options.pause_ms / 1e3)
         self._steps += 1
-        self._table[self._steps % 7 :: 4096] += 1
+        self._table[int(self._steps[0]) % 7 :: 4096] += 1
         for array in self._small.values():
             np.add(array, 1, out=array)
 
     def state(self) -> dict[str, np.ndarray]:
-        return {**super().state(), "table": self._table, **self._small}
+        ballast = {"steps": self._steps, "table": self._table, **self._small}
+        return {**super().state(), **ballast}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         super().load(state)
+        self._steps[...] = state["steps"]
         self._table[...] = state["table"]
         for name, array in self._small.items():
             array[...] = state[name]
