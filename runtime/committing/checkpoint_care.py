@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
@@ -110,10 +111,8 @@ class CheckpointCare:
         now = time.monotonic()
         if self.local is not None:
             self._drain_if_due(self.local, now)
-            for reason in self.local.prune(now):
-                self._report.record("prune_failed", reason=reason)
-        for reason in self._pruned(now):
-            self._report.record("prune_failed", reason=reason)
+            self._tell_left(self.local.prune(now))
+        self._tell_left(self._pruned(now))
         if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
             self._begin_scrub(now)
 
@@ -123,6 +122,9 @@ class CheckpointCare:
             reasons = self._pruner.make_room(needed, save.generation, now, (save,))
         except CheckpointError as error:  # the directory is another job's now
             reasons = (str(error),)
+        self._tell_left(reasons)
+
+    def _tell_left(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
             self._report.record("prune_failed", reason=reason)
 

@@ -33,6 +33,12 @@ class Parts:
         """Whether all workers have copied their parts."""
         return len(self.digests) == self.ticket.parts
 
+    def take(self, part: int, digest: str, cursor: Mapping[str, object] | None) -> None:
+        """Take note of a part that was copied; one of them brings the cursor."""
+        self.digests[part] = digest
+        if cursor is not None:
+            self.cursor = cursor
+
     def refuse_different_states(self) -> None:
         """Raise ``CommitRefused`` unless all parts are of the same state."""
         if len(set(self.digests.values())) > 1:

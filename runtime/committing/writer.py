@@ -132,8 +132,7 @@ class HostWriter:
         if self._is_over(ticket):
             return
         parts = self._parts_of(ticket)
-        parts.digests[message["part"]] = message["digest"]
-        parts.cursor = parts.cursor if cursor is None else cursor
+        parts.take(message["part"], message["digest"], cursor)
         if parts.is_complete:
             self._parts = None
             self._commit(parts)
@@ -143,8 +142,7 @@ class HostWriter:
     ) -> None:
         """Take a part of a save that another writer has answered, for the settle that follows."""
         parts = self._again.setdefault(ticket.age, Parts(ticket))
-        parts.digests[message["part"]] = message["digest"]
-        parts.cursor = parts.cursor if cursor is None else cursor
+        parts.take(message["part"], message["digest"], cursor)
         if parts.is_complete:
             del self._again[ticket.age]
             with contextlib.suppress(CheckpointError, OSError):  # that was the answer

@@ -8,8 +8,8 @@ alone: all workers come to the same, on any machine.
 
 from __future__ import annotations
 
-MOST_AT_ONCE = 4
-"""Writes at once that still gained (bench/README.md); the threads of a committer."""
+from holdfast.runtime.committing.committer import MOST_THREADS
+
 WORTH_A_FILE_BYTES = 64 * 2**20
 LARGEST_FILE_BYTES = 4 * 2**30
 
@@ -18,5 +18,5 @@ def shard_count(nbytes: int, asked: int | None = None) -> int:
     """Return the shards of ``nbytes`` of state; ``asked`` is the user's choice, if any."""
     if asked is not None:
         return asked
-    paying = min(MOST_AT_ONCE, -(-nbytes // WORTH_A_FILE_BYTES))
+    paying = min(MOST_THREADS, -(-nbytes // WORTH_A_FILE_BYTES))
     return max(1, paying, -(-nbytes // LARGEST_FILE_BYTES))

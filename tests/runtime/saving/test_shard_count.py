@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.saving.shard_count import (
     LARGEST_FILE_BYTES,
-    MOST_AT_ONCE,
+    MOST_THREADS,
     WORTH_A_FILE_BYTES,
     shard_count,
 )
@@ -41,7 +41,7 @@ def test_file_is_worth_its_name_and_never_too_large(nbytes: int) -> None:
     assert nbytes / count <= LARGEST_FILE_BYTES
     if count > 1:
         assert nbytes / count > WORTH_A_FILE_BYTES / 2
-    if count > MOST_AT_ONCE:
+    if count > MOST_THREADS:
         assert nbytes / (count - 1) > LARGEST_FILE_BYTES
 
 
