@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.share import share_of
@@ -31,6 +32,10 @@ from holdfast.runtime.worker.context import WorkerContext
 _LOOK_S = 0.001
 _FREE_WITHIN_S = 60.0
 """The agent answers every complete save; this bounds the wait for one that is not."""
+
+
+_World: TypeAlias = tuple[int, int, int]
+"""This worker's part, the number of parts, and the generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class AgentWay:
         # Of its own: laying out may take seconds, and no digest should wait for it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-memory")
         self._desk: Future[_Desk] | None = None
+        self._prepared: tuple[SavePlan, _World] | None = None
         self._without_memory: OwnWay | None = None
 
     def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
@@ -59,14 +65,16 @@ class AgentWay:
 
         ``generation`` is that of the world.
         """
-        before = self._desk
-        world = part, parts, generation
-        self._desk = self._thread.submit(self._lay_out, plan, world, before)
+        self._prepared = plan, (part, parts, generation)
+        self._desk = self._thread.submit(self._lay_out, *self._prepared, self._desk)
 
     def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
-        """Copy this worker's share of ``state``; ``hand_over`` and ``compared`` must follow."""
-        assert self._desk is not None  # it was prepared
-        desk = self._desk.result()
+        """Copy this worker's share of ``state``; ``hand_over`` and ``compared`` must follow.
+
+        Raises ``OSError`` or ``MemoryError`` if this worker cannot map its memory; the next
+        save tries again.
+        """
+        desk = self._laid_out()
         if not len(desk.buffers):
             return self._begin_without_memory(desk, request, state)
         buffer = request.attempt % len(desk.buffers)
@@ -83,19 +91,27 @@ class AgentWay:
         if self._without_memory is not None:
             self._without_memory.close()
 
-    def _lay_out(
-        self, plan: SavePlan, world: tuple[int, int, int], before: Future[_Desk] | None
-    ) -> _Desk:
+    def _laid_out(self) -> _Desk:
+        assert self._desk is not None  # it was prepared
+        assert self._prepared is not None
+        try:
+            return self._desk.result()
+        except (OSError, MemoryError):
+            self._desk = self._thread.submit(self._lay_out, *self._prepared, self._desk)
+            raise
+
+    def _lay_out(self, plan: SavePlan, world: _World, before: Future[_Desk] | None) -> _Desk:
         part, parts, generation = world
         image_map = plan.image_map()
         share = ShareImage(image_map, share_of(image_map, part, parts), plan.run_id)
         layout = plan.layout_id
-        if before is not None and before.result().layout == layout:
-            buffers = before.result().buffers
+        desk = None if before is None or before.exception() else before.result()
+        if desk is not None and desk.layout == layout:
+            buffers = desk.buffers
         else:
             buffers = self._ask_for_memory(image_map, layout)
-            if before is not None:
-                _give_back(before)
+            if desk is not None:
+                desk.buffers.close()
         buffers.touch(share.spans())
         if part == 0 and len(buffers):  # else this worker commits, and cares for old steps
             message = {"kind": "plan", "generation": generation}
@@ -142,9 +158,16 @@ class _AgentSave:
         self._desk = desk
         self._ticket = ticket
         self._request = request
+        self._untold: OSError | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Write the records of the share behind the images, and say that it was copied."""
+        try:
+            self._tell(state, state_digest)
+        except OSError as error:  # no descriptor or no memory for the message
+            self._untold = error
+
+    def _tell(self, state: Tensors, state_digest: str) -> None:
         desk, ticket = self._desk, self._ticket
         header = ticket.header(desk.plan.run_id)
         desk.share.describe(desk.buffers[ticket.buffer], state, header)
@@ -158,12 +181,14 @@ class _AgentSave:
 
     @property
     def is_done(self) -> bool:
-        """Whether the writer has answered."""
-        return self._context.page.is_answered(self._ticket.attempt)
+        """Whether the writer has answered, or will not."""
+        return self._untold is not None or self._context.page.is_answered(self._ticket.attempt)
 
     @property
     def failure(self) -> BaseException | None:
-        """The error if the writer could not commit the save, else None."""
+        """The error if the writer was not told, or could not commit the save, else None."""
+        if self._untold is not None:
+            return self._untold
         if self._context.page.failed_save != self._ticket.attempt:
             return None
         return SnapshotNotWritten("the host's writer could not commit it; the journal says why")
@@ -193,4 +218,5 @@ def send_with_content(
 
 
 def _give_back(desk: Future[_Desk]) -> None:
-    desk.result().buffers.close()
+    if desk.exception() is None:
+        desk.result().buffers.close()

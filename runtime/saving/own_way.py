@@ -8,8 +8,10 @@ their states.
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.share import share_of
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.share_image import ShareImage
@@ -43,14 +45,18 @@ class OwnWay:
         if part == 0 and plan != self._plan:
             self._let_go()
             self._plan = plan
-            self._committer = Committer(plan, ContextReport(self._context))
+            with contextlib.suppress(CheckpointError, OSError):  # each save tries again
+                self._ready()
 
     def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
-        """Copy ``state`` if there is memory for it; ``hand_over`` and ``compared`` must follow."""
+        """Copy ``state`` if there is memory for it; ``hand_over`` and ``compared`` must follow.
+
+        Raises ``CheckpointError``, ``OSError`` or ``MemoryError`` if that is not possible just
+        now; the next save tries again.
+        """
         if request.part != 0:
             return NothingToSave()
-        committer = self._committer
-        assert committer is not None  # it was prepared
+        committer = self._ready()
         launch, layout = self._context.config.generation, ""
         if not self._count:
             ticket = request.ticket(launch, layout, 0)
@@ -65,6 +71,12 @@ class OwnWay:
         """Let the care of old steps end, and give the memory back."""
         self._let_go()
         self._thread.shutdown(wait=False)
+
+    def _ready(self) -> Committer:
+        if self._committer is None:
+            assert self._plan is not None  # it was prepared
+            self._committer = Committer(self._plan, ContextReport(self._context))
+        return self._committer
 
     def _memory(self, committer: Committer, buffer: int) -> tuple[ShareImage, memoryview]:
         if self._buffers is None or self._share is None:

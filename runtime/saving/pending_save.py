@@ -40,7 +40,7 @@ class NothingToSave:
     """The part of a worker that copies nothing, since another one saves the whole state."""
 
     is_done = True
-    failure = None
+    failure: BaseException | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Do nothing."""
@@ -50,3 +50,10 @@ class NothingToSave:
 
     def wait(self, timeout_s: float) -> None:
         """Do not wait."""
+
+
+class FailedSave(NothingToSave):
+    """The part of a worker that could not copy anything."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.failure = error

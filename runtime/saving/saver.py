@@ -27,7 +27,7 @@ from holdfast.runtime.saving.agent_way import AgentWay
 from holdfast.runtime.saving.local_terms import local_terms
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.own_way import OwnWay
-from holdfast.runtime.saving.pending_save import SnapshotNotWritten
+from holdfast.runtime.saving.pending_save import FailedSave, PendingSave, SnapshotNotWritten
 from holdfast.runtime.saving.save_in_flight import SaveInFlight
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.saving.save_terms import SaveTerms
@@ -234,10 +234,17 @@ class Saver:
             time.monotonic(),
             is_last,
         )
-        mine = self._way.begin(request, state)
+        mine = self._copied(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
         return SaveInFlight(cursor.step, nbytes, mine, time.monotonic(), is_last=is_last)
+
+    def _copied(self, request: SaveRequest, state: Tensors) -> PendingSave:
+        """Copy this worker's share; if it cannot, all workers learn by vote that the save fails."""
+        try:
+            return self._way.begin(request, state)
+        except (CheckpointError, OSError, MemoryError) as error:
+            return FailedSave(error)
 
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
@@ -263,7 +270,8 @@ class Saver:
         failure = flight.failure
         if failure is None or isinstance(failure, SnapshotNotWritten):
             return  # the committer has told it
-        self._context.journal.record("checkpoint_failed", step=flight.step, reason=str(failure))
-        self._context.notify(f"the checkpoint of step {flight.step} failed: {failure}")
-        if not isinstance(failure, (CheckpointError, OSError)):
+        reason = str(failure) or type(failure).__name__  # a MemoryError says nothing
+        self._context.journal.record("checkpoint_failed", step=flight.step, reason=reason)
+        self._context.notify(f"the checkpoint of step {flight.step} failed: {reason}")
+        if not isinstance(failure, (CheckpointError, OSError, MemoryError)):
             raise failure

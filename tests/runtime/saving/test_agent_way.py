@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -35,6 +36,8 @@ class Agent:
         self.page, self._journal = HeartbeatPage.create(), journal_of(config)
         self.asked: list[dict[str, object]] = []
         self.told: list[Copied] = []
+        self.lacks = 0
+        """So many of the next questions and messages meet a lack of descriptors."""
         self._memory = memory
         context = WorkerContext(
             config,
@@ -69,6 +72,7 @@ class Agent:
         self._journal.close()
 
     def _give(self, question: dict[str, object]) -> dict[str, Any]:
+        self._meet_the_lack()
         self.asked.append(question)
         memory = self._memory(str(question["layout"]))
         assert (question["size"], question["bytes"]) == (
@@ -78,10 +82,16 @@ class Agent:
         return {"kind": "memory", FDS: [os.dup(fd) for fd in memory.fds]}
 
     def _hear(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        self._meet_the_lack()
         content = None
         for fd in fds:
             content = os.pread(fd, os.fstat(fd).st_size, 0)
         self.told.append(Copied(json.loads(json.dumps(message)), content))
+
+    def _meet_the_lack(self) -> None:
+        if self.lacks:
+            self.lacks -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 class Host:
@@ -298,6 +308,44 @@ def test_save_that_was_not_written_is_a_failure(host: Host) -> None:
     assert "the journal says why" in str(save.failure)
     agent.page.answer_save(2, is_durable=True)
     assert isinstance(save.failure, SnapshotNotWritten)
+
+
+def test_save_that_cannot_be_told_fails_and_the_worker_goes_on(host: Host) -> None:
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.save(10, 1)
+    agent.page.answer_save(1, is_durable=True)
+    agent.lacks = 1
+
+    save = agent.save(20, 2)
+
+    assert save.is_done
+    assert isinstance(save.failure, OSError)
+    assert agent.save(30, 3).failure is None
+    assert [part.message["attempt"] for part in agent.copied] == [1, 3]
+
+
+@pytest.mark.parametrize("lacks", [1, 2], ids=["no memory", "no memory twice"])
+def test_worker_without_its_memory_asks_again_at_the_next_save(host: Host, lacks: int) -> None:
+    agent = host.agent()
+    agent.lacks = lacks
+    agent.way.prepare(host.plan, 0, 1, generation=1)
+
+    for attempt in range(1, 1 + lacks):
+        with pytest.raises(OSError, match="Too many open files"):
+            agent.save(attempt, attempt)
+
+    assert agent.save(10, 10).failure is None
+    assert [found.message["kind"] for found in agent.told] == ["plan", "copied"]
+
+
+def test_world_after_one_that_had_no_memory_asks_for_its_own(host: Host) -> None:
+    agent = host.agent()
+    agent.lacks = 1
+    agent.way.prepare(host.plan, 0, 2, generation=1)
+    agent.way.prepare(host.plan, 0, 1, generation=2)
+
+    assert agent.save(10, 1).failure is None
 
 
 def test_without_memory_the_first_worker_writes_the_state_itself(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving import save_in_flight
+from holdfast.runtime.saving import own_way, save_in_flight
 from holdfast.runtime.saving.own_way import OwnWay
 from holdfast.runtime.saving.saver import MAX_FAILURES, Saver
 from holdfast.runtime.system.heartbeat import HeartbeatPage
@@ -213,3 +214,50 @@ def _agreed(save: Bit) -> Outcome:
     return Outcome(
         is_yes=True, is_finite=True, is_save_wanted=False, is_stop_wanted=False, save=save
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError("no memory"), "no memory"), (MemoryError(), "MemoryError")]
+)
+def test_worker_that_cannot_copy_fails_the_save_and_trains_on(
+    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def begin(*_arguments: object) -> None:
+        raise error
+
+    state = {"a": np.zeros(3)}
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnWay, "begin", begin)
+        assert saver.begin(Cursor.start(1), lambda: state)
+        assert saver.bits() == Bit.SETTLED
+        saver.hear(_agreed(saver.bits()))
+
+    assert not saver.is_busy
+    failed = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert [(found["event"], found["reason"]) for found in failed] == [
+        ("checkpoint_failed", reason)
+    ]
+    assert saver.begin(Cursor.start(1), lambda: state)
+
+
+def test_local_directory_that_cannot_be_made_fails_saves_until_it_can(
+    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for when a world begins, in the loop of training."""
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError("the local disk is gone")
+
+    state = {"a": np.zeros(3)}
+    with monkeypatch.context() as patch:
+        patch.setattr(own_way, "Committer", refuse)
+        saver.prepare(Cursor.start(1), lambda: state)
+        saver.begin(Cursor.start(1), lambda: state)
+        assert saver.bits() == Bit.SETTLED
+        saver.hear(_agreed(saver.bits()))
+
+    saver.begin(Cursor.start(1), lambda: state)
+    saver.before_sum()
+    saver.wait(BOUND_S)
+
+    assert saver.bits() == Bit.SETTLED | Bit.INTACT
