@@ -270,8 +270,13 @@ class Saver:
         failure = flight.failure
         if failure is None or isinstance(failure, SnapshotNotWritten):
             return  # the committer has told it
-        reason = str(failure) or type(failure).__name__  # a MemoryError says nothing
+        reason = _reason_of(failure)
         self._context.journal.record("checkpoint_failed", step=flight.step, reason=reason)
         self._context.notify(f"the checkpoint of step {flight.step} failed: {reason}")
-        if not isinstance(failure, (CheckpointError, OSError, MemoryError)):
-            raise failure
+
+
+def _reason_of(failure: BaseException) -> str:
+    """Return what a user can read; an error that nobody has foreseen is named with its type."""
+    if isinstance(failure, (CheckpointError, OSError)):
+        return str(failure)
+    return f"{type(failure).__name__}: {failure}".removesuffix(": ")

@@ -197,6 +197,22 @@ def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyP
     is_back.set()
 
 
+def test_thread_that_cannot_be_started_fails_the_save_and_not_the_worker(
+    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit(*_arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Staging, "commit", commit)
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+    saver.before_sum()
+    saver.wait(BOUND_S)
+    saver.hear(_agreed(saver.bits()))
+
+    assert not saver.is_busy
+    assert "RuntimeError: can't start new thread" in (tmp_path / "journal.jsonl").read_text()
+
+
 def test_failure_is_told_and_the_last_step_is_tried_a_few_times(
     saver: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
