@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import without_faults, worker_config
+from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.format.key_file import KeyFile
@@ -23,7 +24,6 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch

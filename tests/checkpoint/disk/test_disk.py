@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from fake_filesystem import FakeFileSystem, Survival
 
 from holdfast.checkpoint.disk import disk as module
 from holdfast.checkpoint.disk.disk import Disk
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
 

@@ -6,8 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
-
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
+from fake_filesystem import FakeFileSystem, PowerCut, Survival
 
 ROOT = Path("/run")
 FILE = ROOT / "file"

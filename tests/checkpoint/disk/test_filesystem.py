@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_filesystem import FakeFileSystem
 
 from holdfast.checkpoint.disk import filesystem as module
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.disk.filesystem import DirectoryName, FileSystem, LocalFileSystem
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem, Survival
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor

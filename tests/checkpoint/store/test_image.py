@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem
 
 from holdfast.checkpoint.disk.disk import Disk
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem, PowerCut, Survival
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore_newest

@@ -9,11 +9,11 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.format.entries import Placed

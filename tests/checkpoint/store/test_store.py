@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.errors import (
     CheckpointError,
     CheckpointUnreadable,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem, PowerCut, Survival
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.format.names import StagingName, step_name
 from holdfast.checkpoint.format.record import Header

@@ -6,9 +6,9 @@ import functools
 from pathlib import Path
 
 import pytest
+from fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holders import RUN_ID, STEP, WRITERS, small_state
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, PowerCut, Survival
 from holdfast.checkpoint.format.names import shard_name, step_name
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore

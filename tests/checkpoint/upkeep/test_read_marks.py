@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save

@@ -7,10 +7,10 @@ from random import Random
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
 from holdfast.checkpoint.format.names import MANIFEST_NAME, removed_name, step_name
 from holdfast.checkpoint.format.record import Header

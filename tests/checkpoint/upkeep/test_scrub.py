@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_filesystem import FakeFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save

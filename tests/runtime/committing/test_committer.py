@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from committing_report import Told
+from fake_filesystem import FakeFileSystem, Survival
 from host_saves import LAUNCH, Workers, plan_of, saved_steps, state_of, verify
 from host_writer import RunningWriter
 
 from holdfast.checkpoint.disk import disk as disk_module
-from holdfast.checkpoint.disk.fake_filesystem import FakeFileSystem, Survival
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.store.reader import restore_newest

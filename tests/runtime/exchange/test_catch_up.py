@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.training.catch_up import (
     NO_STATE,

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scenarios
+from fake_communicator import FakeCommunicator, run_world
+from simulated_threads import Deadlock
 
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.exchange.simulated_threads import Deadlock
 from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
 

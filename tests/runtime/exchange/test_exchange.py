@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 from tree_sum import tree_sum
 
 from holdfast.recovery.assignment import Assignment
@@ -19,7 +20,6 @@ from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.common_memory import map_peers
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.exchange import Exchange
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.fold import BUCKET_FLOATS
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.shared_vectors import SharedVectors

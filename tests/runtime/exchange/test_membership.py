@@ -6,10 +6,10 @@ import contextlib
 import itertools
 
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.membership import Membership
 
 RANKS = 4

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.mpi_trial import rank as rank_file
 from holdfast.runtime.mpi_trial.campaign import _read_reports
 from holdfast.runtime.mpi_trial.rank import STEPS, WrongResult, _Player

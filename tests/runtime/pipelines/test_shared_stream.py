@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms, steps_of
 from holdfast.runtime.pipelines.shared_stream import SharedStream

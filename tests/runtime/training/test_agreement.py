@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 from hypothesis import given
 from hypothesis import strategies as st
 from rounds_companion import MESSAGE, RoundsCompanion
@@ -15,7 +16,6 @@ from simulation import STEPS, Ending, Launch, SimulatedJob, TinyReplica, wait_fo
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_communicator import FakeCommunicator, run_world
 from rounds_companion import RoundsCompanion
 from simulation import TinyReplica
 
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.ledger import Ledger
 from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.training.catch_up import share_notes
 from holdfast.runtime.training.companion import Alone, Notes
 from holdfast.runtime.training.job_state import JobState, notes_of, was_over

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from configs import worker_config
+from fake_communicator import FakeCommunicator, run_world
 from simulation import data
 
 from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.options.rate_scale import RateScaling
 from holdfast.runtime.run.numerics import Numerics

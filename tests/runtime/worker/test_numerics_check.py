@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from configs import without_faults, worker_config
+from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.journal import Journal, read_journal

@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
+from simulated_threads import Killed, Turns
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
-from holdfast.runtime.exchange.simulated_threads import Killed, Turns
 
 _Result = TypeVar("_Result")
 _Wire: TypeAlias = tuple[int, int, object]

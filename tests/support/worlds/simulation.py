@@ -16,13 +16,13 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import pytest
 from configs import worker_config
+from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.exchange.fake_communicator import FakeCommunicator, run_world
 from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
