@@ -208,7 +208,7 @@ class End:
     reason: str
     traceback: str = ""
     is_failure: bool = False
-    """Whether an error of the workers has ended it, whatever the exit code."""
+    """Whether an error of the workers has ended it, with any exit code."""
 
 
 Command: TypeAlias = Launch | KillLaunch | KillAgent | AskToSave | AskToStop | Renew | End

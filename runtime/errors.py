@@ -70,7 +70,7 @@ class RecoveryImpossible(JobError):
 class RunUnreadable(UsageError):
     """A file of the run could not be read or written just now; running again may help.
 
-    Whoever can do without the file treats it like one that makes no sense.
+    A caller that can do without the file treats it like one that makes no sense.
     """
 
     exit_code = ExitCode.STOPPED_EARLY

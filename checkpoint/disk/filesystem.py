@@ -31,7 +31,7 @@ def _no_fence() -> None:
 class DirectoryName(str):
     """The name of a directory, as the listing tells that it is one, and not a link to one.
 
-    It is a name like any other, so whoever wraps ``list`` passes the kind on.  Asking for
+    It is a name like any other, so a wrapper of ``list`` passes the kind on.  Asking for
     the kind of each name costs several calls a name, which counts where a store has
     thousands of steps on a network file system.
     """

@@ -5,9 +5,10 @@ the largest file that its pieces can make, and a place follows from the layout. 
 that share the memory agree on it without a message.  Memory that nobody writes takes no
 space, so the room costs nothing.
 
-Behind the shards lie their records: size, digests, and the offset of each piece.  Whoever
-fills a piece writes its record.  So no message has to carry them.  Each record says of which
-save it is.  So a save that was written over, even by whole shards, is never taken for whole.
+Behind the shards lie their records: size, digests, and the offset of each piece.  The
+worker that fills a piece writes its record.  So no message has to carry them.  Each record says
+of which save it is.  So a save that was written over, even by whole shards, is never taken for
+whole.
 """
 
 from __future__ import annotations

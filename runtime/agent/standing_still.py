@@ -3,7 +3,7 @@
 Supervisor and agent watch each other: any message is a sign of life.  The others that are
 watched here are stopped: they answer nobody, and do not end by themselves.
 
-Workers prove that they live by counting, and whoever owes an answer has a deadline.  mpiexec
+Workers prove that they live by counting, and a process that owes an answer has a deadline.  mpiexec
 and the guards can do neither, and an idle pool or writer owes nothing.  For them the
 kernel's word is enough: a process in the state ``T`` (stopped by a signal or a tracer)
 runs no code.  The failure detector judges all of them like a worker whose counter stands still,

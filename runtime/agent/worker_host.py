@@ -170,7 +170,7 @@ class WorkerHost:
             hosted.kill(why)
 
     def look(self, now: float, mpiexec: int | None = None) -> None:
-        """Fence workers that stand still, and whatever else must be looked at now and then.
+        """Fence workers that stand still, and look at writer and memory.
 
         Watching begins with the first guard of a launch.  A worker whose own guard never
         comes is silent too, and the others would wait for it in ``MPI_Init`` for ever.

@@ -1,6 +1,6 @@
 """When a job must begin its last save, so that it has ended before its time has.
 
-Theory.  A batch system ends a job at a known moment E, and whatever is not on the disk then
+Theory.  A batch system ends a job at a known moment E, and all that is not on the disk then
 is lost.  From the wish to stop to the end of the job pass: the step in flight, the last
 save, and the end of all processes.  Step and save are measured; a save beside other jobs
 may take twice as long as the last ones did.  So the wish comes at
@@ -10,7 +10,7 @@ may take twice as long as the last ones did.  So the wish comes at
 and a job that has not ended at E - leave is cut short: requeueing it takes some seconds
 too, and its newest checkpoint is on the disk.
 
-Invariant: a moment that was due stays due, whatever is measured later.
+Invariant: a moment that was due stays due; no later measurement moves it.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ChainFile:
             chain = Chain.from_json(json.loads(read_at_most(self.path, _LARGEST_BYTES)))
             record = self._directory.load_record()
         except (OSError, ValueError, TypeError, KeyError, JobError):
-            return None  # whatever is wrong with it, the job can do without
+            return None  # the job can do without
         is_ours = record is not None and (chain.name, chain.run_id) == (self._name, record.run_id)
         return chain if is_ours else None
 

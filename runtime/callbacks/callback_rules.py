@@ -112,7 +112,7 @@ def arranged(
 
 
 def flat(callbacks: Any) -> list[Any]:
-    """Return the callbacks that the user gave as a list, whatever they stand in."""
+    """Return the callbacks that the user gave, as a list."""
     import keras
 
     if callbacks is None:

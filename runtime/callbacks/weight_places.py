@@ -1,4 +1,4 @@
-"""Places for the weights that callbacks keep: tensors of fixed shape, whatever they hold now.
+"""Places for the weights that callbacks keep: tensors of fixed shape, also while they are empty.
 
 The layout of a checkpoint must not change during a run.  But a callback such as
 ``EarlyStopping`` has no best weights at first, and later has some.  So each callback that

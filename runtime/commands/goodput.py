@@ -8,7 +8,7 @@ every nanosecond of a run is in exactly one bucket, and the buckets add up to th
 * *training*: steps that count, and gaps that have no other cause (validation, records);
 * *repeated work*: steps that a relaunch took back, and so were done in vain;
 * *repair*: a gap after which the generation is another one, the spoilt attempt included;
-* *relaunch*: a gap with a launch in it, whoever asked for it, and waiting for a new job;
+* *relaunch*: a gap with a launch in it, and waiting for a new job;
 * *renewal*: a gap in which a launch made room for one of all workers, and none was lost;
 * *saving stall*: a gap in which a save began;
 * *ending*: after the last step.

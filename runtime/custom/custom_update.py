@@ -66,7 +66,7 @@ class TurnUpdate:
     def _run_again(self, gradients: dict[int, list[Any]], batch: Batch) -> None:
         """Trace the script's step around the updates, for what it computes from the weights.
 
-        Its samples are zeros.  Whatever it computes from them has no effect here, so that
+        Its samples are zeros.  Nothing that it computes from them has an effect here, so
         TensorFlow leaves it out.
         """
         number = -1

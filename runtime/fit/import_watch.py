@@ -21,7 +21,7 @@ Around: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 _LOG_LINE = re.compile(rb"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::InitializeLog")
-"""What TensorFlow writes while it is loaded, whatever TF_CPP_MIN_LOG_LEVEL says (2.21)."""
+"""What TensorFlow writes while it is loaded, at any TF_CPP_MIN_LOG_LEVEL (2.21)."""
 
 
 def when_imported(name: str, then: Callable[[], None], around: Around = nullcontext) -> None:
@@ -84,7 +84,7 @@ class _WatchedLoader(Loader):
         self._around = around
 
     def __getattr__(self, name: str) -> object:
-        """Be the other loader for whoever asks for its resources or its source."""
+        """Answer questions about resources and source as the other loader does."""
         return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:

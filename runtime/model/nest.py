@@ -38,7 +38,7 @@ def named_leaves(nest: Nest, name: str = "") -> Iterator[tuple[str, Any]]:
 def map_leaves(function: Callable[[Any], Any], nest: Nest) -> Nest:
     """Return a nest of the same structure with ``function`` of each array; lists become tuples.
 
-    Keras hands tuples to a model too, whatever the script gave to ``fit``.
+    Keras hands tuples to a model too, also where the script gave lists to ``fit``.
     """
     if isinstance(nest, Mapping):
         return dict_like(nest, {key: map_leaves(function, value) for key, value in nest.items()})

@@ -65,7 +65,7 @@ def main(directory: Path, trial: Trial) -> NoReturn:
 
 
 def _play(directory: Path, trial: Trial) -> None:
-    """Play this rank's part and write its report, whatever happens."""
+    """Play this rank's part, and write its report in any case."""
     report: dict[str, object] = {"world": [], "steps": 0}
     rank = -os.getpid()  # until MPI has told it
     try:

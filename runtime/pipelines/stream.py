@@ -1,8 +1,8 @@
 """Batches by their position, and a proof that they are what they were.
 
 A *position* is a pass over the pipeline, and a batch within it.  The *mark* of a stream is one
-number over the digests of the pass's batches so far.  Whoever reads a pass again, after the
-death of the reader or a relaunch, compares it.
+number over the digests of the pass's batches so far.  A worker that reads a pass
+again, after the death of the reader or a relaunch, compares it.
 """
 
 from __future__ import annotations

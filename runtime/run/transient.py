@@ -1,7 +1,7 @@
 """A call on a file of a run that has failed: for good, or only just now.
 
 "Just now" says nothing against the run: the same request may succeed when the file system answers
-again.  Whoever may not begin then ends with the exit code of a job that can be run again.
+again.  A job that may not begin then ends with the exit code of one that can be run again.
 """
 
 from __future__ import annotations

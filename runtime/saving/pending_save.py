@@ -1,4 +1,4 @@
-"""A save on its way from this worker to the committer, whichever way it goes."""
+"""A save on its way from this worker to the committer."""
 
 from __future__ import annotations
 

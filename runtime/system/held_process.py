@@ -1,4 +1,4 @@
-"""A process that is held by a descriptor (pidfd), whoever its parent is.
+"""A process, child or not, that is held by a descriptor (pidfd).
 
 A process id may be used again as soon as its process was waited for.  A descriptor stands for
 one process for good.

@@ -8,7 +8,7 @@ Lines are written in pieces of at most ``PIPE_BUF`` bytes that end at a line's e
 kernel does not mix such writes with those of other processes (pipe(7)), so no line is torn.
 
 A terminal may have a *live line* below its lines: one that is drawn again and again.  It has no
-end, so whoever writes a line next erases it first.  Of live lines only the newest is kept, so
+end, so the writer of the next line erases it first.  Of live lines only the newest is kept, so
 a terminal that is held collects none.
 """
 

@@ -184,7 +184,7 @@ class Transaction:
             samples, proof = self._contributor.fill(index, m, leaf[:body])
             write_lanes(leaf, samples, proof)
             self._sums.add_leaf(m, leaf)
-        # Each time anew: survivors of a death must all take part, whatever each of them has.
+        # Each time anew: survivors of a death must all take part, also those that have samples.
         self._has_samples = self._gatherer is None
 
     def roots(self, assignment: Assignment, worker: WorkerId) -> Sequence[FloatVector]:

@@ -149,7 +149,7 @@ def run_script(
 def _end_of_script(error: BaseException | None) -> BaseException | None:
     """Return what has ended the script: ``error``, or that of a training if the script caught it.
 
-    What the job has decided counts, whatever the script has raised since.
+    What the job has decided counts, and not what the script has raised since.
     """
     before = failure()
     if before is None or isinstance(before, (JobError, Ending, InjectedFault)):
