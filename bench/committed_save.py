@@ -31,7 +31,7 @@ class Silent:
     def notify(self, text: str) -> None:
         """Show nothing."""
 
-    def progressed(self) -> None:
+    def disk_moved(self, change: int) -> None:
         """Take note of nothing."""
 
 

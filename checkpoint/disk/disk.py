@@ -16,12 +16,15 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from holdfast.checkpoint.disk.filesystem import DirectoryName, FileSystem, LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
 
 _T = TypeVar("_T")
+Watch: TypeAlias = Callable[[int], None]
+"""Is told the bytes of a file before it is written, and minus as many once it is durable or given
+up.  It is told 0 after each read and each removal.  Any thread may call it."""
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _MOST_INTERRUPTIONS = 1000
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
@@ -38,6 +41,7 @@ class Disk:
     def __init__(self, filesystem: FileSystem | None = None) -> None:
         self._files: FileSystem = filesystem if filesystem is not None else LocalFileSystem()
         self._downgrades: dict[str, None] = {}
+        self._watch: Watch = _unwatched
 
     @property
     def downgrades(self) -> tuple[str, ...]:
@@ -53,6 +57,10 @@ class Disk:
         new = tuple(downgrade for downgrade in self._downgrades if downgrade not in told)
         told.update(new)
         return new
+
+    def watch(self, watch: Watch) -> None:
+        """Let ``watch`` know what the disk is busy with, so that a disk that hangs can be told."""
+        self._watch = watch
 
     def make_directory(self, path: Path) -> bool:
         """Make a private directory; returns False if anything of that name exists."""
@@ -110,6 +118,16 @@ class Disk:
         Another thread calls ``beside`` meanwhile, so that a digest of the contents is ready
         when the disk is.  If it raises, the file is removed as well.
         """
+        nbytes = sum(map(len, buffers))
+        self._watch(nbytes)
+        try:
+            self._write_durably(path, buffers, beside)
+        finally:
+            self._watch(-nbytes)
+
+    def _write_durably(
+        self, path: Path, buffers: Sequence[memoryview], beside: Callable[[], object] | None
+    ) -> None:
         handle = _complete("create", path, lambda: self._files.create_exclusive(path))
         try:
             try:
@@ -130,7 +148,7 @@ class Disk:
         """Open a regular file for reading, and close it at the end."""
         handle = _complete("open", path, lambda: self._files.open_read(path))
         try:
-            yield ReadFile(self._files, path, handle)
+            yield ReadFile(self._files, path, handle, self._watch)
         finally:
             with contextlib.suppress(OSError):
                 self._files.close(handle)
@@ -170,6 +188,7 @@ class Disk:
         """Remove a file, if it is there."""
         with _tolerated(errno.ENOENT):
             _complete("remove", path, lambda: self._files.unlink(path))
+        self._watch(0)
 
     def _close(self, handle: int) -> None:
         # Linux releases the descriptor even if close is interrupted: closing
@@ -220,10 +239,11 @@ class Disk:
 class ReadFile:
     """A regular file that is open for reading."""
 
-    def __init__(self, filesystem: FileSystem, path: Path, handle: int) -> None:
+    def __init__(self, filesystem: FileSystem, path: Path, handle: int, watch: Watch) -> None:
         self._files = filesystem
         self._path = path
         self._handle = handle
+        self._watch = watch
 
     def size(self) -> int:
         """Return the bytes of the file."""
@@ -248,7 +268,13 @@ class ReadFile:
         def call() -> int:
             return self._files.read(self._handle, buffer, offset)
 
-        return _complete("read", self._path, call)
+        count = _complete("read", self._path, call)
+        self._watch(0)
+        return count
+
+
+def _unwatched(_change: int) -> None:
+    """Ignore what the disk does."""
 
 
 def _complete(operation: str, path: Path, call: Callable[[], _T]) -> _T:

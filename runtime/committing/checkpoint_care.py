@@ -38,13 +38,14 @@ class CheckpointCare:
         self._report = report
         self._files = PacedFileSystem(plan.run_dir, fence=plan.ownership.prove)
         self._store = store = plan.open_store(self._files)
+        store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
         self._marks = ReadMarks()
         for step in terms.unsound:
             self._marks.mark_damaged(step)
         self._steps = OwnSteps(store, plan.run_id)
         self._pruner = Pruner(self._steps, terms.whole_retention, self._marks)
         self._generation = terms.generation
-        self.local = _local_level(plan)
+        self.local = _local_level(plan, report)
         mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id))
         self._scrubber = Scrubber(
             self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
@@ -175,8 +176,10 @@ class CheckpointCare:
         self._report.notify(str(failure))
 
 
-def _local_level(plan: SavePlan) -> LocalLevel | None:
+def _local_level(plan: SavePlan, report: Report) -> LocalLevel | None:
     if plan.local is None:
         return None
     plan.local.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return LocalLevel(plan.local, plan.open_store(), plan.run_id)
+    run = plan.open_store()
+    run.disk.watch(report.disk_moved)
+    return LocalLevel(plan.local, run, plan.run_id)

@@ -49,6 +49,7 @@ class Committer:
         self._care = CheckpointCare(plan, report)
         local = self._care.local
         self.store = plan.open_store() if local is None else local.store
+        self.store.disk.watch(report.disk_moved)
         threads = min(MOST_THREADS, plan.layout.writers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-shard")
         self._downgrades_told: set[str] = set()
@@ -133,13 +134,7 @@ class Committer:
         self, write: Callable[[_Shard], _Written], shards: Iterable[_Shard]
     ) -> list[_Written]:
         """Write all shards at once; raise the first error, once all have ended."""
-
-        def write_one(shard: _Shard) -> _Written:
-            written = write(shard)
-            self._report.progressed()
-            return written
-
-        writes = [self._threads.submit(write_one, shard) for shard in shards]
+        writes = [self._threads.submit(write, shard) for shard in shards]
         wait(writes)
         return [found.result() for found in writes]
 

@@ -1,4 +1,4 @@
-"""Where a committer tells what it does: the journal of the run, and the user."""
+"""Where a committer tells what it does: the journal of the run, the user, and who waits for it."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Report(Protocol):
     def notify(self, text: str) -> None:
         """Show one line to the user."""
 
-    def progressed(self) -> None:
-        """Take note that a file of a save is durable: the disk does not hang."""
+    def disk_moved(self, change: int) -> None:
+        """Take note of what the disk is busy with, as `disk.Watch` says; any thread may."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
+import time
 
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel
+
+_TOLD_EVERY_S = 1.0
+"""A read says no more than that the disk answers, and there are thousands of them."""
 
 
 class WriterReport:
@@ -16,6 +22,9 @@ class WriterReport:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._journal: Journal | None = None
+        self._moving = threading.Lock()
+        self._being_written = 0
+        self._told = -math.inf
 
     def begin(self, plan: SavePlan) -> None:
         """Write into the journal of this plan's run from now on."""
@@ -35,10 +44,16 @@ class WriterReport:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send({"kind": "notice", "text": text})
 
-    def progressed(self) -> None:
-        """Let the agent wait on: the disk does not hang."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send({"kind": "progress"})
+    def disk_moved(self, change: int) -> None:
+        """Let the agent wait on: the disk does not hang, and so many bytes are being written."""
+        with self._moving:
+            self._being_written += change
+            now = time.monotonic()
+            if not change and now - self._told < _TOLD_EVERY_S:
+                return
+            self._told = now
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._channel.send({"kind": "progress", "bytes": self._being_written})
 
     def close(self) -> None:
         """Write what waits, and close the journal."""

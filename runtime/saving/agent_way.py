@@ -127,7 +127,6 @@ class AgentWay:
             "size": image_map.size,
             "bytes": image_map.layout.nbytes,
             "most": None if asked is None else Space.parse(asked).nbytes,
-            "file_bytes": max(sum(p.nbytes for p in pieces) for pieces in image_map.pieces),
         }
         return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))
 

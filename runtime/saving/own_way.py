@@ -186,5 +186,5 @@ class ContextReport:
         """Show one line to the user."""
         self._context.notify(text)
 
-    def progressed(self) -> None:
+    def disk_moved(self, change: int) -> None:
         """Do nothing: nobody watches this committer but the deadline of the save."""

@@ -51,16 +51,6 @@ class ToldWriter:
         self._unused: list[int] = []
 
     @property
-    def file_bytes(self) -> int:
-        """Bytes of the largest file of a save; the writer tells when each is durable."""
-        return 0 if self._memory is None else int(self._memory[0].get("file_bytes", self.nbytes))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a save, 0 before there is memory for one."""
-        return 0 if self._memory is None else int(self._memory[0]["bytes"])
-
-    @property
     def has_lost_saves(self) -> bool:
         """Whether there are complete saves that only lost writers were told."""
         return any(save.is_lost and save.is_complete for save in self._saves.values())

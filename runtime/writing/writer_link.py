@@ -6,8 +6,9 @@ when the next part comes.  The new one is told the memory, the plan, and the par
 that is not complete yet.  When all workers have died, it is told the complete saves as well.
 
 A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
-nothing here waits for the writer's end.  Every wait for an answer has a bound, which grows
-with the state and begins anew with each answer.
+nothing here waits for the writer's end.  Every wait for an answer has a bound.  It begins
+anew with whatever the writer's disk has done, and grows only with the files that are being
+written: a sync of a large file takes long, and tells nothing before its end.
 """
 
 from __future__ import annotations
@@ -32,10 +33,6 @@ SLOWEST_BYTES_PER_S = 10e6
 KILLED_SETTLES_WITHIN_S = 5.0
 """The bound after the workers were killed on request, whose sender does not want to wait.  It
 begins anew with each answer, too."""
-_PASSES_OF_A_MEND = 3
-"""The damaged step is read, the whole step is written, and then read again."""
-_FILES_AT_ONCE = 4
-"""They share the speed of the disk, so none may be durable before all are."""
 _ENDED_WITHIN_S = 5.0
 
 _Key = tuple[int, int]
@@ -79,6 +76,8 @@ class WriterLink:
         self._asked: deque[tuple[str, Then]] = deque()
         self._settles_within_s = ANSWERED_WITHIN_S
         self._progressed = 0.0
+        self._being_written = 0
+        """Bytes of the files that the writer's disk is busy with."""
 
     @property
     def pid(self) -> int | None:
@@ -179,14 +178,10 @@ class WriterLink:
         self._told.close()
 
     def _patience_s(self) -> float:
-        """Return the seconds that the next answer may take."""
+        """Return the seconds that the writer may be silent."""
         if self.is_settling and self._settles_within_s < ANSWERED_WITHIN_S:
             return self._settles_within_s
-        is_mending = any(kind == _ANSWERS["mend"] for kind, _ in self._asked)
-        nbytes = min(self._told.nbytes, _FILES_AT_ONCE * self._told.file_bytes)
-        if is_mending:
-            nbytes = _PASSES_OF_A_MEND * self._told.nbytes
-        return ANSWERED_WITHIN_S + nbytes / SLOWEST_BYTES_PER_S
+        return ANSWERED_WITHIN_S + self._being_written / SLOWEST_BYTES_PER_S
 
     def _connected(self) -> Channel:
         """Return the channel to the writer; start the writer if there is none.
@@ -228,6 +223,7 @@ class WriterLink:
     def _on_message(self, message: Message) -> None:
         self._progressed = self._clock()
         if message["kind"] == "progress":
+            self._being_written = message["bytes"]
             return
         if message["kind"] == "notice":
             self._owner.on_writer_notice(message)
@@ -249,6 +245,7 @@ class WriterLink:
         self._process.kill()
         self._lost.append(self._process)  # kept until it ends, which a hanging disk may delay
         self._process = self._channel = None
+        self._being_written = 0
         self._told.lost()
         for save in list(self._pending.values()):
             reason = f"the process that writes snapshots {why}"

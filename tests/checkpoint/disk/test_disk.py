@@ -289,3 +289,32 @@ def test_tree_that_is_deeper_than_calls_may_be_is_removed(tmp_path: Path) -> Non
     Disk().remove_tree(top)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_tells_how_much_is_being_written_and_each_read() -> None:
+    """The bytes of a file count from before its first write until it is durable."""
+    files = FakeFileSystem()
+    disk = Disk(files)
+    told: list[int] = []
+    disk.watch(told.append)
+
+    disk.write_durably(FILE, BUFFERS, beside=lambda: told.append(1))
+
+    assert told == [8, 1, -8]
+    told.clear()
+    with disk.reading(FILE) as file:
+        file.read_into(memoryview(bytearray(8)), 0)
+        assert told == [0]
+    disk.remove_file(FILE)
+    assert told == [0, 0]
+
+
+def test_file_that_cannot_be_written_is_told_to_its_end() -> None:
+    disk = Disk(FullFileSystem())
+    told: list[int] = []
+    disk.watch(told.append)
+
+    with pytest.raises(StorageFailed):
+        disk.write_durably(FILE, BUFFERS)
+
+    assert told == [8, -8]

@@ -31,10 +31,12 @@ def test_damage_on_the_disk_is_mended_from_memory(
     assert writer.kept() == STEP
     damage(tmp_path)
 
+    writer.being_written.clear()
     answer = writer.ask("mend", step=STEP)
 
     assert answer["reason"] is None
     assert len(answer["result"]["faults"]) > 2
+    assert 18_000 < max(writer.being_written) < 36_000, "the agent waits for a file, not for all"
     assert saved_steps(tmp_path) == (STEP,)
     assert writer.ask("mend", step=STEP)["result"]["faults"] == []
 

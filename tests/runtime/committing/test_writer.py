@@ -35,7 +35,8 @@ def test_parts_of_all_workers_become_a_checkpoint_that_is_answered_once(
     (record,) = journal(tmp_path, "checkpoint")
     assert (record["step"], record["generation"]) == (STEP, 7)
     assert record["source"] == "snapshot writer"
-    assert writer.durable_files == 2
+    assert max(writer.being_written) > 18_000, "the agent waits for a file of half of the state"
+    assert writer.being_written[-1] == 0
     assert writer.kept() == STEP
 
 

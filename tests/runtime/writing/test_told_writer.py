@@ -96,11 +96,6 @@ def test_new_writer_is_told_memory_and_plan_with_their_descriptors(told: Told) -
         os.close(fd)
 
 
-def test_bytes_of_a_save_are_those_of_the_newest_memory(told: Told) -> None:
-    assert ToldWriter().nbytes == 0
-    assert told.told.nbytes == 1000
-
-
 def test_save_is_complete_with_its_last_part(told: Told) -> None:
     assert told.copied(1, 1) is False
     assert told.copied(1, 1) is False

@@ -19,12 +19,7 @@ from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.writing import writer_link
-from holdfast.runtime.writing.writer_link import (
-    ANSWERED_WITHIN_S,
-    KILLED_SETTLES_WITHIN_S,
-    WriterLink,
-)
+from holdfast.runtime.writing.writer_link import ANSWERED_WITHIN_S, WriterLink
 
 pytestmark = pytest.mark.process
 
@@ -312,43 +307,6 @@ def test_nobody_waits_for_a_mend_of_a_writer_that_is_dead(agent: Agent) -> None:
     assert "has died" in found[0]["reason"]
     agent.link.ask({"kind": "mend", "step": 10}, found.append)
     assert "no process" in found[1]["reason"]
-
-
-def test_mend_on_a_slow_disk_has_time_to_read_write_and_read_again(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent.save(attempt=1)
-    nbytes = agent.saves.memory["bytes"]
-    monkeypatch.setattr(writer_link, "SLOWEST_BYTES_PER_S", nbytes / 100.0)
-    agent.stop_writer()
-    found: list[Message] = []
-    agent.link.ask({"kind": "mend", "step": 10}, found.append)
-
-    agent.link.look(agent.now + ANSWERED_WITHIN_S + 299)
-    assert found == []
-    agent.link.look(agent.now + ANSWERED_WITHIN_S + 301)
-
-    assert "makes no progress" in found[0]["reason"]
-
-
-@pytest.mark.parametrize(
-    ("is_urgent", "bound_s"), [(False, ANSWERED_WITHIN_S), (True, KILLED_SETTLES_WITHIN_S)]
-)
-def test_settling_has_a_bound(
-    agent: Agent,
-    is_urgent: bool,  # noqa: FBT001
-    bound_s: float,
-) -> None:
-    agent.stop_writer()
-    found: list[int | None] = []
-    agent.link.settle(lambda answer: found.append(answer["step"]), is_urgent=is_urgent)
-
-    agent.link.look(agent.now + bound_s - 1)
-    assert found == []
-    agent.link.look(agent.now + bound_s + 1)
-
-    assert found == [None]
-    assert not agent.link.is_settling
 
 
 def test_several_may_ask_and_each_is_answered(agent: Agent) -> None:

@@ -11,7 +11,8 @@ class Told:
     def __init__(self) -> None:
         self.events: list[Record] = []
         self.sentences: list[str] = []
-        self.durable_files = 0
+        self.being_written = [0]
+        """Bytes of the files in hand, after each change."""
 
     def record(self, event: str, /, **fields: object) -> None:
         """Remember an event."""
@@ -21,9 +22,9 @@ class Told:
         """Remember a sentence."""
         self.sentences.append(text)
 
-    def progressed(self) -> None:
-        """Count a durable file."""
-        self.durable_files += 1
+    def disk_moved(self, change: int) -> None:
+        """Remember what the disk is busy with."""
+        self.being_written.append(self.being_written[-1] + change)
 
     def of(self, event: str) -> list[Record]:
         """Return the events of one name."""

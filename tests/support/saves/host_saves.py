@@ -80,9 +80,7 @@ class Workers:
     @property
     def memory(self) -> Message:
         """What the agent tells the writer with the descriptors."""
-        largest = max(sum(piece.nbytes for piece in found) for found in self.image_map.pieces)
         fields = {"size": self.image_map.size, "bytes": self.plan.layout.nbytes}
-        fields["file_bytes"] = largest
         return {"kind": "memory", "launch": self.launch, "layout": self.plan.layout_id, **fields}
 
     def ticket(self, step: int, attempt: int, parts: int = 2, generation: int = 0) -> SaveTicket:

@@ -22,7 +22,8 @@ class RunningWriter:
     def __init__(self) -> None:
         self.channel, theirs = pair()
         self.notices: list[str] = []
-        self.durable_files = 0
+        self.being_written: list[int] = []
+        """What the writer has told of its disk."""
         self._thread = threading.Thread(target=_run, args=(theirs,), name="writer")
         self._thread.start()
 
@@ -69,7 +70,7 @@ class RunningWriter:
             message = self.channel.receive()
             assert message is not None, "the writer has ended"
             if message["kind"] == "progress":
-                self.durable_files += 1
+                self.being_written.append(message["bytes"])
             elif message["kind"] == "notice":
                 self.notices.append(message["text"])
             else:
