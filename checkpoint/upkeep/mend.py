@@ -13,9 +13,11 @@ scrub has moved the step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, MendImpossible
 from holdfast.checkpoint.format.manifest import Manifest, pieces_by_shard
 from holdfast.checkpoint.format.names import StagingName, shard_name, step_name
@@ -207,8 +209,10 @@ def _write(staging: Staging, sources: _Sources, holders: Holders) -> None:
     manifest = sources.manifest
     for record, parts in zip(_records(manifest), parts_of(manifest), strict=True):
         image = _image(manifest.step, record)
-        for part in parts:
-            _fetch(sources, part, image, holders=holders)
+        for (disk, path), found in _by_file(sources, parts, holders).items():
+            with disk.reading(path) as file:
+                for part in found:
+                    read_part(file, part, image)  # the check of the whole image finds changes
         staging.write_image(image, record, manifest.writers)
 
 
@@ -221,12 +225,19 @@ def _image(step: int, record: ShardRecord) -> memoryview:
         raise MendImpossible(step, reason) from error
 
 
-def _fetch(sources: _Sources, part: Part, image: memoryview, *, holders: Holders) -> None:
-    is_taken = part in sources.plan.taken
-    store, holding = (holders.there, sources.there) if is_taken else (holders.here, sources.here)
-    path = holding.places[part] / shard_name(part.shard, sources.manifest.writers)
-    with store.disk.reading(path) as file:
-        read_part(file, part, image)  # the check of the whole image finds later changes
+def _by_file(
+    sources: _Sources, parts: Sequence[Part], holders: Holders
+) -> Mapping[tuple[Disk, Path], list[Part]]:
+    """Return the parts of a shard by the file that each comes from, in the order of offsets."""
+    found: dict[tuple[Disk, Path], list[Part]] = {}
+    for part in parts:
+        is_taken = part in sources.plan.taken
+        store, holding = (
+            (holders.there, sources.there) if is_taken else (holders.here, sources.here)
+        )
+        path = holding.places[part] / shard_name(part.shard, sources.manifest.writers)
+        found.setdefault((store.disk, path), []).append(part)
+    return found
 
 
 def _replace(
