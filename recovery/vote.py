@@ -6,7 +6,8 @@ any worker may ask for an action, each leaves a bit set unless it asks.
 A save is committed in the background of training, by one process for all workers.  Each of
 them hears the outcome at its own time.  The bits of each vote tell when all have heard it,
 and whether any has heard of a failure.  So all survivors always agree on the save in flight,
-and it needs no message of its own.  A death abandons the save: the survivors begin another.
+and it needs no message of its own.  A death abandons the save: the survivors begin another, of
+the same state if no transaction was committed since.
 
 Callbacks of the script need more than bits.  Every worker runs every callback with the same
 values, so as a rule all come to the same effects.  A callback that looks at a clock or

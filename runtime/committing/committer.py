@@ -22,7 +22,7 @@ from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.store import Staging
 from holdfast.runtime.committing.checkpoint_care import CheckpointCare
-from holdfast.runtime.committing.held_save import HeldSave
+from holdfast.runtime.committing.held_save import Contents, HeldSave
 from holdfast.runtime.committing.report import Report
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
@@ -53,13 +53,20 @@ class Committer:
         threads = min(MOST_THREADS, plan.layout.writers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-shard")
         self._downgrades_told: set[str] = set()
+        self._newest: Contents | None = None
 
     def commit(self, save: HeldSave) -> int:
         """Make a save in memory a durable checkpoint; return its bytes.
 
+        One that is there already, with the same bytes, is not written again: the survivors of a
+        death save a state once more, if they do not know whether the first save was complete.
         Raises ``CheckpointError`` or ``OSError``; then nothing of it is left.
         """
         manifest = save.manifest()
+        if save.contents == self._newest and save.step in self.store.steps():
+            self._drain_if_last(save.ticket)
+            save.is_durable = True
+            return manifest.nbytes
 
         def write(staging: Staging) -> Manifest:
             def write_one(record: ShardRecord) -> None:
@@ -70,6 +77,7 @@ class Committer:
 
         nbytes = self._commit(save.ticket, write)
         save.is_durable = True
+        self._newest = save.contents
         return nbytes
 
     def commit_state(self, ticket: SaveTicket, cursor: Mapping[str, object], state: Tensors) -> int:
@@ -110,10 +118,13 @@ class Committer:
             seconds=round(time.monotonic() - ticket.began, 6),
             bytes=manifest.nbytes,
         )
-        if ticket.is_last:
-            self._care.drain(ticket.step)
+        self._drain_if_last(ticket)
         self._care.committed(ticket.step)
         return manifest.nbytes
+
+    def _drain_if_last(self, ticket: SaveTicket) -> None:
+        if ticket.is_last:
+            self._care.drain(ticket.step)
 
     def _try(self, ticket: SaveTicket, write: Callable[[Staging], Manifest]) -> Manifest:
         self.plan.ownership.prove()  # else files of ours would stay in another job's directory

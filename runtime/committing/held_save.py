@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
 from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.format.record import PieceRecord, ShardRecord
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
+
+Contents: TypeAlias = "tuple[int, tuple[tuple[PieceRecord, ...], ...]]"
+"""A step and the digests of its tensors: all that a checkpoint is restored from."""
 
 
 @dataclass(slots=True)
@@ -77,6 +81,11 @@ class HeldSave:
     def step(self) -> int:
         """The step whose state is saved."""
         return self.ticket.step
+
+    @property
+    def contents(self) -> Contents:
+        """What is saved, whichever world has saved it."""
+        return self.step, tuple(record.pieces for record in self.records)
 
     @property
     def is_whole(self) -> bool:

@@ -35,6 +35,8 @@ class SaveInFlight:
     """A save from its beginning to its commit or failure."""
 
     step: int
+    version: int
+    """That of the cursor: what was saved is here as long as no transaction follows."""
     nbytes: int
     mine: PendingSave
     began: float

@@ -61,6 +61,8 @@ class Saver:
         self._prepared_for = 0
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
+        self._lost_version: int | None = None
+        """The state whose save a death has cut off, if no other one was begun since."""
         self._attempt = 0
         self._local_step: int | None = None
         """The saved step, if the run directory may not have it yet."""
@@ -92,6 +94,13 @@ class Saver:
         is_wanted = is_due or (self._is_wanted and work_plan.is_save_point(cursor))
         return is_wanted and self._flight is None and cursor.step != self.saved_step
 
+    def has_lost(self, cursor: Cursor) -> bool:
+        """Return whether a death has cut off the save of this very state.
+
+        The step is due as before, and a checkpoint of the next one is no checkpoint of it.
+        """
+        return self._flight is None and self._lost_version == cursor.version
+
     def begin(
         self,
         cursor: Cursor,
@@ -109,6 +118,7 @@ class Saver:
             return False
         self._attempt = next(self._context.saves)
         self._is_wanted = False
+        self._lost_version = None
         with self._context.page.needing_no_peer():  # it may wait for memory, and copies
             self._flight = self._launch(cursor, state(), fields, is_last=is_last)
         return True
@@ -159,6 +169,7 @@ class Saver:
         """Give up the checkpoint in flight: the world that began it exists no more."""
         self._check.world_changed()
         if self._flight is not None:
+            self._lost_version = self._flight.version
             self._flight = None
             self._is_wanted = True
 
@@ -237,7 +248,8 @@ class Saver:
         mine = self._copied(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
-        return SaveInFlight(cursor.step, nbytes, mine, time.monotonic(), is_last=is_last)
+        began = time.monotonic()
+        return SaveInFlight(cursor.step, cursor.version, nbytes, mine, began, is_last=is_last)
 
     def _copied(self, request: SaveRequest, state: Tensors) -> PendingSave:
         """Copy this worker's share; if it cannot, all workers learn by vote that the save fails."""

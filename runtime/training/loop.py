@@ -235,7 +235,11 @@ class TrainingLoop:
         if self._is_committing:
             self._is_committing = False
             self._transaction_committed(self._outcome)
-        return StepEvent.EXHAUSTED if self._has_ended() else event
+        if self._has_ended():
+            return StepEvent.EXHAUSTED
+        if self._saver.has_lost(self._progress.cursor):
+            self._begin_save()
+        return event
 
     def _end_stage(self) -> None:
         if not self._has_told_end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import functools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from holdfast.runtime.committing.save_plan import SavePlan
 
 BOUND_S = 60.0
 OLD, NEW = 10, 20
-OLD_NAME = "step-000000000010"
+OLD_NAME, NEW_NAME = "step-000000000010", "step-000000000020"
 Way = Callable[[Committer, Workers, int], int]
 
 
@@ -155,6 +156,27 @@ def test_commit_is_told_with_its_bytes(workers: Workers, tmp_path: Path, way: Wa
     assert told.being_written.count(0) > 2, "it ends with each file"
     assert told.being_written[-1] == 0
     assert saved_steps(tmp_path) == (NEW,)
+    committer.close(BOUND_S)
+
+
+def test_state_that_is_saved_twice_is_written_once(workers: Workers, tmp_path: Path) -> None:
+    """Survivors of a death cannot know whether their save was complete."""
+    told = Told()
+    committer = Committer(workers.plan, told)
+    first = committer.commit(workers.held(NEW, 1))
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("step-*/*")}
+    changes = len(told.being_written)
+
+    again = workers.held(NEW, 2)
+    assert committer.commit(again) == first
+
+    assert again.is_durable
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("step-*/*")} == files
+    assert len(told.being_written) == changes, "nor is it read back"
+    assert len(told.of("checkpoint")) == 1
+    shutil.rmtree(tmp_path / "checkpoints" / NEW_NAME)
+    committer.commit(workers.held(NEW, 3))
+    assert saved_steps(tmp_path) == (NEW,), "it is written again if it is gone"
     committer.close(BOUND_S)
 
 

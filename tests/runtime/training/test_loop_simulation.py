@@ -221,6 +221,28 @@ def test_checkpoints_that_are_kept(
     assert measured.values.keys() == {"loss", "val_loss"}
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("site", [Site.SAVE, Site.COMPUTE, Site.REDUCE])
+def test_death_beside_the_save_of_an_epochs_end_does_not_move_it_to_the_next_step(
+    tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], site: Site, victim: int
+) -> None:
+    """Only a checkpoint of that very step can be the best; the survivors still have its state."""
+    end = STEPS // EPOCHS
+    job = SimulatedJob(tmp_path / "run", numerics)
+    step = end if site is Site.SAVE else end + 1
+    faults = (Fault(KILL, WorkerId(victim), step, site),)
+
+    endings = job.launch(Launch(2, 2, 6, save_every="1h", keep_best=("loss", "max"), faults=faults))
+
+    assert [ending for ending in endings if ending] == [undisturbed[6]]
+    store = CheckpointStore(tmp_path / "run")
+    assert store.steps() == (STEPS, end)
+    measured = EpochMetrics.of(store.scan(end).manifest().cursor)
+    assert measured is not None
+    assert (measured.epoch, measured.step) == (1, end)
+    assert [record["step"] for record in job.journal("checkpoint")] == [end, STEPS]
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_job_that_does_not_train_saves_what_it_begins_with(
     tmp_path: Path, numerics: Numerics, undisturbed: dict[int, Ending], workers: int
