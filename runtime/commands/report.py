@@ -18,13 +18,12 @@ from holdfast.runtime.evidence.repeats import describe_work
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """A committed checkpoint; ``orphaned`` if all workers were dead by then."""
+    """A committed checkpoint."""
 
     step: int
     seconds: float
     bytes: int
     generation: int | None = None
-    orphaned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +295,12 @@ def describe_metrics(metrics: dict[str, float]) -> str:
 
 def describe_checkpoints(report: Report) -> str:
     """Return the number of checkpoints, and the numbers of failed and other ones."""
-    orphaned = sum(checkpoint.orphaned for checkpoint in report.checkpoints)
     counts = {
         "committed": len(report.checkpoints),
         "failed": len(report.failed_checkpoints),
         "rejected": len(report.rejected_checkpoints),
         "could not be read": len(report.unread_checkpoints),
         "skipped": report.skipped_checkpoints,
-        "committed after all workers had died": orphaned,
     }
     always = ("committed", "failed", "rejected")
     return ", ".join(f"{n} {name}" for name, n in counts.items() if n or name in always)

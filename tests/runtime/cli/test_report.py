@@ -21,7 +21,7 @@ def run_dir(tmp_path: Path) -> Path:
     journal.record("failure", worker=1, cause="signal SIGKILL", step=1, phase="training")
     journal.record("recovery", generation=2, step=2, lost=[1], survivors=[0], next_step_ms=9.0)
     journal.record("relaunch", reason="all workers died", spent=1, workers=[2, 3])
-    journal.record("checkpoint", step=1, seconds=0.1, bytes=10, generation=1, orphaned=True)
+    journal.record("checkpoint", step=1, seconds=0.1, bytes=10, generation=1)
     journal.record("checkpoint_skipped", step=2)
     journal.record("scrub_failed", step=1, reason="a bit", moved_to=".bad-1", mended=False)
     journal.record("completed", step=2, epochs=1, sha256=SHA256, metrics={"loss": 0.25})
@@ -45,6 +45,7 @@ def test_json_holds_the_report(run_dir: Path, capsys: pytest.CaptureFixture[str]
     assert content["final_sha256"] == SHA256
     assert content["steps"] == 2
     assert content["failures"][0]["worker"] == 1
+    assert content["checkpoints"] == [{"step": 1, "seconds": 0.1, "bytes": 10, "generation": 1}]
 
 
 def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,7 +343,7 @@ def test_json_is_strict_even_with_numbers_that_json_lacks(story: Story) -> None:
 
 def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -> None:
     story.tell("checkpoint_skipped", step=2).tell("checkpoint_skipped", step=3)
-    story.tell("checkpoint", step=4, seconds=0.1, bytes=9, generation=1, orphaned=True)
+    story.tell("checkpoint", step=4, seconds=0.1, bytes=9, generation=1)
     for reason in ("disk full", "disk gone"):
         story.tell("checkpoint_failed", step=6, reason=reason)
     story.tell("rejected", step=4, reason="a bit")
@@ -358,11 +358,9 @@ def test_what_was_the_matter_with_checkpoints_and_memory_is_told(story: Story) -
     report = summarize(story.records)
 
     assert report.skipped_checkpoints == 2
-    assert report.checkpoints[0].orphaned
     assert report.memory_differences == (WrongMemory(5, (0, 2), has_majority=False),)
     assert describe_checkpoints(report) == (
-        "1 committed, 2 failed, 1 rejected, 1 could not be read, 2 skipped, "
-        "1 committed after all workers had died"
+        "1 committed, 2 failed, 1 rejected, 1 could not be read, 2 skipped"
     )
     assert describe_troubles(report) == [
         "step 6 failed, the last of 2: disk gone",
