@@ -84,7 +84,7 @@ class HeldSave:
 
     @property
     def contents(self) -> Contents:
-        """What is saved, whichever world has saved it."""
+        """What is saved, without the world that has saved it."""
         return self.step, tuple(record.pieces for record in self.records)
 
     @property

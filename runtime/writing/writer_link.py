@@ -7,7 +7,7 @@ that is not complete yet.  When all workers have died, it is told the complete s
 
 A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
 nothing here waits for the writer's end.  Every wait for an answer has a bound.  It begins
-anew with whatever the writer's disk has done, and grows only with the files that are being
+anew with each thing that the writer's disk has done, and grows only with the files that are being
 written: a sync of a large file takes long, and tells nothing before its end.
 """
 
