@@ -160,6 +160,23 @@ def test_file_of_another_run_is_not_removed_either(job: Job) -> None:
     assert staging.path.is_dir()
 
 
+def test_job_whose_directory_was_moved_away_removes_nothing_of_the_next_run(job: Job) -> None:
+    """Its steps have larger numbers, so they would count as the newest of that run."""
+    path = job.directory.path
+    assert job.save(1000)
+    assert job.save(1100)
+    path.rename(path.with_name("aside"))
+    second = Job.begin(path, OTHER)
+    assert second.save(10)
+
+    for step in (1200, 1300):
+        job.save(step)
+    assert second.save(20)
+
+    assert [step for step in (10, 20) if not second.has(step)] == []
+    assert CheckpointStore(path).steps() == (20, 10)
+
+
 class Play:
     """Two jobs that meet in one directory, and a user who moves and removes it."""
 
