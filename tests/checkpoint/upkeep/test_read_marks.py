@@ -53,6 +53,7 @@ def test_memory_is_not_asked_what_the_disk_holds(reader: str, name: str) -> None
 
     own = reading_calls(filesystem, name, before)
     assert 10 in marks
+    assert "uncache" in own
     assert "read" not in own[: own.index("uncache")]
     assert "read" in own
 
