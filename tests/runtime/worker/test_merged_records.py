@@ -118,6 +118,19 @@ def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clocked
     clocked.journal.close()
 
 
+def test_journal_of_a_long_launch_grows_by_fewer_lines_than_steps(clocked: Clocked) -> None:
+    hour = 36_000
+    for _ in range(hour):
+        clocked.step(0.1)
+
+    steps = clocked.recorded("step")
+    assert sum(step.get("steps", 1) for step in steps) == hour
+    early = [step for step in steps if step["now"] <= 1000.0 + 300.0]
+    late = steps[len(early) :]
+    assert len(early) == pytest.approx(3000, abs=10), "five minutes have a line for each step"
+    assert len(late) < (hour - len(early)) / 10
+
+
 def test_longest_step_is_told_without_the_attempts_that_failed(clocked: Clocked) -> None:
     for attempts_s in [(0.5,), (60.0, 2.0), (1.0,)]:
         clocked.step(*attempts_s)
