@@ -18,6 +18,7 @@ from host_saves import LAUNCH, Workers, plan_of, saved_steps, state_of, verify
 from host_writer import RunningWriter
 
 from holdfast.checkpoint.disk import disk as disk_module
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.store.reader import restore_newest
@@ -202,6 +203,33 @@ def test_first_failure_waits_for_the_writes_of_the_other_shards(
 
     assert CheckpointStore(tmp_path).names() == ()
     committer.close(BOUND_S)
+
+
+@pytest.mark.parametrize("way", [from_memory, from_the_state])
+def test_shards_of_a_save_are_synced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """A sync may take half a minute on a parallel file system: none waits for another one."""
+    workers = Workers(plan_of(tmp_path, shards=4))
+    all_sync = threading.Barrier(4, timeout=10)
+    plain = LocalFileSystem.fsync
+
+    def fsync(files: LocalFileSystem, handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().suffix == ".h5":
+            all_sync.wait()
+        plain(files, handle)
+
+    monkeypatch.setattr(LocalFileSystem, "fsync", fsync)
+    committer = Committer(workers.plan, Told())
+
+    try:
+        way(committer, workers, 1)
+    except threading.BrokenBarrierError:
+        pytest.fail("a shard is synced after another one")
+
+    assert saved_steps(tmp_path) == (NEW,)
+    committer.close(BOUND_S)
+    workers.close()
 
 
 def test_run_directory_that_another_run_has_taken_is_left_alone(
