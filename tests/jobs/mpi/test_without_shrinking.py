@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -15,7 +17,9 @@ import pytest
 from extended import shortened
 from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
-from holdfast.testing import JobRun, start_job
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.runtime.writing.writer_link import KILLED_SETTLES_WITHIN_S
+from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
@@ -67,6 +71,33 @@ def test_save_that_is_complete_in_memory_is_what_the_relaunch_begins_with(
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert _restored(job) == [5]
+
+
+def test_save_of_a_dead_job_is_waited_for_though_its_disk_is_slow(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """No user waits for the end of the launch, so its writer has more than some seconds."""
+    request = request_of(LONG, tmp_path, workers=2, options=["--no-shrink"])
+    with start_job(request) as running:
+        running.wait_for("checkpoint")
+        running.signal(signal.SIGSTOP, "holdfast-writer")
+        on_disk = CheckpointStore(tmp_path).steps()[0]
+        running.wait_for("step", step=on_disk + 3 * LONG.save_every)
+        running.signal(signal.SIGKILL, "holdfast-w1")
+        _wait_until_alone(running, "holdfast-w0")
+        time.sleep(KILLED_SETTLES_WITHIN_S + 2)  # what a user would wait is what this tests
+        running.signal(signal.SIGCONT, "holdfast-writer")
+        job = running.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert len(job.report.relaunches) == 1
+    assert {step > on_disk for step in _restored(job)} == {True}
+
+
+def _wait_until_alone(running: RunningJob, worker: str) -> None:
+    """Wait for the death of the last worker: the agent has killed it."""
+    while worker in running.processes().values():
+        time.sleep(0.01)
 
 
 def test_each_launch_may_lose_a_worker(tmp_path: Path, undisturbed: Undisturbed) -> None:
