@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,12 +36,14 @@ def message_fd(content: object) -> int:
 class CopiedSaves:
     """The workers of one launch and layout; their parts are made one by one."""
 
+    state: ClassVar[Tensors] = STATE
+
     def __init__(
         self, run_dir: Path, *, launch: int = 1, parts: int = 2, buffers: int = 2, shards: int = 2
     ) -> None:
         self.launch = launch
         self.parts = parts
-        layout = ShardLayout(specs_of(STATE), shards)
+        layout = ShardLayout(specs_of(self.state), shards)
         self.plan = SavePlan(run_dir, "run", layout, CareTerms(Retention(10), launch), {}, {})
         self.image_map = self.plan.image_map()
         size = self.image_map.size
@@ -83,8 +86,8 @@ class CopiedSaves:
     def part(self, ticket: SaveTicket, part: int, digest: str = "00") -> Message:
         """Copy a part of the state, and return the message that tells so."""
         share, memory = self._shares[part], self._maps[ticket.buffer]
-        share.copy(memory, STATE, ticket.header("run"))
-        share.describe(memory, STATE, ticket.header("run"))
+        share.copy(memory, self.state, ticket.header("run"))
+        share.describe(memory, self.state, ticket.header("run"))
         message = {"kind": "copied", **ticket.as_json(), "part": part, "digest": digest}
         return {**message, FDS: [message_fd({"epoch": ticket.attempt})]} if part == 0 else message
 
