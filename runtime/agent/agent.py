@@ -111,7 +111,8 @@ class Agent:
         self._orders = Orders(
             self._host, self._mpi, self._supervisor, self._watch, self._listener.path
         )
-        self._orders.lease = settings.lease
+        if settings.lease is not None:
+            self._orders.hold_lease(settings.lease)
         if settings.ready_fd is not None:
             self._say_ready(settings.ready_fd)
 
@@ -144,6 +145,8 @@ class Agent:
         """Kill the workers, wait for them, and leave nothing behind."""
         self._host.close()
         self._mpi.close()
+        if not self.has_supervisor and self._orders.lease is not None:
+            self._orders.lease.end()
         self._listener.close()
         self._output.close(_OUTPUT_ENDS_WITHIN_S)
         self._tell_dropped()
@@ -277,7 +280,7 @@ class Agent:
             "environment": dict(os.environ),
         }
         lease = self._orders.lease
-        self._supervisor.attach(channel, greeting, () if lease is None else (lease,))
+        self._supervisor.attach(channel, greeting, () if lease is None else (lease.fileno(),))
 
     def _speak_to(self, fds: Sequence[int]) -> None:
         """Let the workers' output go to the stdout and stderr of a new supervisor."""

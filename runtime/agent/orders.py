@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.agent.worker_host import WorkerHost
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.mpiexec.mpi_host import MpiHost, MpiOrder
+from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.system.channel import FDS, Message
 from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.watch.host_watch import HostWatch
@@ -20,7 +21,7 @@ from holdfast.runtime.watch.host_watch import HostWatch
 class Orders:
     """Carries out the supervisor's messages, and refuses those that make no sense.
 
-    ``lease`` is the descriptor of the run directory's lease, which the next supervisor gets.
+    It keeps the lease of the run directory, which the next supervisor gets.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Orders:
         watch: HostWatch,
         socket: Path,
     ) -> None:
-        self.lease: int | None = None
+        self.lease: Lease | None = None
         self._host = host
         self._mpi = mpi
         self._supervisor = supervisor
@@ -61,8 +62,14 @@ class Orders:
         """Hold the lease of a run directory that was made again, in place of the old one."""
         for fd in fds:
             if self.lease is not None:
-                os.close(self.lease)
-            self.lease = fd
+                self.lease.release()
+            self.hold_lease(fd)
+
+    def hold_lease(self, fd: int) -> None:
+        """Hold the lease with this descriptor, and renew it where it must be."""
+        self.lease = Lease(fd)
+        with contextlib.suppress(OSError):  # nothing to spare: a supervisor renews it, too
+            self.lease.keep()
 
     def _begin(self, message: Message) -> None:
         try:

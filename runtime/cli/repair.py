@@ -39,6 +39,7 @@ def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | No
         with ByteProgress("reading", 0) as progress:
             results = [_mend_one(run, other, known, progress) for known in steps]
     finally:
+        lease.end()
         lease.release()
     sys.exit(ExitCode.DONE if all(results) else ExitCode.PROGRAM_FAILED)
 

@@ -4,23 +4,21 @@
 
     RUN_DIR/
       RUN.json        the terms that were fixed when the run was created; never changes
-      lease           locked by the job that owns the directory; names its owner
+      lease           locked or renewed by the job that owns the directory; names its owner
       journal.jsonl   every event, append only
       checkpoints/    see the checkpoint layer
       previous-1/     the run that ``--fresh`` has set aside
 
 Invariant: a directory with a ``RUN.json`` holds one run, and every process that changes
-anything in it holds the lease.  The lease is a ``flock``, which belongs to the *open file
-description*.  Every process that inherited the descriptor holds it too, and the kernel
-releases it when the last of them is gone.  So after the death of a supervisor the
-directory stays owned as long as the agent lives.  A crash needs no clean-up.
+anything in it holds the lease (`lease_file`).  A process that inherited its descriptor holds
+it too.  So after the death of a supervisor the directory stays owned as long as the agent
+lives.  A crash needs no clean-up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import secrets
@@ -31,17 +29,12 @@ from typing import Any
 
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.checkpoint.format.names import STORE_NAME, step_of
-from holdfast.runtime.errors import JobError, RunDirectoryBusy, UsageError
+from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.lease import LARGEST_LEASE_BYTES, Lease, owner_in, token_in
-from holdfast.runtime.run.own_file import (
-    ForeignFile,
-    close,
-    create_durably,
-    open_to_write,
-    read_at_most,
-    sync,
-)
+from holdfast.runtime.run.lease_file import LeaseFile, Taking
+from holdfast.runtime.run.own_file import ForeignFile, create_durably, read_at_most, sync
 from holdfast.runtime.run.transient import is_there, refusal
+from holdfast.runtime.system.stillness import Stillness
 
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
@@ -171,25 +164,27 @@ class RunDirectory:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def acquire_lease(self, *, takes_orders: bool = True) -> Lease:
+    def acquire_lease(
+        self, *, takes_orders: bool = True, token: str = "", watch: Stillness | None = None
+    ) -> Lease:
         """Take the directory for this job; never waits.
 
         Only a process that is given the descriptor inherits it: an agent that gets it
-        keeps the lease when the supervisor dies.  An owner that ``takes_orders`` saves at
-        SIGUSR2.
+        keeps the lease when the supervisor dies.
+
+        Args:
+            takes_orders: whether the owner saves at `SAVE_SIGNAL`.
+            token: that of a job that owns the directory already; "" for a new job.
+            watch: one for all attempts of a job, to see that an owner without a lock is dead.
 
         Raises:
             RunDirectoryBusy: another job has it; the message names its host and pid.
-            UsageError: the lease file cannot be written.
+            UsageError: the lease file cannot be written or locked.
         """
-        lease = self._locked(fcntl.LOCK_EX)
         try:
-            os.ftruncate(lease.fileno(), 0)  # an agent of the last owner is gone
-            lease.name_owner(takes_orders=takes_orders)
+            return self._lease_file.take(Taking(takes_orders, token, watch or Stillness()))
         except OSError as error:
-            lease.release()
             raise self._unusable(error) from error
-        return lease
 
     def lease_owner(self) -> dict[str, Any]:
         """Return what the lease says of the job that owns the directory, or owned it last.
@@ -223,39 +218,23 @@ class RunDirectory:
             RunDirectoryBusy: another job took it just now, as the two locks are no one step.
             UsageError: the file system refuses.
         """
-        self._lock(lease.fileno(), fcntl.LOCK_SH)
+        self._lease_file.share(lease)
 
-    def join_lease(self) -> Lease:
+    def join_lease(self, token: str = "") -> Lease:
         """Hold a lease that another worker of this job shares; it stays when that one dies.
 
         Raises:
-            RunDirectoryBusy: another job has it.
-            UsageError: the lease file cannot be opened.
+            RunDirectoryBusy: another job has it, or one with another ``token``.
+            UsageError: the lease file cannot be opened or locked.
         """
-        return self._locked(fcntl.LOCK_SH)
-
-    def _locked(self, kind: int) -> Lease:
         try:
-            descriptor = open_to_write(self.lease_path)
+            return self._lease_file.join(token)
         except OSError as error:
             raise self._unusable(error) from error
-        try:
-            self._lock(descriptor, kind)
-        except JobError:
-            close(descriptor)
-            raise
-        return Lease(descriptor)
 
-    def _lock(self, descriptor: int, kind: int) -> None:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:  # the latter on NFS (fcntl(2))
-            raise RunDirectoryBusy(
-                f"run directory {self.path} belongs to another job ({_read_owner(descriptor)}); "
-                "wait for it to end, stop it, or choose another --run-dir"
-            ) from error
-        except OSError as error:
-            raise self._unusable(error) from error
+    @property
+    def _lease_file(self) -> LeaseFile:
+        return LeaseFile(self.lease_path)
 
     def create_record(self, record: RunRecord) -> None:
         """Write ``RUN.json``, whole and durable, and only if there is none yet.
@@ -360,11 +339,3 @@ def _check_field(fields: dict[str, object], name: str, expected: type | tuple[ty
         raise ValueError(f"its {name} is {value!r}")
     if name in ("microbatches", "threads") and isinstance(value, int) and value < 1:
         raise ValueError(f"its {name} is {value}, less than 1")
-
-
-def _read_owner(descriptor: int) -> str:
-    try:
-        owner = owner_in(os.pread(descriptor, LARGEST_LEASE_BYTES, 0))
-        return f"pid {owner['pid']} on host {owner['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "its owner is just starting"

@@ -77,8 +77,9 @@ class RunKeeper:
 
     def _take_lease(self) -> None:
         """Take the lease again, whose file was removed; it keeps its token."""
-        self.lease = self._directory.acquire_lease()
-        self.lease.keep_token(self._ownership.token)
+        lost, token = self.lease, self._ownership.token
+        self.lease = self._directory.acquire_lease(token=token)
+        lost.release()
         self._hand_on(self.lease)
 
     def _has_lease(self) -> bool:

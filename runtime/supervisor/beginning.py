@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.progress.words import count
+from holdfast.runtime.run.lease import RENEWED_EVERY_S
+from holdfast.runtime.run.lease_file import LASTS_S
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.job_setup import JobSetup, imported_by
 
@@ -30,6 +32,12 @@ def advice(setup: JobSetup) -> Iterator[str]:
     begun_with = setup.record.script_sha256
     if setup.set_aside is not None:
         yield f"--fresh has set the run that was there aside, in {setup.set_aside}"
+    if setup.is_without_locks:
+        yield (
+            f"the file system of {options.run_dir} has no locks (flock), so this job writes a sign "
+            f"of life into its lease every {RENEWED_EVERY_S:.0f} s; should it be killed, the next "
+            f"one waits {LASTS_S:.0f} s for another one, with --wait-lease"
+        )
     if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
         yield (
             f"the run was begun with another text than {options.script.name} has now, and goes on "

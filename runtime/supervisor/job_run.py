@@ -35,6 +35,7 @@ from holdfast.runtime.system.owned_directory import (
     remove_dead_directories,
 )
 from holdfast.runtime.system.process_status import age_s
+from holdfast.runtime.system.stillness import Stillness
 
 if TYPE_CHECKING:
     from holdfast.runtime.supervisor.progress_log import Paint
@@ -71,10 +72,22 @@ def run_job(
     setup = _prepare(options)
     if isinstance(setup, Takeover):
         return _go_on(setup, options, batch or batch_of(setup), paint)
-    if link is not None:
-        around.incarnation = link.begin(setup.record.run_id)
+    try:
+        if link is not None:
+            around.incarnation = link.begin(setup.record.run_id)
+        supervised, begun = _begun(setup, paint)
+    except BaseException:
+        setup.lease.end()
+        raise
+    return supervised.run(begun, around)
+
+
+def _begun(
+    setup: JobSetup, paint: Paint | None
+) -> tuple[SupervisedJob, subprocess.Popen[bytes] | None]:
+    """Return the job with everything that runs it, and its agent, which is starting."""
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
-    base = make_owned_directory(_memory_directory(options))
+    base = make_owned_directory(_memory_directory(setup.options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
     begun = _begin_agent(setup, base)
@@ -88,7 +101,7 @@ def run_job(
     for directory in removed:
         text = f"removed {directory}, which a job that was killed has left in memory"
         supervised.narration.warned(text)
-    return supervised.run(begun, around)
+    return supervised, begun
 
 
 def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
@@ -139,10 +152,11 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
         RunDirectoryBusy: another job still has it.
     """
     until = time.monotonic() + options.wait_lease_s
+    watch = Stillness()
     has_said = False
     while True:
         try:
-            return prepare_job(options)
+            return prepare_job(options, watch)
         except RunDirectoryBusy as error:
             busy = error
         try:
@@ -168,6 +182,8 @@ def _go_on(
     setup = setup_of_takeover(takeover, asked)
     with contextlib.suppress(OSError):  # a full disk: only `holdfast save` does not find us
         setup.lease.name_owner()
+    with contextlib.suppress(OSError):  # nothing to spare: the agent renews it, too
+        setup.lease.keep()
     hold(takeover.directory)
     return _supervised(setup, takeover.directory, paint).run(takeover, batch)
 

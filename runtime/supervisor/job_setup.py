@@ -34,6 +34,7 @@ from holdfast.runtime.run.transient import refusal
 from holdfast.runtime.supervisor.agent_process import AgentTerms
 from holdfast.runtime.supervisor.screen import say
 from holdfast.runtime.supervisor.takeover import Takeover
+from holdfast.runtime.system.stillness import Stillness
 
 _ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -62,6 +63,8 @@ class JobSetup:
     """The newest step on the disk, None without any."""
     lost_step: int | None = None
     """The newest step that the journal knows of, if no checkpoint is left."""
+    is_without_locks: bool = False
+    """Whether the lease must be renewed, because its file system has no locks."""
     set_aside: Path | None = None
     """Where the run lies now that ``--fresh`` has moved out of the way."""
 
@@ -110,8 +113,10 @@ class JobSetup:
         )
 
 
-def prepare_job(options: JobOptions) -> JobSetup:
+def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     """Check everything that can be checked before a process is started.
+
+    Attempts with one ``watch`` find out whether the owner of a lease without a lock lives.
 
     Raises:
         UsageError: the request cannot be carried out as it stands.
@@ -125,16 +130,25 @@ def prepare_job(options: JobOptions) -> JobSetup:
     verdict = assess(library, os.environ, needed)
     require(library, verdict, needed)
     with answering(options.run_dir, say):
-        return _take_directory(options, library, verdict, key_file)
+        directory = RunDirectory(options.run_dir)
+        directory.prepare()
+        lease = directory.acquire_lease(watch=watch)
+        try:
+            return _setup_in(options, library, verdict, key_file, lease)
+        except BaseException:
+            lease.end()
+            raise
 
 
-def _take_directory(
-    options: JobOptions, library: MpiLibrary, verdict: Verdict, key_file: KeyFile | None
+def _setup_in(
+    options: JobOptions,
+    library: MpiLibrary,
+    verdict: Verdict,
+    key_file: KeyFile | None,
+    lease: Lease,
 ) -> JobSetup:
-    """Take the run directory for this job, with its record and its journal."""
+    """Return the setup of a job that has taken its run directory: record, journal and terms."""
     directory = RunDirectory(options.run_dir)
-    directory.prepare()
-    lease = directory.acquire_lease()
     set_aside = directory.set_aside() if options.fresh else None
     record, is_resumed = open_or_create_record(directory, options, key_file)
     history = HistoryReader(directory.journal_path)
@@ -156,6 +170,7 @@ def _take_directory(
         history=history,
         cwd=Path.cwd(),
         saved_step=saved_step,
+        is_without_locks=lease.is_renewed,
         set_aside=set_aside,
         lost_step=_lost_step(history) if is_resumed and saved_step is None else None,
     )

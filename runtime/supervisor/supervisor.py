@@ -8,6 +8,7 @@ the job over.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import shutil
 import signal
@@ -146,6 +147,8 @@ class Supervisor:
         self._reactor.close()
         if not self.is_left:
             shutil.rmtree(self._base, ignore_errors=True)
+            # The last of all: until this process ends, it may still write into the directory.
+            atexit.register(self._keeper.lease.end)
 
     def _take_over(self, takeover: Takeover) -> None:
         """Go on with the job of a supervisor that is gone."""

@@ -4,8 +4,9 @@ Without supervisor and agent there is no fencing, no warm start and no relaunch.
 What MPI itself allows still works: survivors of a death by signal go on in
 place, checkpoints are made, and running the script again resumes it.
 
-Each worker holds the lease of the run directory, so it stays this job's as long as one
-of them lives.  Nobody takes the orders of ``holdfast save``.
+Each worker holds the lease of the run directory, and renews it where no locks are.  So the
+directory stays this job's as long as one of them lives.  Nobody takes the orders of
+``holdfast save``.
 
 Options stand in the environment or in ``holdfast.toml``, as for ``holdfast run``; the
 workers are those of MPI.
@@ -21,6 +22,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +31,13 @@ from typing import TextIO
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import errors
 from holdfast.runtime.batch.finding import find_allocation, refuse_copies
-from holdfast.runtime.errors import Ending, JobError, ProgramError, exit_code_of
+from holdfast.runtime.errors import (
+    Ending,
+    JobError,
+    ProgramError,
+    RunDirectoryBusy,
+    exit_code_of,
+)
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
@@ -52,9 +60,11 @@ from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.system.stillness import Stillness
 from holdfast.runtime.worker.context import WorkerContext, failure, injector_of, journal_of
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"
+_LEASE_LOOK_S = 1.0
 
 _lease: Lease | None = None
 
@@ -69,6 +79,8 @@ def standalone() -> WorkerContext:
     communicator = _join() if is_mpi else LocalCommunicator()
     config = _agreed_config(communicator)
     journal = journal_of(config)
+    if not is_mpi:
+        atexit.register(_end_lease)  # the last of all
     # Both come before the end by agreement, as that was registered first.
     atexit.register(journal.close)
     atexit.register(_die_of_caught_failure)
@@ -123,6 +135,7 @@ def _join() -> Communicator:
 def _leave(communicator: Communicator) -> None:
     """Go when all go; MPI's own finalisers may hang after failures."""
     communicator.leave()
+    _end_lease()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -140,6 +153,7 @@ def _die_with_words(*, is_mpi: bool) -> Callable[..., None]:
         sys.stderr.flush()
         if is_mpi:
             os.kill(os.getpid(), signal.SIGKILL)
+        _end_lease()
         os._exit(exit_code_of(error))
 
     return end
@@ -166,7 +180,7 @@ def _agreed_config(communicator: Communicator) -> WorkerConfig:
         if "refused" in said:
             raise getattr(errors, said["kind"], ProgramError)(said["refused"])
         config = WorkerConfig.from_json(said["config"])
-        _hold(RunDirectory(config.run_dir).join_lease())
+        _hold(RunDirectory(config.run_dir).join_lease(config.lease_token))
         return dataclasses.replace(config, worker=WorkerId(communicator.rank))
     try:
         config = _first_config(communicator.size)
@@ -184,13 +198,40 @@ def _hold(lease: Lease) -> None:
     _lease = lease
 
 
+def _end_lease() -> None:
+    """Say in the lease that the job has ended, which all of its workers have agreed on."""
+    if _lease is not None:
+        _lease.end()
+
+
+def _acquire(directory: RunDirectory, wait_s: float) -> Lease:
+    """Take the lease of the run directory; wait for it if that was asked for.
+
+    Raises:
+        RunDirectoryBusy: another job still has it.
+    """
+    until = time.monotonic() + wait_s
+    watch = Stillness()
+    has_said = False
+    while True:
+        try:
+            return directory.acquire_lease(takes_orders=False, watch=watch)
+        except RunDirectoryBusy as error:
+            if time.monotonic() >= until:
+                raise
+            if not has_said:
+                _write(sys.stderr, f"holdfast: waiting for {wait_s:.0f} s at most: {error}")
+                has_said = True
+        time.sleep(_LEASE_LOOK_S)
+
+
 def _first_config(size: int) -> WorkerConfig:
     """Return what rank 0 runs on: the run's record, created if need be, and a new generation."""
     options = _options(size)
     key_file = find_key(options.key_file, options.run_dir)
     directory = RunDirectory(options.run_dir)
     directory.prepare()
-    lease = directory.acquire_lease(takes_orders=False)
+    lease = _acquire(directory, options.wait_lease_s)
     _hold(lease)
     if options.fresh:
         directory.set_aside()

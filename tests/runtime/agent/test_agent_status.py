@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from holdfast.runtime.agent.orders import Orders
 from holdfast.runtime.agent.supervisor_link import SupervisorLink
 from holdfast.runtime.mpiexec.mpi_host import MpiOrder
 from holdfast.runtime.progress.host_report import WorkerReport
+from holdfast.runtime.run import lease as lease_module
+from holdfast.runtime.run.lease import Lease, owner_in
 from holdfast.runtime.system.channel import FDS, Message, connect, pair
 from holdfast.runtime.system.heartbeat import RequestFlag
 
@@ -238,16 +241,43 @@ def test_sign_of_life_tells_the_progress_and_shares_the_terminal(
 
 
 def test_lease_of_a_directory_that_was_made_again_takes_the_place_of_the_old_one(
-    agent: Agent,
+    agent: Agent, tmp_path: Path
 ) -> None:
-    old, new = os.pipe()
-    agent.orders.lease = old
+    old, new = (os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("old", "new"))
+    agent.orders.hold_lease(old)
 
     agent.orders.obey({"kind": "lease"})
-    assert agent.orders.lease == old  # none came with it
+    held = agent.orders.lease
+    assert held is not None
+    assert held.fileno() == old  # none came with it
     agent.orders.obey({"kind": "lease", FDS: [new]})
 
-    assert agent.orders.lease == new
-    with pytest.raises(BrokenPipeError):  # its reader was the old lease
-        os.write(new, b"x")
-    os.close(new)
+    assert agent.orders.lease.fileno() == new
+    assert held.fileno() < 0, "it is closed"
+    agent.orders.lease.release()
+
+
+def test_agent_renews_a_lease_that_has_no_lock(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the directory stays the job's when the supervisor is gone."""
+    path, renewed, write = tmp_path / "lease", threading.Semaphore(0), os.pwrite
+
+    def note(descriptor: int, content: bytes, offset: int) -> int:
+        count = write(descriptor, content, offset)
+        renewed.release()
+        return count
+
+    Lease(os.open(path, os.O_RDWR | os.O_CREAT)).begin("mine", takes_orders=True, is_renewed=True)
+    before = path.read_bytes()
+    monkeypatch.setattr(lease_module, "RENEWED_EVERY_S", 0.001)
+    monkeypatch.setattr(os, "pwrite", note)
+
+    agent.orders.hold_lease(os.open(path, os.O_RDWR))
+
+    for _ in range(3):
+        assert renewed.acquire(timeout=10.0)
+    assert agent.orders.lease is not None
+    agent.orders.lease.release()
+    assert path.read_bytes() != before
+    assert owner_in(path.read_bytes())["token"] == "mine"

@@ -104,6 +104,15 @@ def test_job_begins_with_the_step_that_it_goes_on_from(
     assert line.endswith("in /run")
 
 
+def test_directory_without_locks_is_told_with_what_follows_a_death(told: Told) -> None:
+    told.voice.began(setup_of(is_resumed=False, is_without_locks=True))
+
+    line = told.lines()[1]
+    assert "the file system of /run has no locks (flock)" in line
+    assert "every 10 s" in line
+    assert "the next one waits 60 s" in line
+
+
 def test_run_that_goes_on_with_another_script_says_so(told: Told, tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text("two()")

@@ -35,7 +35,7 @@ class Directory:
         self.now, self.sleeps, self.said = 50.0, list[float](), list[str]()
         self.setups: list[Answer] = []
         self.takeovers: list[Answer] = []
-        patch.setattr(job_run, "prepare_job", lambda options: _given(self.setups))
+        patch.setattr(job_run, "prepare_job", lambda *_: _given(self.setups))
         patch.setattr(job_run, "find_takeover", lambda *_, **__: _given(self.takeovers))
         patch.setattr(job_run, "say", self.said.append)
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
@@ -266,6 +266,7 @@ def test_job_that_comes_to_no_supervisor_leaves_no_agent_and_no_directory(
 
     assert [process.returncode for process in started.begun] == [-signal.SIGKILL]
     assert not started.bases[0].exists()
+    assert RunDirectory(started.setup.options.run_dir).lease_owner()["ended"] is True
 
 
 def test_supervisor_that_fails_before_it_speaks_to_its_agent_ends_it(

@@ -19,6 +19,7 @@ from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor import job_setup
 from holdfast.runtime.supervisor.job_setup import (
     JobSetup,
     check_files,
@@ -27,6 +28,7 @@ from holdfast.runtime.supervisor.job_setup import (
     setup_of_takeover,
 )
 from holdfast.runtime.supervisor.takeover import Takeover
+from holdfast.runtime.system.stillness import Stillness
 
 
 @pytest.fixture
@@ -228,3 +230,19 @@ def test_journal_that_cannot_be_written_is_refused(
 
     with pytest.raises(UsageError, match=words):
         open_journal(directory, "r")
+
+
+def test_job_that_is_refused_in_its_directory_leaves_it_to_the_next(
+    options: JobOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without locks the next one would have to watch whether it lives."""
+    for name in ("find_mpiexec", "identify", "assess", "require"):
+        monkeypatch.setattr(job_setup, name, lambda *_: None)
+    directory = RunDirectory(options.run_dir)
+    directory.prepare()
+    directory.record_path.write_text("no record")
+
+    with pytest.raises(UsageError, match="not a valid run record"):
+        job_setup.prepare_job(options, Stillness())
+
+    assert directory.lease_owner()["ended"] is True

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -316,3 +317,19 @@ def test_run_directory_that_was_removed_is_made_again_and_its_lease_handed_on(ma
     assert job.directory.agent_socket() == job.base / "agent.sock"
     os.close(lease[FDS][0])
     job.supervisor._keeper.lease.release()
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["ended", "left to its agent"])
+def test_end_of_a_job_is_said_in_its_lease_when_nothing_can_follow(
+    make: Make, monkeypatch: pytest.MonkeyPatch, *, is_left: bool
+) -> None:
+    last: list[Callable[[], None]] = []
+    monkeypatch.setattr(module, "atexit", SimpleNamespace(register=last.append))
+    job = make(Agent(WARM, *joined(0, 1), *completed(0, 1)))
+    job.supervisor.run()
+    job.supervisor.is_left = is_left
+
+    job.close()
+
+    assert "ended" not in job.directory.lease_owner()
+    assert last == ([] if is_left else [job.setup.lease.end])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -77,6 +78,69 @@ def test_every_rank_refuses_what_the_first_refuses(directory: RunDirectory) -> N
 
     lease.release()
     assert str(followed.value) == str(refused.value)
+
+
+def test_rank_of_a_job_that_was_replaced_is_refused(directory: RunDirectory) -> None:
+    """A file system without locks lets it open the lease of the next job."""
+    first = Rank(0)
+    standalone._agreed_config(first)
+    said = json.loads(first.first)
+    said["config"]["lease_token"] = "an older one"
+
+    with pytest.raises(RunDirectoryBusy):
+        standalone._agreed_config(Rank(1, json.dumps(said).encode()))
+
+
+def test_busy_directory_is_waited_for_if_that_was_asked_for(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory.prepare()
+    lease, now = directory.acquire_lease(), [50.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] == 53.0:
+            lease.release()
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(standalone, "time", clock)
+    monkeypatch.setenv("HOLDFAST_WAIT_LEASE", "2")
+    with pytest.raises(RunDirectoryBusy):
+        standalone._agreed_config(Rank(0))
+    monkeypatch.setenv("HOLDFAST_WAIT_LEASE", "90")
+
+    assert standalone._agreed_config(Rank(0)).lease_token != ""
+
+    assert now == [53.0]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" at most: ")[0] for line in said] == [
+        "holdfast: waiting for 2 s",
+        "holdfast: waiting for 90 s",
+    ]
+
+
+@pytest.mark.parametrize("way", ["well", "badly", "among others", "badly among others"])
+def test_end_is_said_in_the_lease_unless_others_may_live(
+    directory: RunDirectory, ends: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    directory.prepare()
+    monkeypatch.setattr(standalone, "_lease", directory.acquire_lease())
+    error = UsageError("no such option")
+
+    if way == "well":
+        standalone._end_lease()
+    elif way == "among others":
+        standalone._leave(LocalCommunicator())
+    else:
+
+        def die(pid: int, number: int) -> None:
+            raise InterruptedError
+
+        monkeypatch.setattr(os, "kill", die)
+        with contextlib.suppress(InterruptedError):
+            standalone._die_with_words(is_mpi=way != "badly")(UsageError, error, None)
+
+    assert directory.lease_owner().get("ended") == (None if way == "badly among others" else True)
 
 
 def test_only_the_first_rank_reads_options(
@@ -279,7 +343,8 @@ def test_script_by_itself_has_neither_agent_nor_peers(
 
     assert (context.communicator.size, context.config.workers) == (1, (0,))
     assert (context.ask_agent, context.send_snapshot) == (None, None)
-    assert at_exit == [context.journal.close, standalone._die_of_caught_failure]
+    last = standalone._end_lease  # called in the reverse order
+    assert at_exit == [last, context.journal.close, standalone._die_of_caught_failure]
     assert sys.excepthook is not before
     context.journal.close()
     context.page.close()

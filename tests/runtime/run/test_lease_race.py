@@ -1,0 +1,83 @@
+"""Of many processes that want a lease without locks at once, one gets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import lease_racer
+import pytest
+
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.own_file import open_to_write
+from holdfast.runtime.run.run_directory import RunDirectory
+
+pytestmark = pytest.mark.process
+
+ROUNDS = 60
+RACERS = 3
+
+
+class Racer:
+    """One process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, lease_racer.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, path: Path) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the racer has died"
+        return line.strip()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def racers() -> Iterator[list[Racer]]:
+    racers = [Racer() for _ in range(RACERS)]
+    yield racers
+    for racer in racers:
+        racer.close()
+
+
+@pytest.mark.parametrize("left", ["nothing", "a dead owner's", "an empty file"])
+def test_one_of_many_takers_gets_the_lease(racers: list[Racer], tmp_path: Path, left: str) -> None:
+    winners = set()
+    for number in range(ROUNDS):
+        directory = RunDirectory(tmp_path / str(number) / "run")
+        directory.prepare()
+        if left != "nothing":
+            dead = Lease(open_to_write(directory.lease_path))
+            if left == "a dead owner's":
+                dead.begin("the dead", takes_orders=True, is_renewed=True)
+            dead.release()
+        for racer in racers:
+            racer.say(directory.path)
+        assert [racer.hear() for racer in racers] == ["watched"] * RACERS
+
+        directory.path.with_name("go").touch()
+
+        found = [racer.hear() for racer in racers]
+        (token,) = filter(None, found)
+        assert directory.lease_owner()["token"] == token
+        winners.add(found.index(token))
+    assert len(winners) > 1, "the same one was first each time, so nobody raced"

@@ -1,0 +1,205 @@
+"""A lease without a lock is taken from the dead alone, and from nobody twice."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from lockless import HERE, Place, renew
+
+from holdfast.checkpoint.errors import CommitRefused
+from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.lease_file import LASTS_S
+from holdfast.runtime.run.ownership import Ownership
+from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+
+RECORD = RunRecord("a" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path / "run", monkeypatch)
+
+
+def test_second_job_is_told_at_once_how_a_dead_owner_is_recognised(place: Place) -> None:
+    lease = place.take()
+
+    with pytest.raises(RunDirectoryBusy) as caught:
+        place.directory.acquire_lease()
+
+    said = str(caught.value)
+    assert HERE in said
+    assert "no locks, so a dead owner shows only by 60 s without a sign of life" in said
+    assert "of which 60 s are left: --wait-lease 90 watches for that" in said
+    assert f"remove {place.directory.lease_path}" in said
+    lease.release()
+
+
+def test_lease_of_a_dead_owner_runs_out_by_the_watcher_s_clock_alone(place: Place) -> None:
+    """Its node is gone, and nobody can ask it."""
+    dead = place.take()
+    place.directory.create_record(RECORD)
+    claim = Ownership(place.directory.path, RECORD.run_id, dead.token)
+    for now, left in [(100.0, 60), (130.0, 30), (159.0, 1)]:
+        place.now = now
+        os.utime(place.directory.lease_path, (now * 1e7, now * 1e7))  # clocks of hosts differ
+        with pytest.raises(RunDirectoryBusy, match=f"of which {left} s are left"):
+            place.take()
+    claim.prove()
+
+    place.now = 160.0
+    lease = place.take()
+
+    assert place.owner["token"] == lease.token != dead.token
+    with pytest.raises(CommitRefused, match="another job has taken the lease"):
+        claim.prove()
+    assert sorted(os.listdir(place.directory.path)) == ["RUN.json", "lease"]
+    for one in (lease, dead):
+        one.release()
+
+
+def test_owner_that_wakes_up_while_its_lease_is_taken_keeps_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = place.take()
+    place.watch_to_the_end()
+    rename = Path.rename
+
+    def wake_up(path: Path, target: Path) -> Path:
+        renew(lease)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", wake_up)
+    with pytest.raises(RunDirectoryBusy, match=HERE):
+        place.take()
+
+    assert place.owner["token"] == lease.token
+    assert os.stat(place.directory.lease_path).st_nlink == 1
+    assert os.listdir(place.directory.path) == ["lease"]
+    lease.release()
+
+
+@pytest.mark.parametrize("moment", ["before the move", "after the move"])
+def test_taker_that_comes_second_gets_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    dead = place.take()
+    place.watch_to_the_end()
+    rename, others = Path.rename, list[Lease]()
+
+    def race(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        if moment == "before the move":
+            others.append(place.take())
+            return rename(path, target)
+        moved = rename(path, target)
+        others.append(place.directory.acquire_lease())
+        return moved
+
+    monkeypatch.setattr(Path, "rename", race)
+    with pytest.raises(RunDirectoryBusy, match="belongs to another job"):
+        place.take()
+
+    assert place.owner["token"] == others[0].token
+    assert os.listdir(place.directory.path) == ["lease"]
+    for one in (dead, *others):
+        one.release()
+
+
+def test_taker_leaves_a_lease_to_the_one_that_has_moved_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = place.take()
+    place.watch_to_the_end()
+    rename = Path.rename
+
+    def move_first(path: Path, target: Path) -> Path:
+        rename(path, path.with_name("moved"))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", move_first)
+    with pytest.raises(RunDirectoryBusy, match="its owner is just starting"):
+        place.take()
+
+    assert os.listdir(place.directory.path) == ["moved"]
+    dead.release()
+
+
+def test_taker_that_dies_in_between_leaves_a_free_directory(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = place.take()
+    place.watch_to_the_end()
+    with monkeypatch.context() as dying:
+        dying.setattr(Path, "unlink", _die)
+        with pytest.raises(KeyboardInterrupt):
+            place.take()
+
+    lease = place.directory.acquire_lease()
+
+    assert place.owner["token"] == lease.token
+    for one in (lease, dead):
+        one.release()
+
+
+def _die(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b"[]", b"\xff", b" " * (1 << 16)], ids=len)
+def test_lease_that_is_empty_or_torn_is_watched_like_any_other(place: Place, left: bytes) -> None:
+    """Its owner may be about to write it."""
+    place.directory.lease_path.write_bytes(left)
+    with pytest.raises(RunDirectoryBusy, match="its owner is just starting"):
+        place.take()
+    place.now += LASTS_S
+
+    place.take().release()
+
+
+def test_lock_that_this_host_cannot_see_is_respected(place: Place) -> None:
+    place.number = None
+    lease = place.take()
+    place.number = errno.ENOSYS
+    for place.now in (100.0, 1e6):
+        with pytest.raises(RunDirectoryBusy, match=r"cannot tell whether .* remove .*/run/lease"):
+            place.take()
+
+    lease.end()
+    place.take().release()
+    lease.release()
+
+
+def test_host_with_locks_respects_a_lease_that_is_renewed(place: Place) -> None:
+    lease = place.take()
+    place.number = None
+    place.watch_to_the_end()
+    assert renew(lease)
+    place.watch_to_the_end()
+
+    taken = place.take()
+
+    assert not taken.is_renewed
+    assert not renew(lease), "it is another job's by now"
+    assert place.owner["token"] == taken.token
+    for one in (lease, taken):
+        one.release()
+
+
+def test_dead_host_of_a_lock_is_told_as_one_that_the_server_must_notice(place: Place) -> None:
+    place.number = None
+    lease = place.take()
+    elsewhere = {**place.owner, "host": "node7"}
+    place.directory.lease_path.write_text(json.dumps(elsewhere))
+
+    with pytest.raises(RunDirectoryBusy) as caught:
+        place.take()
+
+    assert f"pid {os.getpid()} on host node7" in str(caught.value)
+    assert "if that host has died, the file server keeps its lock" in str(caught.value)
+    assert "--wait-lease 10min" in str(caught.value)
+    lease.release()
