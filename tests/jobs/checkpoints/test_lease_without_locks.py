@@ -1,0 +1,126 @@
+"""Jobs on a file system without locks: a killed one is followed, a living one is left alone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from workload import (
+    EVEN,
+    LONG,
+    PreparedJob,
+    Undisturbed,
+    Workload,
+    assert_refused,
+    assert_whole,
+    request_of,
+    wait_for_checkpoints,
+)
+
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.testing import JobRequest, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
+
+WITHIN_S = 60.0
+
+NO_LOCKS = """
+import errno, fcntl, os
+
+def flock(descriptor, kind, flock=fcntl.flock):
+    if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/lease"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return flock(descriptor, kind)
+
+fcntl.flock = flock
+"""
+"""Every Python of a job executes this first, as ``sitecustomize``."""
+
+HASTY = """
+from holdfast.runtime.run import lease_file
+lease_file.LASTS_S = 3.0
+"""
+"""For a job that follows one whose processes are all dead: nobody renews that lease."""
+
+
+@pytest.fixture
+def without_locks(tmp_path: Path) -> Mapping[str, str]:
+    """The environment of a host whose file system has no locks."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(NO_LOCKS)
+    return {"PYTHONPATH": str(folder)}
+
+
+def request(
+    workload: Workload, run_dir: Path, environment: Mapping[str, str], *options: str
+) -> JobRequest:
+    """Return a job on two workers, on a host with this environment."""
+    return request_of(workload, run_dir, workers=2, environment=environment, options=options)
+
+
+def hasty(request: JobRequest) -> PreparedJob:
+    return PreparedJob(**asdict(request), preparation=HASTY)
+
+
+def test_job_that_is_killed_without_locks_is_followed_by_the_next_one(
+    tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
+) -> None:
+    """Neither the death of its host nor that of its processes frees a lease without a lock."""
+    run_dir = tmp_path / "run"
+    with start_job(request(LONG, run_dir, without_locks)) as old:
+        wait_for_checkpoints(old, 1)
+        with start_job(request(LONG, run_dir, without_locks)) as rival:
+            assert_refused(rival.wait(), 76, "which pid", "supervises")
+        processes = old.processes()
+        old.signal(signal.SIGKILL)
+        old.signal(signal.SIGKILL, "holdfast-agent")
+        assert wait_all_ended(processes, WITHIN_S) == ()
+        assert "no locks (flock)" in old.stderr
+
+    with start_job(request(LONG, run_dir, without_locks)) as early:
+        assert_refused(early.wait(), 76, "no locks", "60 s without a sign of life", "--wait-lease")
+    with start_job(hasty(request(LONG, run_dir, without_locks, "--wait-lease", "60"))) as new:
+        job = new.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert "waiting for 60 s at most" in job.stderr
+    assert job.events("restored")
+    assert RunDirectory(run_dir).lease_owner()["ended"] is True
+
+
+def test_job_that_has_ended_without_locks_keeps_nobody_waiting(
+    tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
+) -> None:
+    run_dir = tmp_path / "run"
+    with start_job(request(EVEN, run_dir, without_locks)) as first:
+        assert first.wait().exit_code == 0
+    longer = replace(EVEN, epochs=6)
+
+    with start_job(request(longer, run_dir, without_locks)) as second:
+        job = second.wait()
+
+    assert_whole(job, longer, undisturbed(longer))
+
+
+def test_job_without_locks_is_taken_over_from_a_supervisor_that_was_killed(
+    tmp_path: Path, undisturbed: Undisturbed, without_locks: Mapping[str, str]
+) -> None:
+    """Its agent holds the lease meanwhile, and nobody waits."""
+    run_dir = tmp_path / "run"
+    plain = request(LONG, run_dir, without_locks)
+    gated = replace(plain, argv=[*plain.argv, "--gates", str(tmp_path), "--gate-steps", "60"])
+    with start_job(gated) as orphan:
+        orphan.wait_for("checkpoint")
+        orphan.signal(signal.SIGKILL)
+        with start_job(gated) as successor:
+            successor.wait_for("taken_over")
+            (tmp_path / "60").touch()
+            job = successor.wait()
+
+    assert_whole(job, LONG, undisturbed(LONG))
+    assert RunDirectory(run_dir).lease_owner()["ended"] is True
