@@ -19,6 +19,7 @@ from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.custom.kept_replica import kept_replica
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.fit.begun_epoch import as_begun
 from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.downloads import take_turns
 from holdfast.runtime.fit.fed_companion import of_pipeline
@@ -72,7 +73,7 @@ def fit(model: Any, call: FitCall) -> Any:
         return _empty_history(model, call)
     if is_refused(model, lambda: _first_inputs(call)):
         return keras.callbacks.History()
-    return _Training(model, call).run()
+    return _Training(model, as_begun(call, stages_of_script())).run()
 
 
 def take_over() -> None:

@@ -15,7 +15,7 @@ from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.training.training_job import TrainingJob
+from holdfast.runtime.training.training_job import FIRST_EPOCH, TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
 _PARTS = {
@@ -73,6 +73,7 @@ def check_same_run(
             f"the run in {context.run_dir} and the script differ in the {difference}; {_WAYS_OUT}"
         )
     _check_identity(context, job.identity, saved.cursor)
+    _check_first_epoch(context, job.work_plan.first_epoch, saved.cursor)
     before, now = saved.cursor.get("data"), job.data_fingerprint
     if before is not None and now is not None and before != now:
         raise UsageError(
@@ -91,6 +92,16 @@ def _check_identity(
                 f"the run in {context.run_dir} was begun with {_said(name, before)}, and the "
                 f"script has {_said(name, now)}: go back to that, {_WAYS_OUT}"
             )
+
+
+def _check_first_epoch(context: WorkerContext, mine: int, saved: Mapping[str, object]) -> None:
+    """Refuse epochs that are counted from elsewhere; older checkpoints do not tell."""
+    before = saved.get(FIRST_EPOCH, mine)
+    if before != mine:
+        raise UsageError(
+            f"the run in {context.run_dir} was begun with initial_epoch={before}, and the script "
+            f"has initial_epoch={mine}: go back to that, {_WAYS_OUT}"
+        )
 
 
 def _said(name: str, value: object) -> str:

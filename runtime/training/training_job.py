@@ -39,6 +39,9 @@ from holdfast.runtime.training.transaction import (
 from holdfast.runtime.weights.weights_source import WeightsSource
 from holdfast.runtime.worker.records import ShownTerms
 
+FIRST_EPOCH = "first epoch"
+"""The field of a manifest's cursor that tells how many epochs counted as done at the begin."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
@@ -147,6 +150,7 @@ class TrainingJob:
         return {
             "the number of the training": self.stage.number,
             **{f"the {name}": value for name, value in self.identity.items()},
+            "the first epoch": self.work_plan.first_epoch,
             "the number of epochs": self.work_plan.epochs,
             "the digest of the training data": self.data_fingerprint,
             "the digest of the validation data": (
@@ -162,7 +166,7 @@ class TrainingJob:
     @property
     def save_terms(self) -> SaveTerms:
         """The part of the job that the saver needs."""
-        fields = self.stage.into(self.identity)
+        fields = {**self.stage.into(self.identity), FIRST_EPOCH: self.work_plan.first_epoch}
         if self.data_fingerprint is not None:
             fields["data"] = self.data_fingerprint
         return SaveTerms(self.work_plan, self.retention, fields, self.numerics.to_json())

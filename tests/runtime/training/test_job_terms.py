@@ -104,6 +104,7 @@ def test_workers_compare_more_than_a_run_that_goes_on() -> None:
     assert card == {
         "the number of the training": 1,
         **{f"the {name}": value for name, value in SHUFFLED.items()},
+        "the first epoch": 0,
         "the number of epochs": 2,
         "the digest of the training data": data(23).fingerprint(),
         "the digest of the validation data": data(11).fingerprint(),
@@ -116,8 +117,9 @@ def test_checkpoint_holds_identity_samples_and_training() -> None:
         "data": data(23).fingerprint(),
         "stage": 2,
         "stage begin": 10,
+        "first epoch": 0,
     }
-    assert job(data=Bare(23)).save_terms.fields == SHUFFLED
+    assert job(data=Bare(23), first_epoch=4).save_terms.fields == {**SHUFFLED, "first epoch": 4}
 
 
 @pytest.mark.parametrize(

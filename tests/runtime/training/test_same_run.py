@@ -169,9 +169,14 @@ SCALED = {"scaling": RateScaling("sqrt", 4)}
             job(),
             "with steps per epoch 2, and the script has no steps per epoch: go back to that, begin",
         ),
+        (
+            saved(job(first_epoch=2)),
+            job(),
+            "with initial_epoch=2, and the script has initial_epoch=0: go back to that, begin",
+        ),
         (saved(job(), data="ab"), job(), "was begun with other samples (digest ab, now "),
     ],
-    ids=["seed", "rate no more", "rate now", "cut no more", "samples"],
+    ids=["seed", "rate no more", "rate now", "cut no more", "epochs", "samples"],
 )
 def test_run_that_was_begun_otherwise_is_refused_with_both_values(
     before: Manifest, now: TrainingJob, told: str
@@ -188,3 +193,9 @@ def test_samples_that_cannot_be_compared_are_taken() -> None:
 
     check_same_run(context, job(), [], saved(job(), data=None))
     check_same_run(context, job(), [], saved(job()))
+
+
+def test_run_of_an_older_version_does_not_tell_its_first_epoch() -> None:
+    context: Any = SimpleNamespace(run_dir="/run")
+
+    check_same_run(context, job(), [], saved(job(first_epoch=2), **{"first epoch": None}))
