@@ -21,6 +21,7 @@ import tensorflow as tf
 from holdfast.runtime.custom.captured_step import CapturedStep, Step, record
 from holdfast.runtime.custom.measured_values import Measured, MeasuredValues
 from holdfast.runtime.custom.step_logs import StepLogs
+from holdfast.runtime.loss.metric_kinds import leaf_metrics
 from holdfast.runtime.loss.state_kinds import StateKind, StateTrial, sums_tried_again
 from holdfast.runtime.model.model_rules import computes_in_float32
 from holdfast.runtime.model.tensors import Batch
@@ -87,7 +88,7 @@ def probe(step: Step, batch: Batch) -> Probe:
     whole, *parts = _cut(batch)
     tried, one, other = (_try(step, some) for some in (whole, *parts))
     measured = MeasuredValues.of(
-        step.model.metrics,
+        leaf_metrics(step.model.metrics),
         tried.measured,
         (one.measured, other.measured),
         _tolerance(step.model),

@@ -13,7 +13,7 @@ State that a layer keeps is tried in the same way: whether it is a mean, a sum, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -26,6 +26,7 @@ from holdfast.runtime.draws.equal_draws import equal_draws
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.loss.loss_parts import LossKinds
 from holdfast.runtime.loss.loss_terms import Kind
+from holdfast.runtime.loss.metric_kinds import MetricKinds, Values, metric_kinds
 from holdfast.runtime.loss.state_kinds import (
     StateKind,
     StateTrial,
@@ -76,8 +77,8 @@ class Finding:
 
     kinds: dict[bool, LossKinds]
     """What the terms are divided by, in training and in validation."""
-    by_batch: frozenset[str]
-    """Paths of metric variables that count batches, not samples."""
+    metrics: MetricKinds
+    """Which metrics have values of whole batches."""
     mixing: str | None
     """How the loss mixes samples, None if it does not."""
     states: dict[str, StateKind]
@@ -122,12 +123,19 @@ class Probe:
         small, double = self._values(training=True)
         kinds[True], of_training = _kinds(small, double)
         doubts += [*of_calm, *of_training]
-        by_batch = _unchanged(calm[0].metrics, calm[1].metrics)
+        metrics = metric_kinds(
+            self._sums.model_metrics, calm[0].metrics, calm[1].metrics, self._more_metrics
+        )
         states = self._states(small, double)
-        self._sums.learn(kinds, by_batch)
+        self._sums.learn(kinds, metrics.by_batch)
         mixing = self._difference(doubts)
-        self._sums.learn(kinds, by_batch, states)
-        return Finding(kinds, by_batch, mixing, states)
+        self._sums.learn(kinds, metrics.by_batch, states)
+        return Finding(kinds, metrics, mixing, states)
+
+    def _more_metrics(self) -> tuple[Values, Values]:
+        """Return the metrics' variables of Q, and of P and Q together."""
+        other, both = (self._of(some, training=False) for some in (self._q, self._pairs[2]))
+        return other.metrics, both.metrics
 
     def _values(self, *, training: bool) -> tuple[TermValues, TermValues]:
         """Return the terms of P, and of P twice."""
@@ -225,17 +233,6 @@ def _kind(small: Any, double: Any, doubts: list[str]) -> Kind:
         "a mean nor a sum over samples"
     )
     return Kind.MEAN
-
-
-def _unchanged(
-    small: Mapping[str, npt.NDArray[np.float64]], double: Mapping[str, npt.NDArray[np.float64]]
-) -> frozenset[str]:
-    """Return the metric variables that are the same when each sample stands there twice."""
-    return frozenset(
-        path
-        for path, value in small.items()
-        if np.any(value) and np.allclose(value, double[path], rtol=1e-3)
-    )
 
 
 def _rows(microbatch: Microbatch, rows: slice) -> Microbatch:

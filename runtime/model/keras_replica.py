@@ -39,6 +39,7 @@ from holdfast.runtime.draws.equal_draws import equal_draws
 from holdfast.runtime.draws.microbatch_draws import draws_from
 from holdfast.runtime.exchange.vector import aligned_vector
 from holdfast.runtime.loss.loss_scale import LossScale
+from holdfast.runtime.loss.metric_kinds import MetricKinds
 from holdfast.runtime.loss.state_kinds import notices_of
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.apart import apart
@@ -149,9 +150,22 @@ class KerasReplica:
         self._update(self._divisors(total, samples), self._borrowed.rows(total))
 
     def takes_overflow(self, total: FloatVector) -> bool:
-        """Return whether only gradients are not finite, and the optimizer skips such a step."""
+        """Return whether the step can be applied: see `_takes`."""
         last = self._layout.places[len(self._sums.roles.graded) - 1]
-        return self._scale.takes_overflow(total[last.stop :])
+        return self._takes(total, last.stop)
+
+    def _takes(self, total: FloatVector, gradients: int) -> bool:
+        """Return whether a total can be applied that is not finite; it begins with gradients.
+
+        A metric that is not finite is only shown.  Gradients may be not finite if the optimizer
+        skips such a step.
+        """
+        state, metrics = total[gradients : self._shape.gradient], total[self._shape.gradient :]
+        rest = np.concatenate([state, self._sums.measures.loss_entries(metrics)])
+        if not np.isfinite(rest).all():
+            return False
+        is_finite = bool(np.isfinite(total[:gradients]).all())
+        return is_finite or self._scale.takes_overflow(rest)
 
     def finish(self) -> None:
         """Replace the weights by their averages if the optimizer averages them, as fit does."""
@@ -166,7 +180,8 @@ class KerasReplica:
             for name in self._left_out
         )
         of_rows = model_rules.notices_of_rows(self._model.optimizer, self._sums.sparse)
-        return left_out + notices_of(self._sums.state_kinds) + of_rows
+        kinds = tuple(self._metric_kinds.notices())
+        return left_out + kinds + notices_of(self._sums.state_kinds) + of_rows
 
     @property
     def is_additive(self) -> bool:
@@ -215,8 +230,10 @@ class KerasReplica:
     def _try(self, first: Microbatch, mixing: BatchMixing) -> None:
         """Find out what the model's loss and state are made of, and trace the first graph."""
         finding = None
+        self._metric_kinds = MetricKinds()
         if not mixing.keeps_batches_whole:
             finding = Probe(self._model, self._sums, first).run()
+            self._metric_kinds = finding.metrics
         # It refuses what would also look like mixing.
         self._first_graph = self._graph(first, training=True)
         if finding is not None and mixing is BatchMixing.REFUSED:

@@ -71,8 +71,8 @@ class LoneReplica(KerasReplica):
             self._step(last, _Effect.ALWAYS)
 
     def takes_overflow(self, total: FloatVector) -> bool:
-        """Return whether only gradients are not finite, and the optimizer skips such a step."""
-        return self._scale.takes_overflow(total[1:])
+        """Return whether the step can be applied: see `_takes`."""
+        return self._takes(total, 1)
 
     def _make_ready(self) -> int:
         return _MARKS

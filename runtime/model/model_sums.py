@@ -101,6 +101,11 @@ class ModelSums:
         self._roles: Roles | None = None
         self._measures: Measures | None = None
 
+    @property
+    def model_metrics(self) -> tuple[Any, ...]:
+        """The model's metrics; some hold others."""
+        return tuple(self._model.metrics)
+
     def kind_of(self, variable: Any) -> StateKind:
         """Return what becomes of a variable over the parts of a batch."""
         return self.state_kinds.get(variable.path, StateKind.MEAN)

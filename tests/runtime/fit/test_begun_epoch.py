@@ -77,9 +77,7 @@ UNKNOWN: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("cursor", UNKNOWN.values(), ids=UNKNOWN)
-def test_checkpoint_that_does_not_tell_changes_nothing(
-    run: Run, cursor: dict[str, object]
-) -> None:
+def test_checkpoint_that_does_not_tell_changes_nothing(run: Run, cursor: dict[str, object]) -> None:
     run.save(14, cursor)
 
     assert as_begun(LATER, run.stages(SECOND)) is LATER
