@@ -7,6 +7,7 @@ compiled again, or has other variables.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.model.tensors import first_samples, shape_key
+
+_RATE, _OF_COMPILE = 2, 3
+"""In the parts of a replica: the learning rate, and how many stand before the variables."""
 
 _PLACE = "_holdfast_kept_replica"
 """The attribute of the model: so a model and its replica are forgotten together."""
@@ -39,8 +43,12 @@ class _Kept:
         )
 
 
-def kept_replica(model: Any, first: Microbatch, mixing: BatchMixing) -> Replica:
+def kept_replica(
+    model: Any, first: Microbatch, mixing: BatchMixing, tell: Callable[[str], None]
+) -> Replica:
     """Return the replica of ``model``: that of the ``fit`` before, if nothing has changed.
+
+    ``tell`` says what has changed since the model was compiled: Keras would keep its graphs.
 
     Raises:
         ProgramError: the model cannot be trained on several workers, as one sentence tells.
@@ -49,10 +57,26 @@ def kept_replica(model: Any, first: Microbatch, mixing: BatchMixing) -> Replica:
     if kept is not None and kept.is_for(_parts(model), _shapes(first, mixing)):
         replica: Replica = kept.replica
         return replica
+    changed = None if kept is None else _changed_since_compile(kept.parts, _parts(model))
+    if changed is not None:
+        tell(
+            f"{changed} of {model.name!r} has changed since compile(): that takes effect here; in "
+            "plain Keras it does so only after the next compile()"
+        )
     made = replica_of_keras(model, first, mixing)
     if isinstance(made, KerasReplica):  # another one has a state of its own
         object.__setattr__(model, _PLACE, _Kept(made, _parts(model), _shapes(first, mixing)))
     return made
+
+
+def _changed_since_compile(before: tuple[Any, ...], now: tuple[Any, ...]) -> str | None:
+    """Return what else the graphs of one compiled model are made of now, None for nothing."""
+    if len(before) < _OF_COMPILE or before[0] is not now[0]:
+        return None
+    if before[_RATE] is not now[_RATE]:
+        return "the schedule of the learning rate"
+    seen, known = ([id(part) for part in parts[_OF_COMPILE:]] for parts in (before, now))
+    return "what is trainable" if seen != known and set(seen) == set(known) else None
 
 
 def _parts(model: Any) -> tuple[Any, ...]:

@@ -173,7 +173,7 @@ class _Training:
         mixing = BatchMixing.of(job.microbatches, workers, is_accepted=is_accepted)
         first = job.first_microbatch
         with advice_on_parts(first.samples, job.microbatches, self._model.name, context.notify):
-            return kept_replica(self._model, first, mixing)
+            return kept_replica(self._model, first, mixing, context.notify)
 
     def _few_samples(self, job: TrainingJob, context: WorkerContext) -> str | None:
         if not isinstance(job.order, SampleOrder):

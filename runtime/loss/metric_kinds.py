@@ -31,9 +31,11 @@ class MetricKinds:
     of_parts: tuple[str, ...] = ()
     """Metrics whose value of a batch need not be the mean of those of its parts."""
 
-    def notices(self) -> Iterator[str]:
-        """Yield a line for each metric that may differ from that of plain Keras."""
+    def notices(self, left_out: Iterable[str] = ()) -> Iterator[str]:
+        """Yield a line for each metric that may differ from that of plain Keras, if it is shown."""
         for name in self.of_parts:
+            if name in left_out:
+                continue
             yield (
                 f"metric {name!r} is one value of a batch, not of its samples: it shows the mean "
                 "of its microbatches, and may differ from plain Keras; a metric class that adds "

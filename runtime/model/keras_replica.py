@@ -92,7 +92,7 @@ class KerasReplica:
         self._graphs = GraphCache()
         first = Microbatch(x, y, 0, weights)
         few = Batch.of(first_samples(first, _FEW))
-        _build(model, few)
+        self._unshown = _build(model, few)
         model_rules.check_trainable(model.trainable_variables)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
@@ -180,7 +180,8 @@ class KerasReplica:
             for name in self._left_out
         )
         of_rows = model_rules.notices_of_rows(self._model.optimizer, self._sums.sparse)
-        kinds = tuple(self._metric_kinds.notices())
+        left_out += tuple(map(model_rules.notice_of_unshown, self._unshown))
+        kinds = tuple(self._metric_kinds.notices(self._left_out))
         return left_out + kinds + notices_of(self._sums.state_kinds) + of_rows
 
     @property
@@ -321,11 +322,16 @@ class KerasReplica:
         return tf.constant(self._of_model.divisors(samples, metrics), tf.float32)
 
 
-def _build(model: Any, batch: Batch) -> None:
-    """Create all variables of model, loss and metrics by one call without training."""
+def _build(model: Any, batch: Batch) -> tuple[str, ...]:
+    """Create all variables of model, loss and metrics by one call without training.
+
+    Returns the names of what an own ``compute_metrics`` returns beside the results of metrics.
+    """
     prediction, _ = forward(model, batch, training=False)
-    update_metrics(model, batch, prediction)
+    returned = update_metrics(model, batch, prediction)
+    known = model.get_metrics_result()
     model.reset_metrics()
+    return tuple(name for name in returned or () if name not in known)
 
 
 def _no_sums(model: Any, sums: ModelSums, batch: Batch) -> list[Any]:

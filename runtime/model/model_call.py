@@ -70,8 +70,8 @@ def forward(model: Any, batch: Batch, *, training: bool) -> tuple[Any, Any]:
     return prediction, tf.cast(loss, tf.float32)
 
 
-def update_metrics(model: Any, batch: Batch, prediction: Any) -> None:
-    """Add a prediction to the model's metrics, as ``Model.fit`` does."""
-    model.compute_metrics(
+def update_metrics(model: Any, batch: Batch, prediction: Any) -> Any:
+    """Add a prediction to the model's metrics, as ``Model.fit`` does; return the logs."""
+    return model.compute_metrics(
         x=batch.x, y=batch.targets, y_pred=prediction, sample_weight=batch.weights
     )

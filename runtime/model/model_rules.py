@@ -150,6 +150,14 @@ def notices_of_rows(optimizer: Any, paths: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def notice_of_unshown(name: str) -> str:
+    """Return what a user should know of a value of ``compute_metrics`` that is no metric's."""
+    return (
+        f"{name!r}, which the model's compute_metrics returns, is left out: only results of "
+        "metrics are shown, by their own names; keep it in a keras.metrics.Metric of the model"
+    )
+
+
 def is_generator_state(variable: Any) -> bool:
     """Return whether the variable is the state of a ``keras.random.SeedGenerator``."""
     return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))

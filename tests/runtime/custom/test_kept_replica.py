@@ -27,10 +27,11 @@ def microbatch(samples: int = 4, width: int = 3, weights: Any = None) -> Microba
     return Microbatch(x, x[:, :1] * 2, 0, weights)
 
 
-def kept(model: Any, first: Microbatch) -> Any:
+def kept(model: Any, first: Microbatch, told: list[str] | None = None) -> Any:
     from holdfast.runtime.custom.kept_replica import kept_replica
 
-    return kept_replica(model, first, BatchMixing.REFUSED)
+    tell = ([] if told is None else told).append
+    return kept_replica(model, first, BatchMixing.REFUSED, tell)
 
 
 def test_next_fit_has_the_same_replica_for_batches_of_any_size(tf: SimpleNamespace) -> None:
@@ -55,16 +56,25 @@ def freeze(tf: SimpleNamespace, model: Any) -> None:
     model.layers[0].trainable = False
 
 
-@pytest.mark.parametrize("change", [compile_again, give_a_schedule, freeze])
-def test_changed_model_has_another_replica(
-    tf: SimpleNamespace, change: Callable[[SimpleNamespace, Any], None]
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (compile_again, []),
+        (give_a_schedule, ["the schedule of the learning rate of "]),
+        (freeze, ["what is trainable of "]),
+    ],
+)
+def test_changed_model_has_another_replica_and_what_keras_would_not_see_is_told(
+    tf: SimpleNamespace, change: Callable[[SimpleNamespace, Any], None], words: list[str]
 ) -> None:
     model = model_of(tf)
-    replica = kept(model, microbatch())
+    told: list[str] = []
+    replica = kept(model, microbatch(), told)
 
     change(tf, model)
 
-    assert kept(model, microbatch()) is not replica
+    assert kept(model, microbatch(), told) is not replica
+    assert [line.partition("'")[0] for line in told] == words
 
 
 def test_samples_with_weights_have_another_replica(tf: SimpleNamespace) -> None:

@@ -164,3 +164,21 @@ def test_a_metric_that_is_no_sum_is_left_out_and_named(tf: SimpleNamespace) -> N
     assert set(results) == {"loss", "mae"}
     (notice,) = replica.notices
     assert "metric 'largest' is left out" in notice
+
+
+def test_value_of_compute_metrics_that_no_metric_gives_is_named(tf: SimpleNamespace) -> None:
+    class Doubled(tf.keras.Model):
+        def compute_metrics(self, *arguments: Any, **by: Any) -> Any:
+            found = super().compute_metrics(*arguments, **by)
+            return {**found, "twice": 2 * found["mae"]}
+
+    def make(tf: SimpleNamespace) -> Any:
+        images = tf.keras.Input((6, 6, 1))
+        flat = tf.keras.layers.Flatten()(images)
+        model = Doubled(images, tf.keras.layers.Dense(1)(flat))
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    (notice,) = build(tf, make).notices
+
+    assert notice.startswith("'twice', which the model's compute_metrics returns, is left out")
