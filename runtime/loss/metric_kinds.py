@@ -54,7 +54,9 @@ class LeafMetric:
 def leaf_metrics(metrics: Iterable[Any]) -> Iterator[LeafMetric]:
     """Yield metrics and those within them, in the order of their variables."""
     for metric in metrics:
-        inner = getattr(metric, "metrics", None) or getattr(metric, "_metrics", ())
+        inner: tuple[Any, ...] = tuple(
+            getattr(metric, "metrics", ()) or getattr(metric, "_metrics", ())
+        )
         within = {id(v) for found in inner for v in found.variables}
         own = tuple(v for v in metric.variables if id(v) not in within)
         if own:

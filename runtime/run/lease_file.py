@@ -3,12 +3,12 @@
 With locks: ``flock``.  It belongs to the open file description, so each process that has
 inherited the descriptor holds it, and the kernel frees it when the last of them is gone.
 
-Without (Lustre mounted without ``flock``, NFS without a lock manager): whoever *makes* the
-file has the directory, and renews it.  Another job takes it from an owner that has said its
-end, or that has not renewed it for a minute by the taker's own clock.  It moves the file
-away, looks at what it has moved, and makes a new one.  Only one process can move a file, and
-only one can make it.  So of many takers one gets it, and a taker that dies in between leaves
-a free directory behind.
+Without (Lustre mounted without ``flock``, NFS without a lock manager): the process that
+*makes* the file has the directory, and renews it.  Another job takes it from an owner that
+has said its end, or that has not renewed it for a minute by the taker's own clock.  It moves
+the file away, looks at what it has moved, and makes a new one.  Only one process can move a
+file, and only one can make it.  So of many takers one gets it, and a taker that dies in
+between leaves a free directory behind.
 """
 
 from __future__ import annotations
