@@ -41,7 +41,7 @@ class Disk:
     def __init__(self, filesystem: FileSystem | None = None) -> None:
         self._files: FileSystem = filesystem if filesystem is not None else LocalFileSystem()
         self._downgrades: dict[str, None] = {}
-        self._watch: Watch = _unwatched
+        self._watch: Watch = unwatched
 
     @property
     def downgrades(self) -> tuple[str, ...]:
@@ -273,7 +273,7 @@ class ReadFile:
         return count
 
 
-def _unwatched(_change: int) -> None:
+def unwatched(_change: int) -> None:
     """Ignore what the disk does."""
 
 

@@ -98,6 +98,8 @@ class HostedWorker:
         self._connections: tuple[int, ...] = ()
         self.trainings = 0
         """How many trainings its script has begun."""
+        self.served = 0
+        """How often the host's writer, which may mend for it, has told of its disk."""
         self.is_at_end = False
         self.has_left = False
         self.limit: str | None = None

@@ -176,6 +176,8 @@ class WorkerHost:
         comes is silent too, and the others would wait for it in ``MPI_Init`` for ever.
         """
         watched = [h for h in self.workers if h.pid is not None and not h.is_condemned]
+        for hosted in watched:
+            hosted.served = self.writer.progress
         self._fencing.look(watched if self._has_guards else [], now)
         self.writer.look(now)
         self.pool.look(now)

@@ -46,7 +46,7 @@ class CheckpointCare:
         self._pruner = Pruner(self._steps, terms.whole_retention, self._marks)
         self._generation = terms.generation
         self.local = _local_level(plan, report)
-        mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id))
+        mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id, report.disk_moved))
         self._scrubber = Scrubber(
             self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
         )

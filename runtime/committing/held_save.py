@@ -84,7 +84,7 @@ class HeldSave:
 
     @property
     def contents(self) -> Contents:
-        """What is saved, without the world that has saved it."""
+        """What is saved: equal for two worlds that save the same state."""
         return self.step, tuple(record.pieces for record in self.records)
 
     @property

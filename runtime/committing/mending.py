@@ -1,14 +1,15 @@
 """A damaged checkpoint made whole from a second holder, instead of being given up.
 
-A restore asks for a mend, and so does the scrub of old steps.  A failure of a second holder
-is reported, and never fails the job.
+A restore asks for a mend, and so does the scrub of old steps.  The process that mends is the
+one that commits.  A failure of a second holder is reported, and never fails the job.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from holdfast.checkpoint.disk.disk import Watch, unwatched
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import MendResult
@@ -16,8 +17,8 @@ from holdfast.runtime.committing.mirror import Mirror
 from holdfast.runtime.committing.report import Report
 
 
-class SecondHolder(Protocol):
-    """Another place that may have parts that a run directory has lost."""
+class Holder(Protocol):
+    """Another place that may have what a run directory has lost."""
 
     @property
     def name(self) -> str:
@@ -26,6 +27,10 @@ class SecondHolder(Protocol):
     def steps(self) -> tuple[int, ...]:
         """Return the steps of this run that it has; raise ``CheckpointError`` if it is useless."""
 
+
+class SecondHolder(Holder, Protocol):
+    """A holder from which this process mends."""
+
     def mend(self, step: int) -> MendResult | None:
         """Make a step of the run directory whole; return None if the holder lacks the step.
 
@@ -33,11 +38,37 @@ class SecondHolder(Protocol):
         """
 
 
+_Some = TypeVar("_Some", bound=Holder)
+
+
 def mirrors(
-    store: CheckpointStore, repair_from: Path | None, run_id: str
-) -> tuple[SecondHolder, ...]:
+    store: CheckpointStore, repair_from: Path | None, run_id: str, watch: Watch = unwatched
+) -> tuple[Mirror, ...]:
     """Return the mirrors that the user has named of the run in ``store``."""
-    return () if repair_from is None else (Mirror(store, repair_from, run_id),)
+    return () if repair_from is None else (Mirror(store, repair_from, run_id, watch=watch),)
+
+
+def steps_of(
+    holders: tuple[_Some, ...], report: Report
+) -> tuple[frozenset[int], tuple[_Some, ...]]:
+    """Return the steps that any holder has, and the holders that are of use."""
+    found: set[int] = set()
+    useful = []
+    for holder in holders:
+        try:
+            found.update(holder.steps())
+            useful.append(holder)
+        except CheckpointError as error:
+            tell_failure(report, holder.name, None, str(error))
+    return frozenset(found), tuple(useful)
+
+
+def tell_failure(report: Report, holder: str, step: int | None, reason: str) -> None:
+    """Tell that a step, or any step if it is None, was not mended from a holder."""
+    report.record("mend_failed", step=step, reason=reason, holder=holder)
+    what = "no checkpoint" if step is None else f"checkpoint step {step}"
+    verb = "can be" if step is None else "was not"
+    report.notify(f"{what} {verb} mended from {holder}: {reason}")
 
 
 class Mender:
@@ -54,16 +85,8 @@ class Mender:
 
     def steps(self) -> frozenset[int]:
         """Return the steps that any holder has; a useless holder is not asked again."""
-        found: set[int] = set()
-        useful = []
-        for holder in self._holders:
-            try:
-                found.update(holder.steps())
-                useful.append(holder)
-            except CheckpointError as error:
-                self._tell_failure(holder, None, str(error))
-        self._holders = tuple(useful)
-        return frozenset(found)
+        found, self._holders = steps_of(self._holders, self._report)
+        return found
 
     def mend(self, step: int) -> MendResult | None:
         """Make a step whole from the first holder that can; return None if none of them can."""
@@ -71,7 +94,7 @@ class Mender:
             try:
                 result = holder.mend(step)
             except CheckpointError as error:
-                self._tell_failure(holder, step, str(error))
+                tell_failure(self._report, holder.name, step, str(error))
             else:
                 if result is not None:
                     self._tell(holder, result)
@@ -94,9 +117,3 @@ class Mender:
             f"checkpoint step {result.step} was mended, {result.taken} of {result.parts} parts "
             f"from {holder.name}{aside}"
         )
-
-    def _tell_failure(self, holder: SecondHolder, step: int | None, reason: str) -> None:
-        self._report.record("mend_failed", step=step, reason=reason, holder=holder.name)
-        what = "no checkpoint" if step is None else f"checkpoint step {step}"
-        verb = "can be" if step is None else "was not"
-        self._report.notify(f"{what} {verb} mended from {holder.name}: {reason}")

@@ -19,6 +19,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TypeVar
 
+from holdfast.checkpoint.disk.disk import Watch, unwatched
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid
 from holdfast.checkpoint.store.store import CheckpointStore
@@ -40,9 +41,17 @@ class Mirror:
     """Mends the checkpoints of one run from a mirror of its directory."""
 
     def __init__(
-        self, here: CheckpointStore, path: Path, run_id: str, call_within_s: float = _CALL_WITHIN_S
+        self,
+        here: CheckpointStore,
+        path: Path,
+        run_id: str,
+        call_within_s: float = _CALL_WITHIN_S,
+        *,
+        watch: Watch = unwatched,
     ) -> None:
+        """Take ``path`` for a mirror; ``watch`` is told that it reads, or is waited for."""
         self._path = path
+        self._watch = watch
         self._run_id = run_id
         self._call_within_s = call_within_s
         self._files = _WatchedFiles(path)
@@ -50,6 +59,7 @@ class Mirror:
         self._holders = Holders(
             here, CheckpointStore(path, self._files, here.key), self._refuse_if_given_up
         )
+        self._holders.there.disk.watch(watch)
 
     @property
     def name(self) -> str:
@@ -110,7 +120,10 @@ class Mirror:
             target=_settle, args=(result, work), name="holdfast-mirror", daemon=True
         ).start()
         while not wait([result], min(_LOOK_S, self._call_within_s)).done:
-            if self._files.waits_for_s() > self._call_within_s:
+            seconds = self._files.waits_for_s()
+            if seconds:
+                self._watch(0)  # that wait has a bound of its own
+            if seconds > self._call_within_s:
                 self._files.give_up()
                 raise MirrorUnusable(
                     f"{self._path} has not answered for {self._call_within_s:g} s; "

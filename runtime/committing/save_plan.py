@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.disk.filesystem import FileSystem
 from holdfast.checkpoint.format.digest import digest_of
 from holdfast.checkpoint.format.image_map import ImageMap
 from holdfast.checkpoint.format.key_file import KeyFile
@@ -25,6 +25,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
 from holdfast.checkpoint.upkeep.space import Space
 from holdfast.runtime.committing.local_level import LocalTerms
+from holdfast.runtime.run.owned_store import owned_store
 from holdfast.runtime.run.ownership import Ownership
 
 
@@ -118,8 +119,7 @@ class SavePlan:
         Raises ``KeyUnusable`` if the key is no longer at the path where the job found it.
         """
         key = None if self.key_file is None else self.key_file.read()
-        fenced = LocalFileSystem(self.run_dir, self.ownership.prove)
-        return CheckpointStore(self.run_dir, fenced if files is None else files, key)
+        return owned_store(self.ownership, key, files)
 
     def image_map(self) -> ImageMap:
         """Return where each byte of a save lies in memory."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import mmap
@@ -27,9 +28,11 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
-from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave, Parts
+from holdfast.runtime.committing.kept_images import KeptImages
+from holdfast.runtime.committing.mend_order import MendOrder
+from holdfast.runtime.committing.mending import Mender, SecondHolder, mirrors
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
 from holdfast.runtime.committing.writer_report import WriterReport
@@ -107,7 +110,7 @@ class HostWriter:
         if self._committer is not None:
             self._committer.close(0.0)
         self._plan, self._committer = plan, None
-        self._report.begin(plan)
+        self._report.begin(plan.run_dir, plan.run_id)
         with contextlib.suppress(CheckpointError, OSError):  # each save tries again
             self._ready()
 
@@ -230,20 +233,29 @@ class HostWriter:
         return save.step
 
     def _mend(self, message: Message) -> None:
-        """Mend a step on the disk from its kept images, if there are any."""
-        step = message["step"]
-        answer: Message = {"kind": "mended", "step": step, "reason": None, "result": None}
-        save = self._kept
-        if save is None or save.step != step:
-            answer["reason"] = "there are no snapshots of it in memory"
-        else:
-            try:
-                here = self._ready().store
-                holders = Holders(here, save.as_store(here))
-                answer["result"] = asdict(mend_step(holders, step, run_id=save.plan.run_id))
-            except (CheckpointError, OSError) as error:
-                answer["reason"] = str(error)
+        """Mend a step on the disk from its kept images, or from a copy of the run directory."""
+        order = MendOrder.of(message)
+        answer: Message = {"kind": "mended", "step": order.step, "reason": None, "result": None}
+        self._report.begin(order.run_dir, order.run_id)
+        # The care of the launch before would take what a mend has staged for a dead save's.
+        if self._committer is not None:
+            self._committer.close(_CARE_ENDS_WITHIN_S)
+            self._committer = None
+        try:
+            found = Mender(self._report, self._holders_of(order)).mend(order.step)
+            answer["result"] = found and asdict(found)
+        except (CheckpointError, OSError) as error:
+            answer["reason"] = str(error)
         self._send(answer)
+
+    def _holders_of(self, order: MendOrder) -> tuple[SecondHolder, ...]:
+        here, watch = order.open_store(), self._report.disk_moved
+        here.disk.watch(watch)
+        kept = self._kept
+        is_of_run = kept is not None and kept.plan.run_id == order.run_id
+        images = (KeptImages(here, kept),) if kept is not None and is_of_run else ()
+        copies = (mirrors(here, path, order.run_id, watch) for path in order.copies)
+        return (*images, *itertools.chain.from_iterable(copies))
 
     @property
     def _kept(self) -> HeldSave | None:

@@ -6,8 +6,8 @@ import contextlib
 import math
 import threading
 import time
+from pathlib import Path
 
-from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel
@@ -17,22 +17,24 @@ _TOLD_EVERY_S = 1.0
 
 
 class WriterReport:
-    """Writes into the journal of the newest plan's run; shows sentences through the agent."""
+    """Writes into the journal of the run that it works for; shows sentences through the agent."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._run: tuple[Path, str] | None = None
         self._journal: Journal | None = None
         self._moving = threading.Lock()
         self._being_written = 0
         self._told = -math.inf
 
-    def begin(self, plan: SavePlan) -> None:
-        """Write into the journal of this plan's run from now on."""
+    def begin(self, run_dir: Path, run_id: str) -> None:
+        """Write into the journal of this run from now on."""
+        if (run_dir, run_id) == self._run:
+            return
         self.close()
-        path = RunDirectory(plan.run_dir).journal_path
-        self._journal = Journal(
-            path, run_id=plan.run_id, source="snapshot writer", is_required=False
-        )
+        self._run = run_dir, run_id
+        path = RunDirectory(run_dir).journal_path
+        self._journal = Journal(path, run_id=run_id, source="snapshot writer", is_required=False)
 
     def record(self, event: str, /, **fields: object) -> None:
         """Write an event into the journal."""

@@ -1,7 +1,7 @@
 """The snapshots that outlived their workers: the agent's memory as a second holder of one step.
 
-The process that keeps the snapshots mends a damaged step on the disk from them.  If the
-disk is full or gone, it cannot take the step at all.  Then a worker maps the images and
+The host's writer, which keeps the snapshots, mends a damaged step on the disk from them.  If
+the disk is full or gone, it cannot take the step at all.  Then a worker maps the images and
 reads the step straight from memory, like files.
 """
 
@@ -12,13 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointInvalid, MendImpossible
+from holdfast.checkpoint.errors import CheckpointInvalid
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.mend import MendResult
-from holdfast.runtime.committing.mending import SecondHolder, mirrors
-from holdfast.runtime.saving.local_terms import local_terms
+from holdfast.runtime.committing.kept_images import NAME
 from holdfast.runtime.worker.context import WorkerContext
 
 
@@ -33,25 +31,12 @@ class AgentMemory:
     @property
     def name(self) -> str:
         """The holder's name in messages."""
-        return "snapshots in memory"
+        return NAME
 
     def steps(self) -> tuple[int, ...]:
         """Return the step that the snapshots hold, or nothing if there are none."""
         step = self._ask({"kind": "keeps"}).get("step")
         return () if step is None else (int(step),)
-
-    def mend(self, step: int) -> MendResult | None:
-        """Let the agent's writer mend the step on the disk; None if it has no snapshots of it.
-
-        Raises ``MendImpossible`` if the step cannot be mended.
-        """
-        if step not in self.steps():
-            return None
-        answer = self._ask({"kind": "mend", "step": step})
-        found = answer.get("result")
-        if found is None:
-            raise MendImpossible(step, answer.get("reason") or "the agent does not answer")
-        return MendResult(**{**found, "faults": tuple(found["faults"])})
 
     def open(self, step: int) -> CheckpointStore:
         """Return the snapshots of a step, to be read like a run directory's checkpoints.
@@ -90,17 +75,3 @@ def _map(step: int, path: Path) -> memoryview:
             os.close(fd)
     except (OSError, ValueError) as error:
         raise CheckpointInvalid(step, f"its snapshots cannot be mapped: {error}") from error
-
-
-def second_holders(context: WorkerContext) -> tuple[SecondHolder, ...]:
-    """Return the second holders of a run, in the order in which they are asked.
-
-    Their number is the same on all workers.
-    """
-    memory = () if context.ask_agent is None else (AgentMemory(context),)
-    config = context.config
-    store, local = context.open_store(), local_terms(config)
-    is_there = local is not None and local.directory.is_dir()
-    nearby = mirrors(store, local.directory if local and is_there else None, config.run_id)
-    copies = mirrors(store, config.options.repair_from, config.run_id)
-    return (*memory, *nearby, *copies)

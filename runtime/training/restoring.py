@@ -6,7 +6,7 @@ sent before all shards have verified.  Nothing is loaded before all workers have
 everything.  If a step fails for one worker, all reject it.  A step that cannot be read just
 now is tried again for a while (`shared_tries`), and is not rejected when it is given up.
 
-If there is a second holder, rank 0 mends a rejected step from it, and all read the step
+If there is a second holder, rank 0 has a rejected step mended from it, and all read the step
 once more.  A step that only a second holder has is a candidate like any other.  If it is
 newer than all steps here, the disk has lost it.
 """
@@ -25,7 +25,6 @@ from holdfast.checkpoint.store.reader import Restored
 from holdfast.checkpoint.store.state_reader import StateReader
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.patience import IMPATIENT
-from holdfast.runtime.committing.mending import Mender
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.replica import Replica
@@ -33,8 +32,8 @@ from holdfast.runtime.reading.nothing_left import refuse_to_begin
 from holdfast.runtime.reading.shared_tries import WAITS, SharedTries, Target, Waits
 from holdfast.runtime.run.intruder import intruder_in
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving.agent_memory import AgentMemory, second_holders
-from holdfast.runtime.saving.own_way import ContextReport
+from holdfast.runtime.saving.agent_memory import AgentMemory
+from holdfast.runtime.saving.ordered_mends import mends_of
 from holdfast.runtime.training.job_state import JobState, was_over
 from holdfast.runtime.training.same_work import check_same_run
 from holdfast.runtime.training.training_job import TrainingJob
@@ -67,9 +66,9 @@ class JobRestore:
         self._state = state
         self._store = context.open_store()
         self._memory = AgentMemory(context)
-        self._mender = Mender(ContextReport(context), second_holders(context))
+        self._mends = mends_of(context, self._memory)
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
-        self._has_second_holder = self._mender.has_holders
+        self._has_second_holder = self._mends.has_holders
         self._tries = SharedTries(context, waits)
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, by step."""
@@ -137,7 +136,7 @@ class JobRestore:
         # The agent answers once it has finished the mends that a dead worker asked for.
         memory = set(self._memory.steps())
         here = set(self._store.steps())
-        steps = sorted(here | self._mender.steps(), reverse=True)
+        steps = sorted(here | self._mends.steps(), reverse=True)
         mine = self._job.stage.may_have
         return [_Candidate(step, step in here, step in memory) for step in steps if mine(step)]
 
@@ -162,10 +161,10 @@ class JobRestore:
         return restored
 
     def _is_mended(self, communicator: Communicator, step: int) -> bool:
-        """Return whether rank 0 has made a step whole, or found it so."""
+        """Return whether rank 0 has had a step made whole, or found so."""
         if not self._has_second_holder:
             return False
-        is_whole = communicator.rank == 0 and self._mender.mend(step) is not None
+        is_whole = communicator.rank == 0 and self._mends.mend(step) is not None
         return bool(json.loads(_from_first(communicator, json.dumps(is_whole))))
 
     def _read(

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.owned_store import owned_store
 from holdfast.runtime.run.ownership import Ownership
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import key_in
@@ -77,9 +77,8 @@ class WorkerContext:
             UsageError: the key is no longer in its file.
         """
         config = self.config
-        fence = Ownership(self.run_dir, config.run_id, config.lease_token).prove
-        files = LocalFileSystem(self.run_dir, fence)
-        return CheckpointStore(self.run_dir, files, key_in(config.key_file))
+        ownership = Ownership(self.run_dir, config.run_id, config.lease_token)
+        return owned_store(ownership, key_in(config.key_file))
 
 
 _current: WorkerContext | None = None

@@ -7,8 +7,8 @@ that is not complete yet.  When all workers have died, it is told the complete s
 
 A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
 nothing here waits for the writer's end.  Every wait for an answer has a bound.  It begins
-anew with each thing that the writer's disk has done, and grows only with the files that are being
-written: a sync of a large file takes long, and tells nothing before its end.
+anew with each read and each durable file of the writer.  It grows only with the files in
+hand: a sync of a large file takes long, and tells nothing before its end.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class WriterLink:
         self._progressed = 0.0
         self._being_written = 0
         """Bytes of the files that the writer's disk is busy with."""
+        self.progress = 0
+        """How often a writer has told that its disk does something."""
 
     @property
     def pid(self) -> int | None:
@@ -142,11 +144,14 @@ class WriterLink:
     def ask(self, question: Message, then: Then) -> None:
         """Pass a question on, then call ``then`` with the answer, or the reason why none comes.
 
-        Several questions may wait at once: the writer answers in order.
+        Several questions may wait at once: the writer answers in order.  A mend is no business
+        of what a lost writer has known, so another one is started for it.
         """
-        kind = _ANSWERS[question["kind"]]
+        kind, reason = _ANSWERS[question["kind"]], "there is no process that writes snapshots"
+        if self._channel is None and question["kind"] == "mend":
+            _, reason = self._channel_or_reason()
         if self._channel is None:
-            then(_no_answer(kind, "there is no process that writes snapshots"))
+            then(_no_answer(kind, reason))
             return
         self._asked.append((kind, then))
         self._progressed = self._clock()
@@ -224,6 +229,7 @@ class WriterLink:
         self._progressed = self._clock()
         if message["kind"] == "progress":
             self._being_written = message["bytes"]
+            self.progress += 1
             return
         if message["kind"] == "notice":
             self._owner.on_writer_notice(message)

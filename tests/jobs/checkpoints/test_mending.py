@@ -64,6 +64,7 @@ def test_job_resumes_from_the_newest_step_although_it_was_damaged(
     assert_whole(job, TRAINED, undisturbed(TRAINED))
     (repaired,) = job.events("mended")
     assert (repaired["step"], repaired["taken"]) == (newest, 1)
+    assert repaired["source"] == "snapshot writer"
     assert job.events("restored")[-1]["step"] == newest
     assert job.stderr.count(f"checkpoint step {newest} was mended, 1 of ") == 1
 

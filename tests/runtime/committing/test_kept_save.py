@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 from host_saves import STEP, Workers, plan_of, saved_steps
-from host_writer import Disk, RunningWriter
+from host_writer import Disk, RunningWriter, journal
 
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.upkeep import mend as repair
-
-NOT_KEPT = "there are no snapshots of it in memory"
 
 
 def damage(run_dir: Path) -> None:
@@ -32,13 +30,12 @@ def test_damage_on_the_disk_is_mended_from_memory(
     damage(tmp_path)
 
     writer.being_written.clear()
-    answer = writer.ask("mend", step=STEP)
+    answer = writer.mend(tmp_path, STEP)
 
-    assert answer["reason"] is None
     assert len(answer["result"]["faults"]) > 2
     assert 18_000 < max(writer.being_written) < 36_000, "the agent waits for a file, not for all"
     assert saved_steps(tmp_path) == (STEP,)
-    assert writer.ask("mend", step=STEP)["result"]["faults"] == []
+    assert writer.mend(tmp_path, STEP)["result"]["faults"] == []
 
 
 def test_only_the_newest_save_is_kept(
@@ -48,8 +45,8 @@ def test_only_the_newest_save_is_kept(
     writer.save(workers, 40, 2)
 
     assert writer.kept() == 40
-    assert writer.ask("mend", step=30)["reason"] == NOT_KEPT
-    assert writer.ask("mend", step=50)["reason"] == NOT_KEPT
+    assert writer.mend(tmp_path, 30)["result"] is None
+    assert writer.mend(tmp_path, 50)["result"] is None
 
 
 def test_last_whole_save_is_kept_beside_the_next(
@@ -60,8 +57,8 @@ def test_last_whole_save_is_kept_beside_the_next(
     assert writer.settle() == 30
     damage(tmp_path)
 
-    assert writer.ask("mend", step=40)["reason"] == NOT_KEPT
-    assert writer.ask("mend", step=30)["reason"] is None
+    assert writer.mend(tmp_path, 40)["result"] is None
+    assert writer.mend(tmp_path, 30)["result"]
     assert saved_steps(tmp_path) == (30,)
 
 
@@ -75,7 +72,7 @@ def test_what_is_kept_is_never_what_workers_write_over(
     damage(tmp_path)
 
     assert writer.kept() == 40
-    assert writer.ask("mend", step=40)["reason"] is None
+    assert writer.mend(tmp_path, 40)["result"]
     shutil.rmtree(tmp_path / "checkpoints" / "step-000000000030")
     assert saved_steps(tmp_path) == (40,)
 
@@ -91,9 +88,10 @@ def test_no_memory_to_mend_with_costs_nothing_that_is_kept(
 
     with monkeypatch.context() as patched:
         patched.setattr(repair, "bytearray", refuse, raising=False)
-        assert "no memory for shard 0" in writer.ask("mend", step=STEP)["reason"]
+        assert writer.mend(tmp_path, STEP)["result"] is None
+    assert "no memory for shard 0" in journal(tmp_path, "mend_failed")[0]["reason"]
 
-    assert writer.ask("mend", step=STEP)["reason"] is None
+    assert writer.mend(tmp_path, STEP)["result"]
     assert saved_steps(tmp_path) == (STEP,)
 
 
@@ -118,16 +116,19 @@ def test_save_that_the_disk_refused_is_kept_and_may_be_read_from_memory(
             image = workers.buffers[1][base : base + shard.size]
             memory.seek(base)
             assert memory.read(shard.size) == image
-    assert "ENOSPC" in writer.ask("mend", step=STEP)["reason"]
+    assert writer.mend(tmp_path, STEP)["result"] is None
+    assert "ENOSPC" in journal(tmp_path, "mend_failed")[0]["reason"]
     disk.is_full = False
-    assert writer.ask("mend", step=STEP)["reason"] is None
+    assert writer.mend(tmp_path, STEP)["result"]
     assert saved_steps(tmp_path) == (STEP,)
 
 
-def test_nothing_is_kept_before_the_first_save(workers: Workers, writer: RunningWriter) -> None:
+def test_nothing_is_kept_before_the_first_save(
+    workers: Workers, writer: RunningWriter, tmp_path: Path
+) -> None:
     assert writer.kept() is None
     assert writer.ask("open") == {"kind": "opened", "step": None}
-    assert writer.ask("mend", step=STEP)["reason"] == NOT_KEPT
+    assert writer.mend(tmp_path, STEP)["result"] is None
 
 
 @pytest.mark.parametrize("flip", [Workers.flip_a_bit, Workers.flip_a_record])
@@ -146,7 +147,7 @@ def test_damaged_save_does_not_replace_what_is_kept(
     assert writer.kept() == 30
     assert writer.ask("open")["step"] == 30
     damage(tmp_path)
-    assert writer.ask("mend", step=30)["reason"] is None
+    assert writer.mend(tmp_path, 30)["result"]
     assert saved_steps(tmp_path) == (30,)
 
 
@@ -200,7 +201,7 @@ def test_save_of_the_stage_before_is_kept_until_the_next_one_is_complete(
     damage(tmp_path)
 
     assert writer.kept() == 30
-    assert writer.ask("mend", step=30)["reason"] is None
+    assert writer.mend(tmp_path, 30)["result"]
     assert saved_steps(tmp_path) == (30,)
     writer.save(other, 40, 2)
     assert writer.kept() == 40

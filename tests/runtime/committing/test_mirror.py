@@ -76,8 +76,8 @@ def test_new_run_begins_although_the_holder_is_of_another(
 
 
 def _of_run(run_id: str, init: Callable[..., None]) -> Callable[..., None]:
-    def made(mirror: Mirror, run_dir: Path, path: Path, _run_id: str) -> None:
-        init(mirror, run_dir, path, run_id)
+    def made(mirror: Mirror, run_dir: Path, path: Path, _run_id: str, **others: object) -> None:
+        init(mirror, run_dir, path, run_id, **others)
 
     return made
 

@@ -44,7 +44,7 @@ def test_signed_checkpoint_that_is_mended_from_memory_is_signed_again(
     before = (step / "MANIFEST.json").read_bytes()
     (step / lost).unlink()
 
-    assert writer.ask("mend", step=STEP)["reason"] is None
+    assert writer.mend(tmp_path / "run", STEP, key_file)["result"]
 
     assert verify_step(store, STEP).is_valid
     assert (step / "MANIFEST.json").read_bytes() == before
@@ -92,7 +92,8 @@ def test_save_of_the_stage_before_is_kept_when_the_key_of_the_next_one_is_gone(
     assert writer.settle() is None
 
     assert (writer.kept(), writer.ask("open")["step"]) == (STEP, None)
-    assert f"not {key_file.key_id}" in writer.ask("mend", step=STEP)["reason"]
+    reason = writer.mend(tmp_path / "run", STEP, key_file)["reason"]
+    assert f"not {key_file.key_id}" in reason
     reasons = [r["reason"] for r in journal(tmp_path / "run", "checkpoint_failed")]
     assert "ENOSPC" in reasons[0]
     assert f"not {key_file.key_id}" in reasons[1]

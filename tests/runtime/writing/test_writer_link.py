@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from copied_saves import STATE, CopiedSaves
 
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.runtime.committing.mend_order import MendOrder
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Message
@@ -84,6 +86,10 @@ class Agent:
         self.link.ask(question, found.append)
         self.wait_until(lambda: bool(found))
         return found[0]
+
+    def mend_of(self, step: int, *copies: Path) -> Message:
+        """Return the order to mend a step."""
+        return MendOrder(step, self.run_dir, "run", "", None, copies).as_json()
 
     def stop_writer(self) -> int:
         assert self.link.pid is not None
@@ -224,7 +230,7 @@ def test_durable_save_is_kept_by_the_writer_that_follows_its_writer(agent: Agent
     assert agent.settle() == 10
     next(agent.run_dir.glob("checkpoints/step-*/shard-*")).write_bytes(b"rubbish")
 
-    assert agent.ask({"kind": "mend", "step": 10})["reason"] is None
+    assert agent.ask(agent.mend_of(10))["result"]
     assert agent.outcomes == [("saved", 1)]
 
 
@@ -289,9 +295,8 @@ def test_damage_on_the_disk_is_mended_by_the_process(agent: Agent) -> None:
     shards = sorted(agent.run_dir.glob("checkpoints/step-*/shard-*"))
     shards[0].write_bytes(b"rubbish")
 
-    answer = agent.ask({"kind": "mend", "step": 10})
+    answer = agent.ask(agent.mend_of(10))
 
-    assert answer["reason"] is None
     assert answer["result"]["taken"] >= 1
     assert shards[0].stat().st_size > 10000
 
@@ -299,14 +304,27 @@ def test_damage_on_the_disk_is_mended_by_the_process(agent: Agent) -> None:
 def test_nobody_waits_for_a_mend_of_a_writer_that_is_dead(agent: Agent) -> None:
     writer = agent.stop_writer()
     found: list[Message] = []
-    agent.link.ask({"kind": "mend", "step": 10}, found.append)
+    agent.link.ask(agent.mend_of(10), found.append)
     os.kill(writer, signal.SIGKILL)
 
     agent.wait_until(lambda: bool(found))
 
     assert "has died" in found[0]["reason"]
-    agent.link.ask({"kind": "mend", "step": 10}, found.append)
+    agent.link.ask({"kind": "keeps"}, found.append)
     assert "no process" in found[1]["reason"]
+
+
+def test_mend_finds_a_writer_although_the_last_one_has_died(agent: Agent, tmp_path: Path) -> None:
+    """A copy of the run directory has the parts, whatever a lost writer has kept."""
+    agent.save(attempt=1)
+    shutil.copytree(agent.run_dir / "checkpoints", tmp_path / "copy" / "checkpoints")
+    next(agent.run_dir.glob("checkpoints/step-*/shard-*")).write_bytes(b"rubbish")
+    agent.kill_writer()
+
+    answer = agent.ask(agent.mend_of(10, tmp_path / "copy"))
+
+    assert answer["result"]["taken"] >= 1
+    assert restore(CheckpointStore(agent.run_dir), 10, run_id="run").manifest.step == 10
 
 
 def test_several_may_ask_and_each_is_answered(agent: Agent) -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_saves import LAUNCH, Copied, Workers
+from host_saves import LAUNCH, RUN, Copied, Workers
 
+from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.runtime.committing.mend_order import MendOrder
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.writer import HostWriter
 from holdfast.runtime.run.journal import Record, read_journal
@@ -45,6 +47,10 @@ class RunningWriter:
         """Save the state of a step; return the answer."""
         self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
         return self.answer()
+
+    def mend(self, run_dir: Path, step: int, key_file: KeyFile | None = None) -> Message:
+        """Order a mend, as the workers of a run without copies do."""
+        return self.ask(**MendOrder(step, run_dir, RUN, "", key_file).as_json())
 
     def ask(self, kind: str, **fields: Any) -> Message:
         """Ask a question; the writer answers in order, so no other answer may come first."""
