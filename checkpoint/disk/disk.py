@@ -85,8 +85,24 @@ class Disk:
         return tuple(name for name in self.names(path) if isinstance(name, DirectoryName))
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename; fails with ``EEXIST`` or ``ENOTEMPTY`` if there is a ``target``."""
-        _complete("rename", source, lambda: self._files.rename_noreplace(source, target))
+        """Rename; fails with ``EEXIST`` or ``ENOTEMPTY`` if there is a ``target``.
+
+        A client of a server asks again when an answer is lost, and is told that the source is
+        gone, or that the target exists.  So no failure counts if the target is the source.
+        """
+        moved = self._identity(source)
+        try:
+            _complete("rename", source, lambda: self._files.rename_noreplace(source, target))
+        except StorageFailed:
+            if moved is None or self._identity(target) != moved:
+                raise
+
+    def _identity(self, path: Path) -> tuple[int, int] | None:
+        """Return what tells ``path`` from all others, None if that cannot be told."""
+        try:
+            return _complete("look at", path, lambda: self._files.identity(path))
+        except StorageFailed:
+            return None
 
     def fsync_directory(self, path: Path) -> None:
         """Make the names in a directory durable; record a downgrade where that is unsupported."""

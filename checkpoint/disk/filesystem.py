@@ -91,6 +91,9 @@ class FileSystem(Protocol):
     def is_directory(self, path: Path) -> bool:
         """Return whether ``path`` is a directory itself, not a link to one."""
 
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Return what tells the file or directory ``path`` from every other that exists."""
+
     def unlink(self, path: Path) -> None:
         """Remove a file."""
 
@@ -202,6 +205,12 @@ class LocalFileSystem:
         except FileNotFoundError:
             return False
         return stat.S_ISDIR(found.st_mode)
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Return device and inode, by fstatat(2)."""
+        with self._parent(path) as parent:
+            found = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+        return found.st_dev, found.st_ino
 
     def unlink(self, path: Path) -> None:
         """Remove a name; the file itself goes with its last name."""

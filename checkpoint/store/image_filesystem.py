@@ -105,6 +105,10 @@ class ImageFileSystem:
         """Refuse."""
         _refuse()
 
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Refuse: nothing is renamed."""
+        _refuse()
+
     def unlink(self, path: Path) -> None:
         """Refuse."""
         _refuse()

@@ -318,3 +318,40 @@ def test_file_that_cannot_be_written_is_told_to_its_end() -> None:
         disk.write_durably(FILE, BUFFERS)
 
     assert told == [8, -8]
+class LostAnswer(LocalFileSystem):
+    """A server that renames; the client asks again, since no answer came, and is told this."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        super().rename_noreplace(source, target)
+        raise OSError(self._number, "the answer to the second question")
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EEXIST, errno.EIO, errno.ESTALE])
+def test_rename_whose_answer_was_lost_is_one_that_was_done(number: int, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").write_text("contents")
+
+    Disk(LostAnswer(number)).rename(tmp_path / "old", tmp_path / "new")
+
+    assert (tmp_path / "new" / "file").read_text() == "contents"
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_rename_that_found_another_one_at_its_target_has_failed(
+    *, has_source: bool, tmp_path: Path
+) -> None:
+    """Somebody else has removed the source, and made the target."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file").write_text("another's")
+    if has_source:
+        (tmp_path / "old").mkdir()
+
+    with pytest.raises(StorageFailed) as failure:
+        Disk().rename(tmp_path / "old", tmp_path / "new")
+
+    assert failure.value.errno == (errno.EEXIST if has_source else errno.ENOENT)
+    assert (tmp_path / "new" / "file").read_text() == "another's"

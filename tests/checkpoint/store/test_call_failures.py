@@ -100,7 +100,7 @@ def test_every_kind_of_call_is_among_those_that_fail() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_only_closing_what_was_read_may_fail_unnoticed(number: int) -> None:
+def test_only_closing_what_was_read_and_telling_files_apart_may_fail_unnoticed(number: int) -> None:
     """A failing call fails the save, unless nothing depends on it."""
     for call in calls_of_save():
         filesystem = saved_once()
@@ -111,8 +111,7 @@ def test_only_closing_what_was_read_may_fail_unnoticed(number: int) -> None:
         if failure is None:
             operation, path = filesystem.calls[call].split()
             readers = [c for c in filesystem.calls[:call] if c == f"open_read {path}"]
-            assert operation == "close"
-            assert readers
+            assert operation == "identity" or (operation == "close" and readers)
 
 
 def test_message_of_a_failed_save_names_call_path_values_and_way_out() -> None:

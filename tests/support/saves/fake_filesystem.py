@@ -220,6 +220,11 @@ class FakeFileSystem:
         except FileNotFoundError:
             return False
 
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Return the address of the node."""
+        self._enter("identity", path)
+        return 0, id(self._find(path))
+
     def unlink(self, path: Path) -> None:
         """Remove a file."""
         self._enter("unlink", path)
