@@ -84,6 +84,23 @@ class Disk:
         """Return the names of the directories in a directory, without links to any."""
         return tuple(name for name in self.names(path) if isinstance(name, DirectoryName))
 
+    def is_listed(self, path: Path) -> bool:
+        """Return whether listings show a name, and the directory that it is in.
+
+        A client of a server may remember for a minute that there was no such name.  It does
+        not remember listings.  So what is listed is there, and a call that does not find it
+        says nothing.
+        """
+        try:
+            return path.name in self.names(path.parent)
+        except StorageFailed as failure:
+            if failure.errno != errno.ENOENT:
+                return True  # nobody can tell
+        try:
+            return path.parent.name in self.names(path.parent.parent)
+        except StorageFailed as failure:
+            return failure.errno != errno.ENOENT
+
     def rename(self, source: Path, target: Path) -> None:
         """Rename; fails with ``EEXIST`` or ``ENOTEMPTY`` if there is a ``target``.
 

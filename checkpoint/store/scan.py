@@ -200,6 +200,10 @@ class Scan:
         return CheckpointInvalid(self._step, reason)
 
     def _failed(self, error: StorageFailed) -> CheckpointInvalid:
+        if error.errno == errno.ENOENT and self._disk.is_listed(error.path):
+            # Such a name comes back by itself, so it is as good as a stale handle.
+            reason = f"{error.path} is listed, and yet not found (ESTALE)"
+            return CheckpointUnreadable(self._step, reason, errno.ESTALE, error.path)
         if error.errno in _DAMAGE:
             return CheckpointInvalid(self._step, str(error))
         return CheckpointUnreadable.of(self._step, error)

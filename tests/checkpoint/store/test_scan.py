@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.errors import CheckpointInvalid
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.errors import TRANSIENT, CheckpointInvalid, CheckpointUnreadable
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.reader import restore
@@ -132,3 +134,46 @@ def test_step_that_is_a_link_is_not_listed(store: CheckpointStore, step_path: Pa
     step_path.symlink_to(elsewhere)
 
     assert store.steps() == ()
+
+
+class Remembering(LocalFileSystem):
+    """A client that remembers for a while that a name is missing; it remembers no listing."""
+
+    def __init__(self, root: Path, missing: str) -> None:
+        super().__init__(root)
+        self.missing = missing
+
+    def open_read(self, path: Path) -> int:
+        if self.missing in path.parts:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return super().open_read(path)
+
+    def list(self, path: Path) -> tuple[str, ...]:
+        if self.missing in path.parts:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return super().list(path)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "shard-00001-of-00002.h5", "step-000000000001"])
+def test_name_that_is_listed_and_not_found_may_be_found_later(
+    store: CheckpointStore, step_path: Path, name: str
+) -> None:
+    """It is not missing, so the step is not damaged."""
+    files = Remembering(store.directory.parent, name)
+    late = CheckpointStore(store.directory.parent, files)
+
+    with pytest.raises(CheckpointUnreadable, match=f"{name}.* is listed, and yet not found") as now:
+        restore(late, 1)
+    files.missing = ""
+
+    assert now.value.errno in TRANSIENT
+    assert restore(late, 1).manifest.step == 1
+
+
+def test_name_that_is_not_listed_is_missing(store: CheckpointStore, step_path: Path) -> None:
+    (step_path / "shard-00001-of-00002.h5").unlink()
+
+    with pytest.raises(CheckpointInvalid) as damage:
+        restore(store, 1)
+
+    assert not isinstance(damage.value, CheckpointUnreadable)
