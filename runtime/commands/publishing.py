@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
-from holdfast.runtime.run.own_file import sync
+from holdfast.runtime.run.own_file import sync, sync_names
 
 _SAVED_MODEL = "saved_model.pb"
 """A directory with this file in it may be replaced; other directories are the user's."""
@@ -35,7 +35,7 @@ def publish(target: Path, write: Callable[[Path], None], *, is_forced: bool) -> 
             write(draft)
             _sync_tree(draft)
             _replace(draft, target, is_forced=is_forced)
-            sync(target.parent)
+            sync_names(target.parent)
     except OSError as error:
         raise _unwritable(target, error.strerror or str(error)) from error
     except JobError:

@@ -25,11 +25,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.checkpoint.disk.system_calls import renameat2
+
 _ROOT = 0
 _MODE = 0o644
 # Without O_NONBLOCK, opening a pipe would wait for a process at its other end.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _REMOVE = "find out who made it and remove it, or choose another run directory"
+_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+"""What a file system answers that has no hard links, such as FAT."""
+_WITHOUT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+"""What one answers that cannot sync a directory; the first save tells of it."""
+_HERE = -100  # AT_FDCWD of linux/fcntl.h
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFDIR: "a directory",
@@ -75,6 +82,70 @@ def create_durably(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def give_name(draft: Path, path: Path) -> None:
+    """Give a file its name, and fail with ``FileExistsError`` if anything has it already.
+
+    It is like O_EXCL, but the name appears only when the content is complete.  Without hard
+    links it is a rename, and only one process at a time may call this: where there is no
+    rename that spares what is there, only a listing tells.
+    """
+    with _unless_done(draft, path):
+        _link_or_rename(draft, path)
+
+
+def _link_or_rename(draft: Path, path: Path) -> None:
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        if not renameat2((_HERE, str(draft)), (_HERE, str(path))):
+            if is_listed(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+            draft.rename(path)
+
+
+def is_listed(path: Path) -> bool:
+    """Return whether the directory of ``path`` lists that name.
+
+    A client of a server may remember for seconds that there is no such name.  It does not
+    remember listings.  Raises ``OSError`` if the directory cannot be listed.
+    """
+    return path.name in os.listdir(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or directory."""
+    with _unless_done(source, target):
+        source.rename(target)
+
+
+@contextlib.contextmanager
+def _unless_done(source: Path, target: Path) -> Iterator[None]:
+    """Ignore the failure of a call that has given ``source`` the name ``target``.
+
+    A client of a server asks again when an answer is lost, and is told that there is such a
+    name already, or no such source.
+    """
+    before = source.lstat()
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(target.lstat(), before):
+                return
+        raise
+
+
+def sync_names(path: Path) -> None:
+    """Make the names in a directory durable, where the file system can."""
+    try:
+        sync(path)
+    except OSError as error:
+        if error.errno not in _WITHOUT_SYNC:
+            raise
 
 
 def sync(path: Path) -> None:

@@ -32,8 +32,16 @@ from holdfast.checkpoint.format.names import STORE_NAME, step_of
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.lease import LARGEST_LEASE_BYTES, Lease, owner_in, token_in
 from holdfast.runtime.run.lease_file import LeaseFile, Taking
-from holdfast.runtime.run.own_file import ForeignFile, create_durably, read_at_most, sync
-from holdfast.runtime.run.transient import is_there, refusal
+from holdfast.runtime.run.own_file import (
+    ForeignFile,
+    create_durably,
+    give_name,
+    move,
+    read_at_most,
+    sync,
+    sync_names,
+)
+from holdfast.runtime.run.transient import is_there, read_late, refusal
 from holdfast.runtime.system.stillness import Stillness
 
 FORMAT = 1
@@ -246,9 +254,8 @@ class RunDirectory:
         draft = self.path / f".RUN.json.{secrets.token_hex(8)}"
         try:
             create_durably(draft, record.encode())
-            # Like O_EXCL, but the name appears only when the content is complete.
-            os.link(draft, self.record_path)
-            sync(self.path)
+            give_name(draft, self.record_path)
+            sync_names(self.path)
         except FileExistsError as error:
             raise UsageError(
                 f"run directory {self.path} already holds a run; "
@@ -267,7 +274,7 @@ class RunDirectory:
             UsageError: the file exists but cannot be read or understood.
         """
         try:
-            return RunRecord.decode(read_at_most(self.record_path, LARGEST_RECORD_BYTES))
+            return RunRecord.decode(read_late(self.record_path, LARGEST_RECORD_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -294,8 +301,8 @@ class RunDirectory:
                 return None
             folder = self._new_previous_folder()
             for path in present:
-                path.rename(folder / path.name)
-            sync(self.path)
+                move(path, folder / path.name)
+            sync_names(self.path)
         except OSError as error:
             raise self._unusable(error) from error
         return folder

@@ -7,10 +7,16 @@ again.  A job that may not begin then ends with the exit code of one that can be
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.runtime.errors import RunUnreadable, UsageError
+from holdfast.runtime.run.own_file import is_listed, read_at_most
+
+REMEMBERS_S = 60.0
+"""How long a client of NFS remembers at most that there is no such name (``acdirmax``)."""
+_NAP_S = 0.2
 
 
 def refusal(path: Path, error: OSError, otherwise: str) -> UsageError:
@@ -25,6 +31,24 @@ def refusal(path: Path, error: OSError, otherwise: str) -> UsageError:
         f"{path} does not answer just now: {error.strerror or error} ({name}); nothing is known "
         "to be damaged: run again when the file system answers"
     )
+
+
+def read_late(path: Path, limit_bytes: int) -> bytes:
+    """Return the contents of a file, of one that is listed and not yet found after a wait.
+
+    Raises what ``read_at_most`` raises, and ``OSError`` of ESTALE if the wait was in vain.
+    """
+    until = time.monotonic() + REMEMBERS_S
+    while True:
+        try:
+            return read_at_most(path, limit_bytes)
+        except FileNotFoundError as error:
+            if not is_listed(path):
+                raise
+            if time.monotonic() > until:
+                reason = "it is listed, and yet not found"
+                raise OSError(errno.ESTALE, reason, str(path)) from error
+        time.sleep(_NAP_S)
 
 
 def is_there(path: Path) -> bool:
