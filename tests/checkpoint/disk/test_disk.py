@@ -318,6 +318,8 @@ def test_file_that_cannot_be_written_is_told_to_its_end() -> None:
         disk.write_durably(FILE, BUFFERS)
 
     assert told == [8, -8]
+
+
 class LostAnswer(LocalFileSystem):
     """A server that renames; the client asks again, since no answer came, and is told this."""
 
