@@ -69,6 +69,8 @@ class RunRecord:
     key_id: str | None = None
     script_sha256: str | None = None
     """Of the script that has begun the run, None in a record of an older holdfast."""
+    argv: list[str] | None = None
+    """The arguments of that script, None in a record of an older holdfast."""
 
     @staticmethod
     def new_id() -> str:
@@ -109,6 +111,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "numerics": dict,
     "key_id": (str, type(None)),
     "script_sha256": (str, type(None)),
+    "argv": (list, type(None)),
 }
 
 

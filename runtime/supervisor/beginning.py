@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
@@ -43,6 +44,12 @@ def advice(setup: JobSetup) -> Iterator[str]:
             f"the run was begun with another text than {options.script.name} has now, and goes on "
             "with the new one; --fresh begins a new run"
         )
+    if _is_resuming(setup) and setup.record.argv not in (None, list(options.argv)):
+        yield (
+            f"the run was begun with {_arguments(setup.record.argv)}, and {options.script.name} "
+            f"has {_arguments(options.argv)} now: what is trained already stays as it is; to "
+            "train anew, give --fresh or another --run-dir"
+        )
     if "horovod" in imported_by(options.script):
         yield (
             f"{options.script.name} imports horovod, whose work the workers do by themselves: "
@@ -55,6 +62,10 @@ def advice(setup: JobSetup) -> Iterator[str]:
             f"{who}, and the others wait; all compute in a run that begins with "
             f"--microbatches {options.workers}"
         )
+
+
+def _arguments(argv: Sequence[str] | None) -> str:
+    return f"the arguments {shlex.join(argv)!r}" if argv else "no arguments"
 
 
 def was_complete(step: int) -> str:

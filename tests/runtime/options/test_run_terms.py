@@ -60,19 +60,21 @@ def test_second_job_gets_the_record_of_the_first(options: JobOptions) -> None:
         open_or_create_record(directory, other, None)
 
 
-def test_record_has_the_digest_of_the_script_that_begins_the_run(
+def test_record_has_digest_and_arguments_of_the_script_that_begins_the_run(
     options: JobOptions, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("one()")
-    options = dataclasses.replace(options, script=script)
+    options = dataclasses.replace(options, script=script, argv=("--rate", "0.1"))
     directory = RunDirectory(options.run_dir)
     open_or_create_record(directory, options, None)
 
     script.write_text("two()")
+    options = dataclasses.replace(options, argv=())
     record, _ = open_or_create_record(directory, options, None)
 
     assert record.script_sha256 == hashlib.sha256(b"one()").hexdigest()
+    assert record.argv == ["--rate", "0.1"]
 
 
 def _began(options: JobOptions) -> RunRecord:

@@ -74,7 +74,7 @@ def told(tmp_path: Path) -> Iterator[Told]:
 def setup_of(**fields: Any) -> JobSetup:
     """Return as much of a setup as is told when a job begins."""
     options = {"script": Path("/a/slow.py"), "run_dir": Path("/run"), "workers": 2}
-    terms = {"microbatches": 2, "seed": 0, "threads": 1, "script_sha256": None}
+    terms = {"microbatches": 2, "seed": 0, "threads": 1, "script_sha256": None, "argv": None}
     record = SimpleNamespace(**(terms | fields.pop("record", {})))
     rest = dict.fromkeys(field.name for field in dataclasses.fields(JobSetup))
     given = {"options": JobOptions(**(options | fields.pop("options", {}))), "record": record}
@@ -132,6 +132,24 @@ def test_run_that_goes_on_with_another_script_says_so(told: Told, tmp_path: Path
     fields["saved_step"] = None
     told.voice.began(setup_of(**fields, record={"script_sha256": begun_with}))
     assert len(told.lines()) == 1
+
+
+def test_run_that_goes_on_with_other_arguments_says_so(told: Told) -> None:
+    """A search over arguments in one directory would show the first result again and again."""
+    fields: dict[str, Any] = {"is_resumed": True, "saved_step": 390}
+    options = {"argv": ("--name", "a b")}
+
+    told.voice.began(setup_of(**fields, options=options, record={"argv": []}))
+    (_, line) = told.lines()
+    assert line == (
+        "holdfast: the run was begun with no arguments, and slow.py has the arguments "
+        "\"--name 'a b'\" now: what is trained already stays as it is; to train anew, give "
+        "--fresh or another --run-dir"
+    )
+
+    for argv in (None, ["--name", "a b"]):
+        told.voice.began(setup_of(**fields, options=options, record={"argv": argv}))
+        assert len(told.lines()) == 1
 
 
 @pytest.mark.parametrize(
