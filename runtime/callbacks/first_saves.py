@@ -8,7 +8,8 @@ and to load are exchanged once, when the script imports Keras.
   agreement that drops them.  A hook of the same round that loads the path has them written
   into a private folder first.  In a later round the first worker's file is there.
 * In the script itself there is no agreement.  A worker that is not the first saves into a
-  private folder, and loads the same path from there.  So a script may load what it saved.
+  private folder, and loads the same path from there.  So a script may load what it saved.  A
+  file that it has loaded is kept for a relaunch before the run writes it again (`kept_loads`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.callbacks.first_files import FirstFiles
+from holdfast.runtime.callbacks.kept_loads import KeptLoads
 
 
 class FirstSaves:
@@ -29,11 +31,15 @@ class FirstSaves:
     Args:
         is_first: returns whether this worker's files are real now.
         scratch: returns a private folder, which exists.
+        kept: what the script has loaded.
     """
 
-    def __init__(self, is_first: Callable[[], bool], scratch: Callable[[], Path]) -> None:
+    def __init__(
+        self, is_first: Callable[[], bool], scratch: Callable[[], Path], kept: KeptLoads
+    ) -> None:
         self._is_first = is_first
         self._scratch = scratch
+        self._kept = kept
         self._private: dict[str, Path] = {}
         self._names = 0
         self._put_off = _PutOff()
@@ -47,6 +53,7 @@ class FirstSaves:
             return self._save_in_hook(lambda to: real(model, to, *more, **by), model, path)
         if self._is_first():
             self._private.pop(absolute, None)
+            self._kept.before_write(absolute)
             return real(model, path, *more, **by)
         if absolute not in self._private:
             self._private[absolute] = self._new_folder() / Path(absolute).name
@@ -61,15 +68,27 @@ class FirstSaves:
             self._forget_round(self.hooks)
             self._make(absolute, self.hooks)
         private = self._put_off.made.get(absolute) or self._private.get(absolute)
-        return path if private is None or not private.exists() else str(private)
+        found = str(private) if private is not None and private.exists() else path
+        if self.hooks is not None:
+            return found
+        kept = self._kept.load(absolute)
+        return found if kept == absolute else kept
 
     def _save_in_hook(self, save: Callable[[Any], Any], model: Any, path: Any) -> Any:
         assert self.hooks is not None
+        absolute = os.path.abspath(os.fspath(path))
         if self.hooks.is_first:
+            with self.hooks.own_work():
+                self._kept.before_write(absolute)
             return save(path)
         self._forget_round(self.hooks)
-        then, absolute = _values(model), os.path.abspath(os.fspath(path))
-        self.hooks.defers(lambda: _with_values(then, lambda: save(path)))
+        then = _values(model)
+
+        def save_later() -> None:
+            self._kept.before_write(absolute)
+            _with_values(then, lambda: save(path))
+
+        self.hooks.defers(save_later)
         self._put_off.saves[absolute] = lambda to: _with_values(then, lambda: save(to))
         self._private.pop(absolute, None)  # what the script has saved there before
         return None

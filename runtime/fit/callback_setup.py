@@ -10,6 +10,7 @@ from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, install
+from holdfast.runtime.callbacks.kept_loads import KeptLoads
 from holdfast.runtime.callbacks.private_folder import PrivateFolder
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.replica import Replica
@@ -42,7 +43,9 @@ def callback_run(
 @functools.cache
 def saves() -> FirstSaves:
     """Return this process's way to save models; the first call exchanges Keras's functions."""
-    found = FirstSaves(lambda: stages_of_script().is_first, _folder())
+    context = stages_of_script().context
+    kept = KeptLoads(context.run_dir.resolve() / "loaded", context.notify)
+    found = FirstSaves(lambda: stages_of_script().is_first, _folder(), kept)
     install(found)
     return found
 

@@ -11,6 +11,7 @@ import pytest
 from holdfast.runtime.callbacks.file_guard import guarding
 from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, install
+from holdfast.runtime.callbacks.kept_loads import KeptLoads
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -28,7 +29,9 @@ class Worker:
         self.scratch = folder / "private"
         self.scratch.mkdir()
         self.files = FirstFiles(is_first, lambda: self.scratch, lambda text: None)
-        self.saves = FirstSaves(lambda: self.files.is_first, lambda: self.scratch)
+        self.told: list[str] = []
+        kept = KeptLoads(folder / "loaded", self.told.append)
+        self.saves = FirstSaves(lambda: self.files.is_first, lambda: self.scratch, kept)
         self.models = keras.models
         self.real_save = keras.src.saving.saving_api.save_weights
         self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
@@ -142,3 +145,24 @@ def _folder(tmp_path: Path) -> Path:
     folder = tmp_path / "of another"
     folder.mkdir()
     return folder
+
+
+def test_relaunched_script_loads_what_it_loaded_before_a_hook_saved_there(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """A hook of the next training writes the file that the script has loaded."""
+    path = str(tmp_path / "best.weights.h5")
+    worker.set(3)
+    worker.real_save(worker.model, path)
+    worker.model.load_weights(path)
+    worker.set(5)
+    worker.hook(lambda: worker.model.save_weights(path))
+    if not worker.files.is_first:
+        worker.files.take_over()
+
+    again = KeptLoads(tmp_path / "loaded", worker.told.append)
+    worker.saves._kept = again
+    worker.model.load_weights(path)
+
+    assert worker.value == 3
+    assert len(worker.told) == 1

@@ -17,6 +17,7 @@ from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves
+from holdfast.runtime.callbacks.kept_loads import KeptLoads
 from holdfast.runtime.training.companion import Commit
 
 STEPS = 3
@@ -88,7 +89,8 @@ class Driven:
         self.model, self.replica = one_layer(), Weights()
         self.files = FirstFiles(is_first, lambda: scratch, self.said.append)
         events = EventFiles(self.files, ".r-1")
-        self.saves = FirstSaves(lambda: self.files.is_first, lambda: scratch)
+        kept = KeptLoads(scratch / "loaded", lambda text: None)
+        self.saves = FirstSaves(lambda: self.files.is_first, lambda: scratch, kept)
         params = {"epochs": self.plan.last_epoch, "steps": STEPS}
         partners = (self.files, events, self.saves, params)
         self.rounds = CallbackRounds(callbacks, self.model, self.replica, *partners)  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""A script that is run again loads what it loaded first, though the run has written it since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.callbacks.kept_loads import KeptLoads
+
+
+class Launch:
+    """One launch of a script that loads files, in a run that writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[str] = []
+        self._kept = KeptLoads(folder / "loaded", self.told.append)
+
+    def loads(self, path: Path) -> str:
+        return Path(self._kept.load(str(path))).read_text()
+
+    def writes(self, path: Path, text: str) -> None:
+        self._kept.before_write(str(path))
+        path.write_text(text)
+
+
+@pytest.fixture
+def best(tmp_path: Path) -> Path:
+    path = tmp_path / "best.weights.h5"
+    path.write_text("of the first fit")
+    return path
+
+
+def test_relaunch_gets_what_the_first_launch_has_loaded(best: Path, tmp_path: Path) -> None:
+    first, second = Launch(tmp_path), Launch(tmp_path)
+    assert first.loads(best) == "of the first fit"
+    first.writes(best, "of the second fit")
+    first.writes(best, "of the second fit, later")
+
+    assert second.loads(best) == "of the first fit"
+    assert "as it was when this run loaded it first" in second.told[0]
+    assert best.read_text() == "of the second fit, later"
+
+
+def test_each_load_is_told_from_the_one_before(best: Path, tmp_path: Path) -> None:
+    first, second = Launch(tmp_path), Launch(tmp_path)
+    for text in ("of the second fit", "of the third fit"):
+        first.loads(best)
+        first.writes(best, text)
+    assert first.loads(best) == "of the third fit"
+
+    assert [second.loads(best) for _ in range(3)] == [
+        "of the first fit",
+        "of the second fit",
+        "of the third fit",
+    ]
+
+
+def test_file_that_nobody_writes_again_is_read_where_it_is(best: Path, tmp_path: Path) -> None:
+    first, second = Launch(tmp_path), Launch(tmp_path)
+    first.loads(best)
+    first.writes(tmp_path / "other.weights.h5", "of another model")
+    best.write_text("of the user")
+
+    assert second.loads(best) == "of the user"
+    assert second.told == []
+    assert not (tmp_path / "loaded").exists()
+
+
+def test_load_of_another_file_gets_no_copy(best: Path, tmp_path: Path) -> None:
+    first, second = Launch(tmp_path), Launch(tmp_path)
+    first.loads(best)
+    first.writes(best, "of the second fit")
+    other = tmp_path / "newer" / best.name
+    other.parent.mkdir()
+    other.write_text("of the user")
+
+    assert second.loads(other) == "of the user"
