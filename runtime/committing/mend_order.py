@@ -15,8 +15,8 @@ from typing import Any
 
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.run.owned_store import owned_store
 from holdfast.runtime.run.ownership import Ownership
+from holdfast.runtime.run.stored_run import owned_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
 from holdfast.checkpoint.upkeep.space import Space
 from holdfast.runtime.committing.local_level import LocalTerms
-from holdfast.runtime.run.owned_store import owned_store
 from holdfast.runtime.run.ownership import Ownership
+from holdfast.runtime.run.stored_run import owned_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,21 @@
-"""A run as commands find it on the disk: its directory, its id, its checkpoints."""
+"""A run as commands find it on the disk: its directory, its id, its checkpoints.
+
+Processes of a job open the checkpoints with `owned_store`.  The supervisor does not: it
+proves whose the directory is, but loads no NumPy.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
+from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.no_run import refuse_no_run
+from holdfast.runtime.run.ownership import Ownership
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import find_key, key_in
 
@@ -65,3 +72,14 @@ class StoredRun:
             more = " and older ones" if len(steps) > _MOST_STEPS else ""
             raise UsageError(f"{self.path} has no step {wanted}; it has {shown}{more}")
         return wanted
+
+
+def owned_store(
+    ownership: Ownership, key: SigningKey | None, files: FileSystem | None = None
+) -> CheckpointStore:
+    """Return the checkpoints of a job's directory, changed only after a proof that it is its own.
+
+    They are on other ``files`` than those of the disk if any are given.
+    """
+    fenced = LocalFileSystem(ownership.run_dir, ownership.prove)
+    return CheckpointStore(ownership.run_dir, fenced if files is None else files, key)

@@ -18,10 +18,10 @@ from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fa
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.run.owned_store import owned_store
 from holdfast.runtime.run.ownership import Ownership
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import key_in
+from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.injector import FaultInjector
 
