@@ -3,6 +3,7 @@
 A run directory on a shared file system may take minutes for a save.  A disk of the node, or
 its memory, takes milliseconds.  It survives the death of all processes, but not of the node.
 So steps drain to the run directory in the background, as a mend of a step that it lacks.
+A job that has resumed from a step of the local directory drains that one first.
 Invariant: nothing is removed from the local directory but steps older than two that stay.
 """
 
@@ -63,6 +64,8 @@ class LocalLevel:
         self._saves = 0
         self._drained_at: float | None = None
         self._drained_step = -1
+        self._is_behind: bool | None = None
+        """Whether the jobs before have left a step that has not drained; None until it is asked."""
 
     def committed(self, step: int, now: float) -> None:
         """Take note of a save; the first one starts the clock."""
@@ -74,6 +77,11 @@ class LocalLevel:
     def is_due(self, now: float) -> bool:
         """Return whether a step should drain now."""
         terms = self._terms
+        if self._is_behind is None:
+            newest, drained = self.store.steps()[:1], self._holders.here.steps()[:1]
+            self._is_behind = not self._saves and newest > drained
+        if self._is_behind:
+            return True
         if terms.every_saves is not None:
             return self._saves >= terms.every_saves
         since = now if self._drained_at is None else self._drained_at
@@ -88,6 +96,7 @@ class LocalLevel:
             if step > self._drained_step:
                 mend_step(self._holders, step, run_id=self._run_id)
             self._saves, self._drained_at, self._drained_step = 0, now, step
+            self._is_behind = False
 
     def prune(self, now: float) -> tuple[str, ...]:
         """Keep the newest steps of the local store; return reasons for what is left."""

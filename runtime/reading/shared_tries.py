@@ -54,9 +54,12 @@ class Target:
     is_in_memory: bool = False
     needs_advice: bool = False
     """Whether nothing but the user can mend the step."""
+    place: str = ""
+    """The local directory, if it is read there: the run directory may have a sound one."""
 
     def __str__(self) -> str:
-        return "the list of checkpoints" if self.step is None else f"checkpoint step {self.step}"
+        what = "the list of checkpoints" if self.step is None else f"checkpoint step {self.step}"
+        return f"{what} in {self.place}" if self.place else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,8 @@ class SharedTries:
         """Record why a step was given up; a step that may be whole is not rejected."""
         step, reason = target.step, trouble.reason
         if trouble.finding is Finding.DAMAGED and step not in self.unread:
-            self._context.journal.record("rejected", step=step, reason=reason)
+            place = {"place": target.place} if target.place else {}
+            self._context.journal.record("rejected", step=step, reason=reason, **place)
             self._context.warn(f"{target} was rejected: {reason}{self._advice(target)}")
             return
         self._context.journal.record(

@@ -55,7 +55,7 @@ class HistoryReader:
                 record = _telling(line)
                 if record is not None:
                     self._hear(record)
-                    self._hear_step(record["event"], record.get("step"))
+                    self._hear_step(record)
                 self._before = line
 
     def _hear(self, record: Record) -> None:
@@ -71,8 +71,10 @@ class HistoryReader:
             self._seconds += max(0.0, now - self._began)
             self._began = None
 
-    def _hear_step(self, event: str, step: object) -> None:
-        if event == "rejected" and isinstance(step, int):
+    def _hear_step(self, record: Record) -> None:
+        event, step = record["event"], record.get("step")
+        is_local = "place" in record  # the run directory may have a sound one
+        if event == "rejected" and isinstance(step, int) and not is_local:
             self._rejected.add(step)
         elif event in ("checkpoint", "mended"):
             self._rejected.discard(step)

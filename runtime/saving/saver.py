@@ -64,7 +64,7 @@ class Saver:
         self._lost_version: int | None = None
         """The state whose save a death has cut off, if no other one was begun since."""
         self._attempt = 0
-        self._local_step: int | None = None
+        self.local_step: int | None = None
         """The saved step, if the run directory may not have it yet."""
         self._failures: Counter[int] = Counter()
         # The first step needs no checkpoint, unless the job does not train and only saves.
@@ -180,13 +180,15 @@ class Saver:
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Return whether nothing is in flight and ``cursor`` needs no further save."""
-        return self._flight is None and self.saved_step == cursor.step != self._local_step
+        return self._flight is None and self.saved_step == cursor.step != self.local_step
 
     def share_saved_step(self, source: int) -> None:
         """Tell all members the newest step that rank ``source`` knows to be on the disk."""
-        step = np.array([self.saved_step], np.int64)
-        self._membership.communicator.broadcast(step, source)
-        self.saved_step = int(step[0])
+        local = _NOTHING_SAVED if self.local_step is None else self.local_step
+        steps = np.array([self.saved_step, local], np.int64)
+        self._membership.communicator.broadcast(steps, source)
+        self.saved_step, local = map(int, steps)
+        self.local_step = None if local == _NOTHING_SAVED else local
 
     def prepare(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
         """Take the memory for saves of this world ahead of the first one."""
@@ -263,7 +265,7 @@ class Saver:
         self._failures.clear()
         self.saved_step = flight.step
         if self._context.config.options.local_dir is not None:
-            self._local_step = None if flight.is_last else flight.step
+            self.local_step = None if flight.is_last else flight.step
         self._context.rejected.discard(flight.step)
         if self._membership.is_first:
             self._context.tell_agent(

@@ -110,6 +110,7 @@ class NewestState:
             restored = restore.run(communicator, cursor)
             if restored is not None:
                 self._saver.saved_step = restore.saved_step
+                self._saver.local_step = restore.local_step
                 self._state.restored(restored.manifest.step, restored.manifest.cursor)
                 return Shared(restored.state, notes_of(restored.manifest.cursor))
         self._saver.share_saved_step(source.rank)

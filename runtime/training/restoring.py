@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.checkpoint.format.layout import specs_of
 from holdfast.checkpoint.store.reader import Restored
 from holdfast.checkpoint.store.state_reader import StateReader
+from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.patience import IMPATIENT
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
@@ -33,6 +36,7 @@ from holdfast.runtime.reading.shared_tries import WAITS, SharedTries, Target, Wa
 from holdfast.runtime.run.intruder import intruder_in
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.agent_memory import AgentMemory
+from holdfast.runtime.saving.local_terms import local_store
 from holdfast.runtime.saving.ordered_mends import mends_of
 from holdfast.runtime.training.job_state import JobState, was_over
 from holdfast.runtime.training.same_work import check_same_run
@@ -42,12 +46,27 @@ from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.numerics_check import check_resumed
 
 
+class _Place(Enum):
+    """Where a step is read; the disk of the host is nearer than that of the run directory."""
+
+    LOCAL = "local directory"
+    RUN = "run directory"
+    MEMORY = "memory"
+
+
 class _Candidate(NamedTuple):
-    """A step that may be restored; if it is not here, only a second holder has it."""
+    """A step that may be restored; if it is not here, only another holder has it."""
 
     step: int
     is_here: bool
     is_in_memory: bool
+    is_local: bool
+    """Whether the local directory has it."""
+
+    def has_after(self, place: _Place) -> bool:
+        """Return whether another place may be read at once if this one fails."""
+        is_on_disk = place is _Place.LOCAL and self.is_here
+        return is_on_disk or (self.is_in_memory and place is not _Place.MEMORY)
 
     @property
     def was_saved(self) -> bool:
@@ -66,6 +85,7 @@ class JobRestore:
         self._state = state
         self._store = context.open_store()
         self._memory = AgentMemory(context)
+        self._local = local_store(context)
         self._mends = mends_of(context, self._memory)
         # Fixed here: rank 0 may learn later that a holder is useless, and all must act alike.
         self._has_second_holder = self._mends.has_holders
@@ -73,7 +93,9 @@ class JobRestore:
         self._other_stages: dict[int, Mapping[str, object]] = {}
         """The cursors of checkpoints of other stages, by step."""
         self.saved_step = 0
-        """The step that was restored, if the disk has it."""
+        """The step that was restored, if a disk has it."""
+        self.local_step: int | None = None
+        """The same, if only the local directory has it."""
 
     def run(self, communicator: Communicator, fresh: Cursor) -> Restored | None:
         """Return the newest state that verifies, None if the run has no checkpoint.
@@ -134,30 +156,48 @@ class JobRestore:
 
     def _candidates(self) -> list[_Candidate]:
         # The agent answers once it has finished the mends that a dead worker asked for.
-        memory = set(self._memory.steps())
+        memory, local = set(self._memory.steps()), set(self._local_steps())
         here = set(self._store.steps())
         steps = sorted(here | self._mends.steps(), reverse=True)
         mine = self._job.stage.may_have
-        return [_Candidate(step, step in here, step in memory) for step in steps if mine(step)]
+        return [
+            _Candidate(step, step in here, step in memory, step in local)
+            for step in steps
+            if mine(step)
+        ]
+
+    def _local_steps(self) -> tuple[int, ...]:
+        """Return the steps of the local directory; the mends tell of one that cannot be read."""
+        try:
+            return () if self._local is None else self._local.steps()
+        except CheckpointError:
+            return ()
 
     def _restore(
         self, communicator: Communicator, candidate: _Candidate, fresh: Cursor
     ) -> Restored | None:
         """Return the state of a step, after a mend if it needs one; None on all workers alike."""
         step, restored = candidate.step, None
-        if candidate.is_here:
+        if candidate.is_local:
+            restored = self._read(communicator, candidate, fresh, _Place.LOCAL)
+            if restored is not None:
+                self.saved_step = step
+                self.local_step = None if candidate.is_here else step
+                return restored
+        if candidate.is_here and step not in self._other_stages:
             restored = self._read(communicator, candidate, fresh)
-            if step in self._other_stages:
-                return None
-            if restored is None and step not in self._tries.unread:  # it may be whole
-                self._context.rejected.add(step)
+        if step in self._other_stages:
+            return None
+        is_unread = step in self._tries.unread  # it may be whole
+        if candidate.is_here and restored is None and not is_unread:
+            self._context.rejected.add(step)
         if restored is None and self._is_mended(communicator, step):
             restored = self._read(communicator, candidate, fresh)
         if restored is not None:
             self.saved_step = step
             self._context.rejected.discard(step)
         elif candidate.is_in_memory:
-            restored = self._read(communicator, candidate, fresh, from_memory=True)
+            restored = self._read(communicator, candidate, fresh, _Place.MEMORY)
         return restored
 
     def _is_mended(self, communicator: Communicator, step: int) -> bool:
@@ -172,19 +212,16 @@ class JobRestore:
         communicator: Communicator,
         candidate: _Candidate,
         fresh: Cursor,
-        *,
-        from_memory: bool = False,
+        place: _Place = _Place.RUN,
     ) -> Restored | None:
         """Return the state of a step, or None on all workers if any of them cannot read it."""
         step, run_id = candidate.step, self._context.config.run_id
-        target = Target(step, from_memory, candidate.is_here and not self._has_second_holder)
-        # Snapshots are there at once: the disk has one try, and no advice is needed.
-        patience = IMPATIENT if candidate.is_in_memory and not from_memory else None
+        target = self._target(candidate, place)
+        patience = IMPATIENT if candidate.has_after(place) else None
         found: list[StateReader] = []
 
         def open_step() -> None:
-            store = self._memory.open(step) if from_memory else self._store
-            found.append(StateReader(store, step, run_id))
+            found.append(StateReader(self._store_at(place, step), step, run_id))
 
         def read_part() -> None:
             found[0].allocate()
@@ -207,6 +244,18 @@ class JobRestore:
                 view = np.frombuffer(contents, np.uint8)
                 communicator.broadcast(view, shard % communicator.size)
         return Restored(reader.state, reader.manifest)
+
+    def _target(self, candidate: _Candidate, place: _Place) -> Target:
+        if place is not _Place.LOCAL:
+            needs_advice = candidate.is_here and not self._has_second_holder
+            return Target(candidate.step, place is _Place.MEMORY, needs_advice)
+        assert self._local is not None
+        return Target(candidate.step, place=str(self._local.directory.parent))
+
+    def _store_at(self, place: _Place, step: int) -> CheckpointStore:
+        if place is _Place.MEMORY:
+            return self._memory.open(step)
+        return self._local if place is _Place.LOCAL and self._local is not None else self._store
 
     def _refuse_edit(self, step: int, saved: Mapping[str, object]) -> None:
         """Refuse a stage that begins elsewhere now, or is longer after the next one has begun.

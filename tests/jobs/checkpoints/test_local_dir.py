@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,26 @@ def test_relaunch_takes_the_newest_step_of_both_places(
     assert_whole(job, EVEN, undisturbed(EVEN))
     (restored,) = job.events("restored")
     assert restored["step"] > 0
-    assert [record["step"] for record in job.events("drained")] == [EVEN.steps]
+    assert job.events("mended") == [], "it was read where it was"
+    assert [record["step"] for record in job.events("drained")][-1] == EVEN.steps
     assert verify_step(CheckpointStore(tmp_path / "run"), EVEN.steps).is_valid
+
+
+def test_resumed_job_drains_the_step_that_it_has_resumed_from(tmp_path: Path) -> None:
+    """The host may be gone before the next drain is due."""
+    endless = replace(LONG, epochs=10**6, save_every=10**9)
+    faults = [f"kill worker={worker} step=20 site=reduce" for worker in range(2)]
+    options = [*options_of(tmp_path), "--save-every", "15"]
+    request = request_of(endless, tmp_path / "run", workers=2, faults=faults, options=options)
+    with start_job(request) as running:
+        restored = running.wait_for("restored")
+        drained = running.wait_for("drained")
+        running.signal(signal.SIGTERM)
+        assert running.wait().exit_code == 75
+
+    assert restored["step"] == 15
+    assert drained["step"] >= 15
+    assert verify_step(CheckpointStore(tmp_path / "run"), drained["step"]).is_valid
 
 
 def test_signal_brings_the_newest_step_into_the_run_directory(

@@ -72,6 +72,24 @@ def test_save_drains_when_its_time_has_come(tmp_path: Path) -> None:
     assert [found.level.is_due(now) for now in (219.0, 220.0)] == [False, True]
 
 
+def test_step_that_the_job_before_has_left_drains_at_once(tmp_path: Path) -> None:
+    """Its job has resumed from there, and the host may be gone at any time."""
+    before = Level(tmp_path, every_saves=3, every_s=None)
+    before.save(1)
+
+    found = LocalLevel(
+        LocalTerms(before.level.store.directory.parent, every_saves=3), before.run, RUN
+    )
+
+    assert found.is_due(0.0)
+    found.drain(1, 0.0)
+    assert before.run.steps() == (1,)
+    again = LocalLevel(
+        LocalTerms(before.level.store.directory.parent, every_saves=3), before.run, RUN
+    )
+    assert not again.is_due(0.0), "the run directory has it"
+
+
 def test_step_that_has_drained_is_not_written_again(tmp_path: Path) -> None:
     found = Level(tmp_path, every_saves=1, every_s=None)
     found.save(4)
