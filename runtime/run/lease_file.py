@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,14 @@ from holdfast.runtime.run.lease import (
     owner_in,
     token_in,
 )
-from holdfast.runtime.run.own_file import close, open_to_read, open_to_write
+from holdfast.runtime.run.own_file import (
+    close,
+    give_name,
+    move,
+    open_existing,
+    open_to_read,
+    open_to_write,
+)
 from holdfast.runtime.run.transient import refusal
 from holdfast.runtime.system.stillness import Stillness
 
@@ -43,6 +51,9 @@ client of a file server keeps what it knows of a file for longer (``acregmax`` o
 
 _WAIT_S = 1.5 * LASTS_S
 """What a user is told to wait: the looks at a slow file server take their time, too."""
+
+_TRIES = 100
+_PUT_BACK_LOOK_S = 0.01
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
@@ -95,7 +106,7 @@ class LeaseFile:
 
         Raises ``RunDirectoryBusy`` if another job has it.
         """
-        descriptor = open_to_write(self.path)
+        descriptor = open_existing(self.path)
         try:
             has_locks = self._lock(descriptor, fcntl.LOCK_SH)
             lease = Lease(descriptor)
@@ -110,9 +121,12 @@ class LeaseFile:
 
     def _open(self) -> tuple[int, bool]:
         """Return a descriptor of the file, and whether this call has made it."""
-        with contextlib.suppress(FileExistsError):
-            return open_to_write(self.path, os.O_EXCL), True
-        return open_to_write(self.path), False
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileExistsError):
+                return open_to_write(self.path, os.O_EXCL), True
+            with contextlib.suppress(FileNotFoundError):  # a taker has moved it away in between
+                return open_existing(self.path), False
+        raise self._busy(None)
 
     def _lock(self, descriptor: int, kind: int) -> bool:
         """Lock the file; return False if the file system has no locks."""
@@ -149,7 +163,7 @@ class LeaseFile:
 
     def _replace(self, seen: bytes, descriptor: int) -> int:
         """Make a new lease in the place of one that is free; return its descriptor."""
-        self._move_away(seen)
+        self._move_away(seen, descriptor)
         try:
             made = open_to_write(self.path, os.O_EXCL)
         except FileExistsError as error:
@@ -157,18 +171,19 @@ class LeaseFile:
         close(descriptor)
         return made
 
-    def _move_away(self, seen: bytes) -> None:
-        """Remove the lease that was seen, and only that."""
+    def _move_away(self, seen: bytes, descriptor: int) -> None:
+        """Remove the lease that was seen through ``descriptor``, and only that."""
         aside = self.path.with_name(f".lease.{secrets.token_hex(8)}")
         try:
-            self.path.rename(aside)
+            move(self.path, aside)
         except FileNotFoundError as error:  # another job has just done so
             raise self._busy(None) from error
         with open_to_read(aside) as file:
-            is_it = _read(file.fileno()) == seen
+            is_same = os.path.samestat(os.fstat(file.fileno()), os.fstat(descriptor))
+            is_it = is_same and _read(file.fileno()) == seen
         if not is_it:  # its owner has renewed it just now, or another job has taken it
             with contextlib.suppress(FileExistsError):
-                os.link(aside, self.path)
+                give_name(aside, self.path)
         with contextlib.suppress(OSError):
             aside.unlink()
         if not is_it:
@@ -179,11 +194,22 @@ class LeaseFile:
         token = taking.token or new_token()
         lease.begin(token, takes_orders=taking.takes_orders, is_renewed=not has_locks)
         if not has_locks:
-            owner = self._owner()
-            if owner is not None and token_in(owner) != token:
-                raise self._busy(owner)
+            self._read_back(token)
             lease.keep()
         return lease
+
+    def _read_back(self, token: str) -> None:
+        """Return if the lease has this token; raise ``RunDirectoryBusy`` if another job has it.
+
+        Another taker may have moved it by mistake, and puts it back at once.
+        """
+        for _ in range(_TRIES):
+            owner = self._owner()
+            if owner is not None:
+                break
+            time.sleep(_PUT_BACK_LOOK_S)
+        if owner is None or token_in(owner) != token:
+            raise self._busy(owner)
 
     def _owner(self) -> dict[str, Any] | None:
         """Return the owner as the name shows it now; None if nobody can tell."""

@@ -70,6 +70,16 @@ def open_to_write(path: Path, flags: int = 0) -> int:
     return _open(path, os.O_RDWR | os.O_CREAT | flags, is_written=True)
 
 
+def open_existing(path: Path) -> int:
+    """Open a file that is there for reading and writing; return its descriptor.
+
+    Raises:
+        ForeignFile: it is not this run's own.
+        OSError: it cannot be opened.
+    """
+    return _open(path, os.O_RDWR, is_written=True)
+
+
 def close(descriptor: int) -> None:
     """Close a file and ignore an error: it is of delayed writes, and too late to act on."""
     with contextlib.suppress(OSError):

@@ -6,12 +6,14 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lockless import HERE, Place, renew
 
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.run import lease_file
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.lease_file import LASTS_S
 from holdfast.runtime.run.ownership import Ownership
@@ -127,6 +129,74 @@ def test_taker_leaves_a_lease_to_the_one_that_has_moved_it(
 
     assert os.listdir(place.directory.path) == ["moved"]
     dead.release()
+
+
+def test_taker_that_opens_the_file_while_it_is_moved_makes_no_other_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It made an empty one, for which all takers waited a minute."""
+    dead = place.take()
+    existing = lease_file.open_existing
+
+    def move_before(path: Path) -> int:
+        monkeypatch.setattr(lease_file, "open_existing", existing)
+        path.rename(path.with_name("moved"))
+        return existing(path)
+
+    monkeypatch.setattr(lease_file, "open_existing", move_before)
+
+    lease = place.take()
+
+    assert place.owner["token"] == lease.token
+    for one in (dead, lease):
+        one.release()
+
+
+def test_new_lease_that_is_still_empty_is_not_the_empty_one_that_was_watched(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = place.directory.lease_path
+    path.touch()
+    place.watch_to_the_end()
+    rename = Path.rename
+
+    def replace(old: Path, target: Path) -> Path:
+        rename(old, old.with_name("moved"))
+        old.touch()
+        return rename(old, target)
+
+    monkeypatch.setattr(Path, "rename", replace)
+    with pytest.raises(RunDirectoryBusy, match="its owner is just starting"):
+        place.take()
+
+    assert sorted(os.listdir(place.directory.path)) == ["lease", "moved"]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_owner_whose_new_lease_is_moved_by_mistake_waits_for_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
+) -> None:
+    path, begin, sleeps = place.directory.lease_path, Lease.begin, list[float]()
+    aside = path.with_name("aside")
+
+    def begin_and_lose(lease: Lease, token: str, **how: bool) -> None:
+        begin(lease, token, **how)
+        path.rename(aside)
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if comes_back and len(sleeps) == 3:
+            aside.rename(path)
+
+    monkeypatch.setattr(Lease, "begin", begin_and_lose)
+    monkeypatch.setattr(lease_file, "time", SimpleNamespace(sleep=sleep))
+    if comes_back:
+        assert place.take().token == place.owner["token"]
+    else:
+        with pytest.raises(RunDirectoryBusy):
+            place.take()
+
+    assert len(sleeps) == (3 if comes_back else 100)
 
 
 def test_taker_that_dies_in_between_leaves_a_free_directory(
