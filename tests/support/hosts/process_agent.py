@@ -1,0 +1,108 @@
+"""As much of an agent as a writer's process needs, and the workers of one launch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from copied_saves import CopiedSaves
+
+from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.runtime.committing.mend_order import MendOrder
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.writing.writer_link import WriterLink
+
+
+class AgentOfProcess:
+    """Starts a real writer, and plays the workers; its clock stands still."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.answers: list[Message] = []
+        self.notices: list[Message] = []
+        self.reactor = Reactor()
+        self.now = 1000.0
+        self.link = WriterLink(self.reactor, self, clock=lambda: self.now)
+        self.link.start()
+        self.run_dir = run_dir
+        self._launches: list[CopiedSaves] = []
+        self.launch()
+
+    def launch(self, number: int = 1, *, shards: int = 2) -> None:
+        """Begin a launch or a stage: its memory and plan are told."""
+        self.saves = CopiedSaves(self.run_dir, launch=number, shards=shards)
+        self._launches.append(self.saves)
+        self.link.use(self.saves.memory, self.saves.fds)
+        self.link.plan(self.saves.plan_message)
+
+    def end_launch(self) -> None:
+        """Give the memory of the newest launch back."""
+        self._launches.pop().close()
+
+    def on_written(self, answer: Message) -> None:
+        self.answers.append(answer)
+
+    def on_writer_notice(self, notice: Message) -> None:
+        self.notices.append(notice)
+
+    def write(self, attempt: int) -> None:
+        for message in self.saves.save(attempt):
+            self.link.copied(message)
+
+    def write_part(self, attempt: int, part: int, *, generation: int | None = None) -> None:
+        ticket = self.saves.ticket(attempt, generation=generation)
+        self.link.copied(self.saves.part(ticket, part))
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self.reactor.run_once(10.0)
+
+    def save(self, attempt: int) -> Message:
+        """Let a save be written, and return its answer."""
+        self.write(attempt)
+        self.wait_until(lambda: attempt in [answer["attempt"] for answer in self.answers])
+        return self.answers[-1]
+
+    def settle(self) -> int | None:
+        found: list[int | None] = []
+        self.link.settle(lambda answer: found.append(answer["step"]))
+        self.wait_until(lambda: bool(found))
+        return found[0]
+
+    def ask(self, question: Message) -> Message:
+        found: list[Message] = []
+        self.link.ask(question, found.append)
+        self.wait_until(lambda: bool(found))
+        return found[0]
+
+    def mend_of(self, step: int, *copies: Path) -> Message:
+        """Return the order to mend a step."""
+        return MendOrder(step, self.run_dir, "run", "", None, copies).as_json()
+
+    def stop_writer(self) -> int:
+        assert self.link.pid is not None
+        os.kill(self.link.pid, signal.SIGSTOP)
+        return self.link.pid
+
+    def kill_writer(self) -> None:
+        """Kill the writer, and let the agent see its end."""
+        pid = self.link.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        self.wait_until(lambda: self.link.pid != pid)
+
+    @property
+    def outcomes(self) -> list[tuple[str, int]]:
+        return [(answer["kind"], answer["attempt"]) for answer in self.answers]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return CheckpointStore(self.run_dir).steps()
+
+    def close(self) -> None:
+        self.link.close()
+        self.reactor.close()
+        for saves in self._launches:
+            saves.close()
