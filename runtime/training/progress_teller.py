@@ -1,8 +1,9 @@
 """Tells people, through the heartbeat page, how far training has come.
 
 Only the first worker tells, a few times a second.  A look at the metrics in the middle of an
-epoch costs up to a millisecond with Keras.  So the next one waits until that is a small part of
-the time, and no step is slower for being watched.
+epoch costs up to a millisecond with Keras, and more on a busy host.  So the next look waits until
+that is a small part of the time, and no step is slower for being watched.  Until then the words
+go on with the metrics of the last look, if they are of the same epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TELL_EVERY_S = 0.25
 _LOOKS_PER_COST = 500
 """At most 0.2 % of the time is spent on it."""
 _LONGEST_S = 10.0
-"""A word is never older: the first look builds what computes the metrics, and costs far more."""
+"""No look waits longer."""
 
 
 class ProgressTeller:
@@ -40,18 +41,32 @@ class ProgressTeller:
         self._replica = replica
         self._job = job
         self._clock = clock
-        self._due = float("-inf")
+        self._due = self._look_due = float("-inf")
+        self._has_looked = False
+        self._seen: tuple[int, dict[str, float]] = (0, {})
+        """The epoch of the last look, and its metrics."""
 
     def committed(self, now: float, cursor: Cursor, next_save_at: float | None) -> None:
         """Tell of ``cursor``, if it is the last or the last word is old enough; moments in s."""
-        if now < self._due and cursor.step < self._job.work_plan.steps:
+        is_last = cursor.step >= self._job.work_plan.steps
+        if now < self._due and not is_last:
             return
+        self._due = now + TELL_EVERY_S
+        if now >= self._look_due or is_last:
+            self._look(now, cursor)
         self._page.tell_progress(self._report(now, cursor, next_save_at).encode())
-        cost_s = self._clock() - now
-        self._due = now + min(max(TELL_EVERY_S, _LOOKS_PER_COST * cost_s), _LONGEST_S)
+
+    def _look(self, now: float, cursor: Cursor) -> None:
+        begun = self._clock()
+        self._seen = (self._job.work_plan.epoch_of(cursor), self._metrics(cursor))
+        # The first look builds what computes the metrics, and costs far more than the others.
+        cost_s = self._clock() - begun if self._has_looked else 0.0
+        self._has_looked = True
+        self._look_due = now + min(max(TELL_EVERY_S, _LOOKS_PER_COST * cost_s), _LONGEST_S)
 
     def _report(self, now: float, cursor: Cursor, next_save_at: float | None) -> StepReport:
         plan = self._job.work_plan
+        epoch, metrics = self._seen
         return StepReport(
             now=now,
             step=cursor.step,
@@ -61,7 +76,7 @@ class ProgressTeller:
             epochs=plan.last_epoch,
             step_of_epoch=plan.step_of_epoch(cursor),
             steps_per_epoch=len(plan.updates_of_epoch(cursor)),
-            metrics=self._metrics(cursor),
+            metrics=metrics if epoch == plan.epoch_of(cursor) else {},
             verbose=self._job.verbose,
             next_save_step=plan.next_save_step(cursor),
             next_save_at=next_save_at,

@@ -62,22 +62,88 @@ def test_last_step_of_an_epoch_belongs_to_it(page: HeartbeatPage) -> None:
     assert (told.epoch, told.step_of_epoch) == (1, 3)
 
 
+def test_next_word_waits_a_quarter_of_a_second(page: HeartbeatPage) -> None:
+    teller = ProgressTeller(page, TinyReplica(), job())
+
+    teller.committed(100.0, at_step(1), None)
+    teller.committed(100.24, at_step(2), None)
+    assert told_in(page).step == 1
+
+    teller.committed(100.26, at_step(3), None)
+    assert told_in(page).step == 3
+
+
+class Costly(TinyReplica):
+    """Computing metrics takes time: much at first, as with Keras, and then always as much."""
+
+    def __init__(self, cost_s: float) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.looks: list[int] = []
+        self._cost_s = cost_s
+
+    def results(self, sums: object, samples: int) -> dict[str, float]:
+        self.now += self._cost_s if self.looks else 0.4
+        self.looks.append(samples)
+        return {"loss": 1.0 + len(self.looks)}
+
+
 @pytest.mark.parametrize(
     ("cost_s", "due_s"),
     [(0.0, 0.25), (1e-4, 0.25), (2e-3, 1.0), (0.4, 10.0)],
-    ids=["free", "cheap", "dear", "first"],
+    ids=["free", "cheap", "dear", "dearest"],
 )
-def test_next_word_waits_until_the_last_was_a_small_part_of_the_time(
+def test_next_look_at_metrics_waits_until_the_last_was_a_small_part_of_the_time(
     page: HeartbeatPage, cost_s: float, due_s: float
 ) -> None:
-    teller = ProgressTeller(page, TinyReplica(), job(), clock=lambda: 100.0 + cost_s)
-
+    replica = Costly(cost_s)
+    teller = ProgressTeller(page, replica, job(), clock=lambda: replica.now)
     teller.committed(100.0, at_step(1), None)
-    teller.committed(100.0 + due_s - 0.01, at_step(2), None)
-    assert told_in(page).step == 1
+    teller.committed(100.3, at_step(1), None)
+    assert len(replica.looks) == 2  # building what computes them is no cost of a look
 
-    teller.committed(100.0 + due_s + 0.01, at_step(3), None)
-    assert told_in(page).step == 3
+    teller.committed(100.3 + due_s - 0.01, at_step(2), None)
+    assert len(replica.looks) == 2
+
+    teller.committed(100.3 + due_s + 0.26, at_step(2), None)
+    assert len(replica.looks) == 3
+
+
+def test_step_moves_on_while_a_look_at_its_metrics_would_cost_too_much(
+    page: HeartbeatPage,
+) -> None:
+    replica = Costly(0.4)
+    teller = ProgressTeller(page, replica, job(), clock=lambda: replica.now)
+    teller.committed(100.0, at_step(1), None)
+    teller.committed(100.3, at_step(1), None)
+
+    teller.committed(101.0, at_step(2), None)
+
+    told = told_in(page)
+    assert (told.step, told.step_of_epoch, told.metrics) == (2, 2, {"loss": 3.0})
+
+
+def test_metrics_of_the_last_epoch_are_not_those_of_this_one(page: HeartbeatPage) -> None:
+    replica = Costly(0.4)
+    teller = ProgressTeller(page, replica, job(), clock=lambda: replica.now)
+    teller.committed(100.0, at_step(2), None)
+    teller.committed(100.3, at_step(3), None)
+
+    teller.committed(101.0, at_step(4), None)
+
+    told = told_in(page)
+    assert (told.epoch, told.metrics) == (2, {})
+
+
+def test_last_step_of_all_has_its_own_metrics(page: HeartbeatPage) -> None:
+    replica = Costly(0.4)
+    teller = ProgressTeller(page, replica, job(), clock=lambda: replica.now)
+    teller.committed(100.0, at_step(4), None)
+    teller.committed(100.3, at_step(5), None)
+
+    teller.committed(100.31, at_step(6), None)
+
+    assert told_in(page).metrics == {"loss": 4.0}
 
 
 def test_last_step_is_told_at_once(page: HeartbeatPage) -> None:
