@@ -1,181 +1,242 @@
-"""Every system call of a save and a prune is killed at, and fails: nothing is lost, or lied about.
+"""Every system call of every victim is killed at, and fails: nothing is lost, or lied about.
 
-The victim restores the newest step, saves the next one, acknowledges it once the commit
-has returned, and prunes.  It saves once as `checkpoint.store.save` does, and once from
-snapshots in memory.
+A call fails once, or the file system is gone from that call on.  Some pairs of faults follow.
+Where others may take the directory away, they do so at each call.
 """
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from job import KEEP, RUN_ID, open_store, same, save_images, save_step, scratch, state_of
-from syscalls import Call, Ended, Fault, record, run_victim, why_not
-from tally import Tally, Wrong
-from verdict import Verdict
+from job import scratch
+from supervision import KILL, PASS, SAY, Call, Decide, Ended, run_victim, why_not
+from tally import Enough, Tally, Wrong
+from victim import Aftermath, Victim
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.names import removed_name, step_name
-from holdfast.checkpoint.store.reader import restore_newest
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.own_steps import OwnSteps
-from holdfast.checkpoint.upkeep.retention import prune
 
-OLDEST, OLD, NEW = 10, 20, 30
-HALF_REMOVED = 5
-WAYS: dict[str, Callable[[CheckpointStore, int, int], None]] = {
-    "save": save_step,
-    "images": save_images,
-}
-_SPACE = frozenset({"mkdirat", "fallocate", "pwritev", "pwritev2", "fsync", "renameat2"})
-_UNINTERRUPTED = frozenset({"renameat2", "newfstatat", "getdents64", "unlinkat"})
-CASES_OF_PAIRS = 400
-_SHORT_CASES = 3  # of each fault of each kind of call
+PAIRS = 100
+"""For each victim."""
+_SHORT_CASES = 8
+"""For each victim."""
+_GONE = "+"
+"""Ends the name of an errno with which every later call fails as well."""
+_ANY = ("EIO", "ESTALE", "ESTALE+")
+_NAMES = frozenset({"mkdir", "mkdirat", "rmdir", "unlink", "unlinkat", "rename", "renameat"})
+_NAMED = _NAMES | {"renameat2", "link", "linkat", "open", "openat", "newfstatat", "lstat", "stat"}
+_SPACE = frozenset(
+    {"mkdir", "mkdirat", "fallocate", "pwritev", "pwritev2", "pwrite64", "write", "fsync"}
+    | {"renameat2", "link", "linkat"}
+)
+_WITHOUT = ("EOPNOTSUPP", "fallocate")
+"""A file system may lack this call, and nothing else changes."""
+_LACKING = frozenset({"fallocate", "fsync", "flock", "link", "linkat", "renameat2"})
+_INTERRUPTED = frozenset(
+    {"open", "openat", "close", "read", "write", "pread64", "preadv", "preadv2", "pwritev"}
+    | {"pwritev2", "fallocate", "fsync", "flock", "fstat", "mkdir", "mkdirat"}
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One victim and its faults."""
+class Fault:
+    """What becomes of one call: ``KILL``, an errno's name, or an intrusion's."""
 
-    way: str
-    faults: tuple[Fault, ...]
+    call: Call
+    kind: str
+
+    def strikes(self, call: Call) -> bool:
+        """Return whether this is the call."""
+        return (call.name, call.number) == (self.call.name, self.call.number)
+
+    @property
+    def is_tolerated(self) -> bool:
+        """Whether a save must go on as if nothing had been."""
+        is_harmless = self.kind == "EINTR" or (self.kind, self.call.name) == _WITHOUT
+        return is_harmless and "/checkpoints/" in self.call.path
 
     def __str__(self) -> str:
-        return f"{self.way}: {', then '.join(map(str, self.faults))}"
+        return f"{self.kind} at {self.call}"
 
 
-def run(seed: int, *, is_short: bool, only: int | None) -> list[Tally]:
-    """Run the part; ``only`` replays the case of that number."""
-    tally = Tally("system calls")
-    tally.skipped = why_not()
-    if tally.skipped:
-        return [tally]
-    with scratch() as root:
-        campaign = _Campaign(root, seed, tally)
-        numbered = list(enumerate(campaign.cases()))
-        if only is not None:
-            numbered = numbered[only : only + 1]
-        elif is_short:
-            numbered = _sample(numbered, seed)
-        for number, case in numbered:
-            campaign.run(number, case)
-    return [tally]
-
-
-def _sample(numbered: list[tuple[int, Case]], seed: int) -> list[tuple[int, Case]]:
-    """Choose some cases of each kind of fault, however rare its calls are."""
-    choose = random.Random(seed)
-    kinds: dict[tuple[str, str], list[tuple[int, Case]]] = {}
-    for number, case in numbered:
-        first = case.faults[0]
-        kinds.setdefault((first.call.name, first.kind), []).append((number, case))
-    chosen = [choose.sample(cases, min(_SHORT_CASES, len(cases))) for cases in kinds.values()]
-    return sorted((pair for cases in chosen for pair in cases), key=lambda pair: pair[0])
+def run(seed: int, victim: Victim, *, is_short: bool, only: int | None) -> Tally:
+    """Strike one victim; ``only`` replays the case of that number."""
+    tally = Tally(f"calls of {victim.name}", f"--part calls --victim {victim.name}", why_not())
+    if not tally.skipped:
+        with Enough.caught, scratch() as root:
+            _Campaign(root, seed, tally, victim).run_all(is_short=is_short, only=only)
+    return tally
 
 
 class _Campaign:
-    """A pristine run directory, and one that is made from it for each case."""
+    """What a victim finds, as it was prepared, and as each case has it anew."""
 
-    def __init__(self, root: Path, seed: int, tally: Tally) -> None:
-        self._pristine, self._run_dir = root / "pristine", root / "run"
-        self._seed = seed
-        self._tally = tally
-        store = open_store(self._pristine)
-        for step in (HALF_REMOVED, OLDEST, OLD):
-            save_step(store, seed, step)
-        hidden = store.directory / removed_name(HALF_REMOVED)
-        (store.directory / step_name(HALF_REMOVED)).rename(hidden)
-        sorted(hidden.iterdir())[0].unlink()
+    def __init__(self, root: Path, seed: int, tally: Tally, victim: Victim) -> None:
+        self._pristine, self._folder = root / "pristine", root / "case"
+        self._seed, self._tally, self._victim = seed, tally, victim
+        self._pristine.mkdir()
+        victim.prepare(self._pristine, seed)
+        self._renew()
+        self._undisturbed = self._act(lambda _: PASS)
+        tally.note("calls", len(self._undisturbed.calls))
 
-    def cases(self) -> Iterator[Case]:
-        """Yield every single fault of every call of every way, and seeded pairs of faults."""
-        singles: dict[str, list[Fault]] = {}
-        for way in WAYS:
-            self._renew()
-            calls = record(self._work(way))
-            singles[way] = [Fault(call, kind) for call in calls for kind in kinds_of(call)]
-            self._tally.notes[f"calls of {way}"] = len(calls)
-        for way, faults in singles.items():
-            yield from (Case(way, (fault,)) for fault in faults)
+    def run_all(self, *, is_short: bool, only: int | None) -> None:
+        """Run all cases, a sample of them, or one."""
+        complaint = _unclean(self._undisturbed)
+        if complaint:
+            self._tally.complain(Wrong.OTHER, 0, f"undisturbed: {complaint}")
+            return
+        numbered = list(enumerate(self._cases()))
+        if only is not None:
+            numbered = numbered[only : only + 1]
+        elif is_short:
+            choose = random.Random(self._seed)
+            numbered = sorted(choose.sample(numbered, _SHORT_CASES), key=lambda pair: pair[0])
+        if Enough.is_wanted:  # a missing guard shows at changes, if anywhere
+            numbered.sort(key=lambda pair: not pair[1][0].call.changes)
+        for number, faults in numbered:
+            self._run(number, faults)
+
+    def _cases(self) -> Iterator[tuple[Fault, ...]]:
+        """Yield each fault of each call, and seeded pairs of faults.
+
+        Where others may come, they come as the second of a pair.
+        """
+        singles = [
+            Fault(call, kind)
+            for call in self._undisturbed.calls
+            for kind in (*kinds_of(call), *self._intrusions_at(call))
+        ]
+        yield from ((fault,) for fault in singles)
         choose = random.Random(self._seed)
-        for _ in range(CASES_OF_PAIRS):
-            way = choose.choice(list(WAYS))
-            first, second = choose.sample(singles[way], 2)
-            # strace takes one fault for each name, and nothing follows a kill.
-            if first.call.name != second.call.name and first.kind != "KILL":
-                yield Case(way, (first, second))
+        others = [fault for fault in singles if fault.kind in self._victim.intrusions]
+        survived = [fault for fault in singles if fault.kind != "KILL" and fault not in others]
+        for _ in range(PAIRS):
+            first, second = choose.choice(survived), choose.choice(others or singles)
+            if first.call != second.call:
+                yield first, second
 
-    def run(self, number: int, case: Case) -> None:
+    def _intrusions_at(self, call: Call) -> tuple[str, ...]:
+        """Return who may come before a call; a close tells the victim nothing."""
+        return () if call.name in ("close", SAY) else tuple(self._victim.intrusions)
+
+    def _run(self, number: int, faults: tuple[Fault, ...]) -> None:
         """Run a case and complain of all that is wrong after it."""
         self._renew()
-        ended = run_victim(self._work(case.way), case.faults)
-        verdict = Verdict(self._tally, number, str(case), self._run_dir, self._seed)
+        strike = _Strike(self._victim, self._folder, self._seed, faults)
+        ended = self._act(strike)
+        what = ", then ".join(map(str, faults))
         self._tally.cases += 1
-        for wrong, what in _complaints(case, ended):
-            verdict.complain(wrong, what)
-        is_saved = "saved" in ended.said.split("\n")
-        self._tally.note("acknowledged" if is_saved else "not acknowledged")
-        found = verdict.restored_step(NEW if is_saved else OLD)
-        if ended.code == 0 and "failed" not in ended.said and found != NEW:
-            verdict.complain(Wrong.FALSE, f"exit 0, and step {found} is there")
-        verdict.carries_on(NEW)
+        self._tally.note("killed" if ended.code == -9 else "failed calls", strike.count)
+
+        def complain(wrong: Wrong, text: str) -> None:
+            self._tally.complain(wrong, number, f"{what}: {text}; it said {ended.said}")
+
+        if complaint := self._ends_wrong(faults, ended):
+            complain(Wrong.OTHER, complaint)
+        after = Aftermath(
+            *(self._folder, self._seed, tuple(ended.said), complain),
+            is_failed=any(fault.kind != "KILL" for fault in faults),
+            intruder=strike.intruder,
+        )
+        try:
+            self._victim.judge(after)
+        except (OSError, CheckpointError) as error:
+            complain(Wrong.OTHER, f"what is left cannot be judged: {error!r}")
+
+    def _ends_wrong(self, faults: tuple[Fault, ...], ended: Ended) -> str:
+        """Return what the victim itself has done wrong, "" if nothing."""
+        complaint = _unclean(ended, may_be_killed=any(fault.kind == "KILL" for fault in faults))
+        usual = _verbs(self._undisturbed)
+        if complaint or not all(fault.is_tolerated for fault in faults) or _verbs(ended) == usual:
+            return complaint
+        return f"it has to go on as if undisturbed: {usual}"
+
+    def _act(self, decide: Decide) -> Ended:
+        victim, folder, seed = self._victim, self._folder, self._seed
+        return run_victim(lambda say: victim.act(folder, seed, say), folder, decide)
 
     def _renew(self) -> None:
-        shutil.rmtree(self._run_dir, ignore_errors=True)
-        shutil.copytree(self._pristine, self._run_dir)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.copytree(self._pristine, self._folder, symlinks=True)
 
-    def _work(self, way: str) -> Callable[[Callable[[str], None]], None]:
-        return lambda say: _train(self._run_dir, self._seed, way, say)
+
+class _Strike:
+    """Decides on each call of one victim."""
+
+    def __init__(self, victim: Victim, folder: Path, seed: int, faults: Sequence[Fault]) -> None:
+        self._victim, self._folder, self._seed = victim, folder, seed
+        self._faults = list(faults)
+        self._gone = PASS
+        self.count = 0
+        self.intruder: object = None
+
+    def __call__(self, call: Call) -> int:
+        found = next((fault for fault in self._faults if fault.strikes(call)), None)
+        if found is None:
+            self.count += self._gone != PASS and call.name != SAY
+            return self._gone if call.name != SAY else PASS
+        self._faults.remove(found)
+        self.count += 1
+        intrusion = self._victim.intrusions.get(found.kind)
+        if intrusion is not None:
+            self.intruder = intrusion(self._folder, self._seed)
+            return PASS
+        if found.kind == "KILL":
+            return KILL
+        number: int = getattr(errno, found.kind.removesuffix(_GONE))
+        if found.kind.endswith(_GONE):
+            self._gone = number
+        return number
 
 
 def kinds_of(call: Call) -> Iterator[str]:
-    """Yield what may happen to a call."""
-    yield "KILL"
-    if call.name == "write":  # of the acknowledgement, which is ours and not the store's
-        return
-    yield "EIO"
-    if call.name in _SPACE or "O_CREAT" in call.text:
+    """Yield what happens to a call, in turn.
+
+    One that changes nothing is not killed at: the next change finds the same files.  It
+    has one of its errors only, and calls of the same name take turns with them.
+    """
+    if call.name == SAY:
+        yield "KILL"
+    elif call.changes:
+        yield from ("KILL", *errors_of(call))
+    else:
+        found = tuple(errors_of(call))
+        yield found[call.number % len(found)]
+
+
+def errors_of(call: Call) -> Iterator[str]:
+    """Yield the errors that a call may have."""
+    yield from _ANY
+    if call.name in _NAMED:
+        yield "EACCES"
+    if call.name in _SPACE or call.creates:
         yield "ENOSPC"
-    if call.name not in _UNINTERRUPTED:
+    if call.name in _INTERRUPTED:
         yield "EINTR"
-    if call.name == "openat":
+    if call.name in ("open", "openat"):
         yield "EMFILE"
-    if call.name == "fallocate":
+    if call.name in _LACKING:
         yield "EOPNOTSUPP"
+    if call.name == "flock":
+        yield "ENOLCK"
 
 
-def _train(run_dir: Path, seed: int, way: str, say: Callable[[str], None]) -> None:
-    """Do what a relaunched job does, in the order in which it does it."""
-    store = open_store(run_dir)
-    try:
-        restored, _ = restore_newest(store, run_id=RUN_ID)
-    except CheckpointError as error:
-        say(f"restore failed: {error}")
-        return
-    if restored and not same(restored.state, state_of(seed, restored.manifest.step)):
-        say("restored other bytes")
-    try:
-        WAYS[way](store, seed, NEW)
-    except CheckpointError as error:
-        say(f"save failed: {error}")
-        return
-    say("saved")
-    for reason in prune(OwnSteps(store), KEEP):
-        say(f"left: {reason}")
+def _verbs(ended: Ended) -> list[str]:
+    """Return what a victim has said, without the names that it has drawn."""
+    return [word.split()[0] if word.startswith("began") else word for word in ended.said]
 
 
-def _complaints(case: Case, ended: Ended) -> Iterator[tuple[Wrong, str]]:
-    """Yield what the victim itself did wrong."""
-    kinds = {fault.kind for fault in case.faults}
-    if "restored other bytes" in ended.said:
-        yield Wrong.SILENT, "the victim restored other bytes"
-    if ended.code != 0 and not (ended.code == -9 and "KILL" in kinds):
-        yield Wrong.OTHER, f"the victim ended with {ended.code}, not with an error of ours"
-    if len(case.faults) == 1 and "(INJECTED)" not in ended.trace and ended.code != -9:
-        yield Wrong.OTHER, "the fault did not strike"
-    if kinds <= {"EINTR", "EOPNOTSUPP"} and "failed" in ended.said:
-        yield Wrong.OTHER, f"neither an interruption nor a missing call is a failure: {ended.said}"
+def _unclean(ended: Ended, *, may_be_killed: bool = False) -> str:
+    """Return how a victim has not ended as one of ours must, "" if it has."""
+    if ended.hangs:
+        return "the victim hangs"
+    if "Traceback" in ended.errors:
+        return f"the victim shows a traceback: {ended.errors[-1500:]}"
+    if ended.code != 0 and not (ended.code == -9 and may_be_killed):
+        return f"the victim ended with {ended.code}: {ended.errors[-500:]}"
+    return ""

@@ -14,6 +14,7 @@ from holdfast.checkpoint.disk.filesystem import FileSystem
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import shard_name, step_name
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.image import ShardImage
@@ -67,9 +68,15 @@ def open_store(run_dir: Path, filesystem: FileSystem | None = None) -> Checkpoin
     return CheckpointStore(run_dir, filesystem)
 
 
-def save_step(store: CheckpointStore, seed: int, step: int, generation: int = GENERATION) -> None:
+def save_step(
+    store: CheckpointStore,
+    seed: int,
+    step: int,
+    generation: int = GENERATION,
+    run_id: str = RUN_ID,
+) -> None:
     """Save a step in one process, as three shards."""
-    header = Header(RUN_ID, generation, step)
+    header = Header(run_id, generation, step)
     save(store, state_of(seed, step), header=header, writers=WRITERS)
 
 
@@ -89,3 +96,11 @@ def save_images(store: CheckpointStore, seed: int, step: int) -> None:
     except CheckpointError:
         staging.abandon()
         raise
+
+
+def spoil(store: CheckpointStore, step: int, *, shard: int) -> None:
+    """Flip a bit of a committed shard, in the middle of a tensor."""
+    path = store.directory / step_name(step) / shard_name(shard, WRITERS)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)

@@ -1,61 +1,44 @@
-"""Ways to break the checkpoint layer on purpose: a campaign that misses them proves nothing."""
+"""Each guard of the product is removed in turn, in a campaign of its own that has to notice.
+
+A campaign that ends well without a guard is broken, or the guard guards nothing.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.store import scan, store
+from sabotages import Sabotage
+from tally import Tally, Wrong
+
+_ENDS_WITHIN_S = 1200.0
+_CAUGHT = 1
+"""The exit code of a campaign that has found something; an error has the same one."""
 
 
-class _BlindDigest:
-    """A digest that agrees with every other one."""
-
-    def __init__(self, kind: object = None) -> None:
-        pass
-
-    def update(self, data: object) -> None:
-        """Take nothing in."""
-
-    def hexdigest(self) -> _BlindDigest:
-        """Return this object, which is equal to every other one."""
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _leave_out(name: str) -> Callable[[], None]:
-    return lambda: setattr(LocalFileSystem, name, lambda *_: None)
-
-
-def _blind() -> None:
-    scan.Digest = _BlindDigest  # type: ignore[assignment,attr-defined]
-
-
-def _hide_errors() -> None:
-    commit = store.Staging.commit
-
-    def silent(staging: store.Staging, manifest: Manifest) -> Path:
-        with contextlib.suppress(CheckpointError):
-            return commit(staging, manifest)
-        return staging.path
-
-    store.Staging.commit = silent  # type: ignore[assignment,method-assign]
-
-
-SABOTAGES: dict[str, Callable[[], None]] = {
-    "no-fsync": _leave_out("fsync"),
-    "no-directory-fsync": _leave_out("fsync_directory"),
-    "no-digests": _blind,
-    "no-errors": _hide_errors,
-}
+def run_one(name: str, sabotage: Sabotage, seed: int, *more: str) -> Tally:
+    """Run the campaign of one sabotage, with ``more`` options."""
+    tally = Tally(name, f"--part sabotage --victim {name}")
+    options = ["--part", sabotage.part, "--victim", sabotage.victim, "--seed", str(seed)]
+    command = [sys.executable, str(Path(__file__).parent), "--sabotage", name, "--first"]
+    done = subprocess.run(
+        [*command, *options, *more],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_ENDS_WITHIN_S,
+    )
+    tally.cases = 1
+    if "skipped: " in done.stdout:
+        tally.skipped = done.stdout[done.stdout.index("skipped: ") + len("skipped: ") :].strip()
+        return tally
+    if done.returncode != _CAUGHT or "replay with" not in done.stdout:
+        last = (done.stdout + done.stderr)[-800:]
+        tally.complain(Wrong.OTHER, 0, f"nobody has noticed; exit code {done.returncode}: {last}")
+    else:
+        kinds = {wrong.value for wrong in Wrong}
+        found = (line.split(":")[0] for line in done.stdout.splitlines())
+        kind = next(name for name in found if name in kinds)
+        tally.note(f"noticed by {sabotage.part} of {sabotage.victim} as {kind}")
+    return tally

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
+
+
+class Enough(Exception):
+    """A sabotage was caught: no further case is needed."""
+
+    is_wanted: ClassVar[bool] = False
+    caught: ClassVar[contextlib.AbstractContextManager[None]]
+
+
+Enough.caught = contextlib.suppress(Enough)
 
 
 class Wrong(Enum):
@@ -33,18 +45,22 @@ class Tally:
     """The count of one part."""
 
     part: str
+    replay: str
+    """The options that name it, for a replay."""
+    skipped: str | None = None
     cases: int = 0
     complaints: list[Complaint] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
-    skipped: str | None = None
 
-    def note(self, name: str) -> None:
+    def note(self, name: str, count: int = 1) -> None:
         """Count an observation that is no failure."""
-        self.notes[name] = self.notes.get(name, 0) + 1
+        self.notes[name] = self.notes.get(name, 0) + count
 
     def complain(self, wrong: Wrong, case: int, what: str) -> None:
         """Record that a case went wrong."""
         self.complaints.append(Complaint(wrong, case, what))
+        if Enough.is_wanted:
+            raise Enough
 
     def count(self, wrong: Wrong) -> int:
         """Return how many cases went wrong in this way."""

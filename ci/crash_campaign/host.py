@@ -1,0 +1,158 @@
+"""The workers of a host and their agent, as far as the host's writer knows them.
+
+The memory is made by this process and inherited by a victim.  So it outlives the victim, as
+the agent's memory outlives a writer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from job import RUN_ID, WRITERS, state_of
+
+from holdfast.checkpoint.format.image_map import ImageMap
+from holdfast.checkpoint.format.layout import ShardLayout, specs_of
+from holdfast.checkpoint.format.share import share_of
+from holdfast.checkpoint.store.share_image import ShareImage
+from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
+from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.committing.writer import HostWriter
+from holdfast.runtime.system.channel import Message, pair
+from holdfast.runtime.system.sealed_memory import sealed_memory
+
+PARTS, BUFFERS = 2, 2
+LAUNCH = 5
+"""The generation of the launch that saves; what was there before is of older ones."""
+
+
+def plan_of(
+    run_dir: Path, *, newest: int = 2, token: str = "", scrub_every_s: float = 0.0
+) -> SavePlan:
+    """Return the plan of the saves of ``state_of``."""
+    layout = ShardLayout(specs_of(state_of(0, 0)), WRITERS)
+    care = CareTerms(Retention(newest), LAUNCH, scrub_every_s)
+    return SavePlan(run_dir, RUN_ID, layout, care, {}, {}, lease_token=token)
+
+
+def ticket_of(plan: SavePlan, step: int, attempt: int) -> SaveTicket:
+    """Return the ticket of a save; successive attempts take turns with the buffers."""
+    buffer = attempt % BUFFERS
+    return SaveTicket(LAUNCH, LAUNCH, step, attempt, PARTS, buffer, plan.layout_id, 0.0)
+
+
+class HostMemory:
+    """The buffers of all workers of a host, and the workers' copies into them."""
+
+    def __init__(self) -> None:
+        plan = plan_of(Path("/"))
+        self.map: ImageMap = plan.image_map()
+        self.descriptors = [sealed_memory("crash-save", self.map.size) for _ in range(BUFFERS)]
+        self._views = [memoryview(mmap.mmap(fd, 0)) for fd in self.descriptors]
+        self._shares = [
+            ShareImage(self.map, share_of(self.map, part, PARTS), RUN_ID) for part in range(PARTS)
+        ]
+
+    def copy(self, seed: int, ticket: SaveTicket, part: int) -> None:
+        """Copy one worker's part of the state of the ticket's step."""
+        state, header = state_of(seed, ticket.step), ticket.header(RUN_ID)
+        memory = self._views[ticket.buffer]
+        self._shares[part].copy(memory, state, header)
+        self._shares[part].describe(memory, state, header)
+
+    def flip_a_bit(self, ticket: SaveTicket) -> None:
+        """Change a bit of a tensor in the image of the first shard."""
+        self._views[ticket.buffer][self.map.bases[0] + 3000] ^= 16
+
+
+class Agent:
+    """The agent's end of a writer that runs in this process."""
+
+    def __init__(self, plan: SavePlan, memory: HostMemory, seed: int) -> None:
+        self.plan, self._memory, self._seed = plan, memory, seed
+        self.channel, self._theirs = pair()
+        self.writer = HostWriter(self._theirs)
+
+    def serve(self) -> None:
+        """Be the writer until the connection is closed."""
+        try:
+            self.writer.run()
+        finally:
+            self._theirs.close()
+
+    def introduce(self) -> None:
+        """Tell memory and plan, and wait until the writer has begun to care for old steps."""
+        plan = self.plan
+        fields = {"size": self._memory.map.size, "bytes": plan.layout.nbytes, "file_bytes": 1}
+        memory = {"kind": "memory", "launch": LAUNCH, "layout": plan.layout_id, **fields}
+        self.channel.send(memory, self._memory.descriptors)
+        self._send({"kind": "plan", "generation": LAUNCH}, plan.encode())
+        self.rest()
+
+    def rest(self) -> None:
+        """Wait until the writer is idle, and its care of old steps too."""
+        self.ask("keeps")
+        committer = self.writer._committer  # its care has no answer that one could wait for
+        if committer is not None:
+            committer._care._thread.submit(lambda: None).result()
+
+    def tell(self, ticket: SaveTicket, *parts: int, **fields: object) -> None:
+        """Copy parts of a save, and tell that; ``fields`` are those of an odd message."""
+        for part in parts:
+            self._memory.copy(self._seed, ticket, part)
+            self.repeat(ticket, part, **fields)
+
+    def flip_a_bit(self, ticket: SaveTicket) -> None:
+        """Let the memory of a save change after it was copied."""
+        self._memory.flip_a_bit(ticket)
+
+    def repeat(self, ticket: SaveTicket, *parts: int, **fields: object) -> None:
+        """Tell that parts were copied before."""
+        for part in parts:
+            message = {"kind": "copied", **ticket.as_json(), "part": part}
+            message |= {"digest": f"{ticket.step:04x}", **fields}
+            self._send(message, b"{}" if part == 0 else None)
+
+    def ask(self, kind: str) -> Message:
+        """Ask a question, return the answer."""
+        self.channel.send({"kind": kind})
+        return self.answer()
+
+    def answer(self) -> Message:
+        """Return the next message that is an answer."""
+        while True:
+            message = self.channel.receive()
+            if message is None:
+                raise ConnectionError("the writer has ended")
+            if message["kind"] not in ("progress", "notice"):
+                return message
+
+    def _send(self, message: Mapping[str, object], content: bytes | None) -> None:
+        if content is None:
+            self.channel.send(dict(message))
+            return
+        fd = os.memfd_create("crash-content")
+        try:
+            os.write(fd, content)
+            self.channel.send(dict(message), [fd])
+        finally:
+            os.close(fd)
+
+
+def settled_by_another(plan: SavePlan, memory: HostMemory, seed: int, *tickets: SaveTicket) -> int:
+    """Return the step that a new writer has durable, which is told the saves of a dead one."""
+    agent = Agent(plan, memory, seed)
+    thread = threading.Thread(target=agent.serve, name="writer")
+    thread.start()
+    try:
+        agent.introduce()
+        for ticket in tickets:
+            agent.repeat(ticket, *range(PARTS), answered="unsaved")
+        return agent.ask("settle")["step"] or 0
+    finally:
+        agent.channel.close()
+        thread.join()

@@ -1,0 +1,157 @@
+"""The guards of the product, each of which can be removed: a campaign that misses one is no proof.
+
+Each entry says which victim notices.  What is replaced is named where the product uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.disk.disk import Disk
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.format.record import ShardRecord
+from holdfast.checkpoint.store import removal, scan, store
+from holdfast.checkpoint.upkeep import holding, inventory
+from holdfast.checkpoint.upkeep.own_steps import Owner, OwnSteps
+from holdfast.checkpoint.upkeep.read_marks import ReadMarks
+from holdfast.runtime.committing.held_save import Parts
+from holdfast.runtime.run import generations, journal, own_file, run_directory
+from holdfast.runtime.run.lease_file import LeaseFile
+from holdfast.runtime.run.ownership import Ownership
+from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.training import same_work
+
+
+@dataclass(frozen=True, slots=True)
+class Sabotage:
+    """How a guard is removed, and the part and the victim that notice it."""
+
+    remove: Callable[[], None]
+    part: str
+    victim: str
+
+
+class _BlindDigest:
+    """A digest that agrees with every other one."""
+
+    def __init__(self, kind: object = None) -> None:
+        pass
+
+    def update(self, data: object) -> None:
+        """Take nothing in."""
+
+    def hexdigest(self) -> _BlindDigest:
+        """Return this object, which is equal to every other one."""
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _with(owner: Any, name: str, value: object) -> Callable[[], None]:
+    """Return what puts a value in a guard's place."""
+    return lambda: setattr(owner, name, value)
+
+
+def _without(owner: Any, name: str) -> Callable[[], None]:
+    """Return what makes a guard do nothing."""
+    return _with(owner, name, lambda *_, **__: None)
+
+
+def _hide_errors() -> None:
+    commit = store.Staging.commit
+
+    def silent(staging: store.Staging, manifest: Manifest) -> Path:
+        with contextlib.suppress(CheckpointError):
+            return commit(staging, manifest)
+        return staging.path
+
+    store.Staging.commit = silent  # type: ignore[assignment,method-assign]
+
+
+def _replace_what_is_there() -> None:
+    plain = LocalFileSystem.rename_noreplace
+
+    def rename(files: LocalFileSystem, source: Path, target: Path) -> None:
+        if source.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+        plain(files, source, target)
+
+    LocalFileSystem.rename_noreplace = rename  # type: ignore[assignment,method-assign]
+
+
+def _write_unsynced(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _write_in_place(directory: RunDirectory, record: RunRecord) -> None:
+    own_file.create_durably(directory.record_path, record.encode())
+    own_file.sync(directory.path)
+
+
+def _remove_in_place(disk: Disk, directory: Path, _hidden_name: str) -> None:
+    disk.remove_tree(directory)
+
+
+def _believe(marks: ReadMarks, _store: object, step: int, now: float) -> None:
+    marks.mark(step, now)
+
+
+def _only_in_place(found: store.CheckpointStore, step: int) -> tuple[Path, ...]:
+    return (found.directory / step_name(step),)
+
+
+def _let_pass(files: LocalFileSystem, root: Path | None = None, _fence: object = None) -> None:
+    files._root = root
+    files._fence = lambda: None
+
+
+SABOTAGES: dict[str, Sabotage] = {
+    # what is read back
+    "no-digests": Sabotage(_with(scan, "Digest", _BlindDigest), "damage", "steps"),
+    "no-part-check": Sabotage(_without(inventory, "_fault_of"), "calls", "mend"),
+    "no-read-back": Sabotage(_with(ReadMarks, "verify", _believe), "calls", "care"),
+    # what is in memory
+    "no-image-check": Sabotage(_without(ShardRecord, "check"), "calls", "commit"),
+    "no-state-comparison": Sabotage(_without(Parts, "refuse_different_states"), "calls", "commit"),
+    # what is durable
+    "no-fsync": Sabotage(_without(LocalFileSystem, "fsync"), "power", "save"),
+    "no-directory-fsync": Sabotage(_without(LocalFileSystem, "fsync_directory"), "power", "save"),
+    "no-record-fsync": Sabotage(
+        _with(run_directory, "create_durably", _write_unsynced), "power", "begin"
+    ),
+    "no-record-directory-fsync": Sabotage(_without(run_directory, "sync"), "power", "begin"),
+    # what is put in place, and taken away
+    "no-errors": Sabotage(_hide_errors, "calls", "save"),
+    "no-noreplace": Sabotage(_replace_what_is_there, "calls", "again"),
+    "no-hiding": Sabotage(_with(removal, "hide", _remove_in_place), "calls", "save"),
+    "no-parts-aside": Sabotage(_with(holding, "directories_of", _only_in_place), "calls", "mend"),
+    "no-whole-record": Sabotage(
+        _with(RunDirectory, "create_record", _write_in_place), "calls", "begin"
+    ),
+    # whose it is
+    "no-ownership": Sabotage(_without(Ownership, "prove"), "calls", "rivals"),
+    "no-token": Sabotage(_with(RunDirectory, "lease_token", lambda _: ""), "calls", "rivals"),
+    "no-fence": Sabotage(_with(LocalFileSystem, "__init__", _let_pass), "calls", "rivals"),
+    "no-lock": Sabotage(_with(LeaseFile, "_lock", lambda *_: True), "calls", "begin"),
+    "no-run-ids": Sabotage(_with(OwnSteps, "owner_of", lambda *_: Owner.RUN), "calls", "care"),
+    # what a run is told by
+    "no-identity": Sabotage(_without(same_work, "_check_identity"), "damage", "run"),
+    "no-saved-generations": Sabotage(_with(generations, "_saved", lambda _: ()), "damage", "run"),
+    "no-torn-lines": Sabotage(
+        _with(journal, "_ends_with_newline", lambda _: True), "calls", "resume"
+    ),
+}

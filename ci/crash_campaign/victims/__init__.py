@@ -1,0 +1,1 @@
+"""What is struck: one module a kind of work."""

@@ -1,0 +1,15 @@
+"""All victims, in the order of the tables."""
+
+from __future__ import annotations
+
+from victim import Victim
+
+from victims.begin import BEGINS
+from victims.care import Care
+from victims.commit import COMMITS
+from victims.mend import MENDS
+from victims.rivals import Rivals
+from victims.save import SAVES
+
+_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, *MENDS, Care(), *BEGINS, Rivals())
+VICTIMS = {victim.name: victim for victim in _VICTIMS}

@@ -1,0 +1,85 @@
+"""A job without an agent saves, prunes, reads old steps back and scrubs.
+
+The newest step is damaged without anybody's knowledge, the step before is another run's,
+and dead launches have left a save and a removal behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from host import LAUNCH, plan_of, ticket_of
+from job import open_store, save_step, spoil, state_of
+from quiet_report import QuietReport
+from supervision import Say
+from tally import Wrong
+from verdict import Verdict
+from victim import RUN, Aftermath, Intrusion
+from ways_of_damage import read_files
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.format.names import step_name
+from holdfast.runtime.committing.committer import Committer
+
+SOUND, FOREIGN, DAMAGED, NEW, NEXT = (10, 20, 30, 40), 45, 50, (60, 70), 80
+KEPT = 2
+_EACH_TIME_S = 1e-9
+"""A scrub is due after each save."""
+
+
+class Care:
+    """The committer of the first worker, with its care of old steps."""
+
+    name = "care"
+    intrusions: Mapping[str, Intrusion] = {}
+
+    def __init__(self) -> None:
+        self._foreign: dict[str, bytes] = {}
+
+    def prepare(self, folder: Path, seed: int) -> None:
+        """Make sound steps, a damaged one, a foreign one, and leftovers."""
+        store = open_store(folder / RUN)
+        for step in (*SOUND, DAMAGED):
+            save_step(store, seed, step)
+        save_step(store, seed + 1, FOREIGN, run_id="foreign")
+        spoil(store, DAMAGED, shard=2)
+        dead = store.staging(NEW[0], LAUNCH - 1, 1)
+        dead.open()
+        (dead.path / "shard-00000-of-00003.h5").write_bytes(b"half of ")
+        self._foreign = read_files(store.directory / step_name(FOREIGN))
+
+    def act(self, folder: Path, seed: int, say: Say) -> None:
+        """Save twice; after each save wait for the prune and the scrub."""
+        plan = plan_of(folder / RUN, newest=KEPT, scrub_every_s=_EACH_TIME_S)
+        committer = Committer(plan, QuietReport())
+        rest(committer)
+        for attempt, step in enumerate(NEW, start=1):
+            try:
+                committer.commit_state(ticket_of(plan, step, attempt), {}, state_of(seed, step))
+                say(f"saved {step}")
+            except (CheckpointError, OSError) as error:
+                say(f"failed to save {step}: {error}")
+            rest(committer)
+        committer.close(10.0)
+
+    def judge(self, after: Aftermath) -> None:
+        """The newest sound steps stay, and so does what is another run's."""
+        saved = after.steps("saved")
+        verdict = Verdict.of(after, [DAMAGED, FOREIGN])
+        kept = sorted({*SOUND, *saved})[-KEPT:]
+        verdict.restored_step(kept[-1])
+        verdict.has(*kept)
+        store = open_store(after.run_dir)
+        if read_files(store.directory / step_name(FOREIGN)) != self._foreign:
+            after.complain(Wrong.LOST, "another run's step has changed")
+        verdict.carries_on(NEXT, LAUNCH + 1)
+
+
+def rest(committer: Committer) -> None:
+    """Wait until the care of old steps is idle, which has no answer that one could wait for."""
+    care = committer._care
+    care._thread.submit(lambda: None).result()
+    if care._reader is not None:
+        care._reader.join()
+    care._thread.submit(lambda: None).result()
