@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import random
 import shutil
 from dataclasses import dataclass, replace
@@ -121,6 +124,47 @@ def test_lease_that_was_removed_is_taken_again_before_another_job_comes(job: Job
     assert job.keeper.lease.token == token
     with pytest.raises(RunDirectoryBusy):
         job.directory.acquire_lease()
+
+
+@pytest.mark.parametrize("call", [("pwrite", 1), ("pwrite", 2), ("ftruncate", 1), ("ftruncate", 2)])
+def test_lease_that_could_not_be_written_at_once_stays_the_jobs(
+    job: Job, monkeypatch: pytest.MonkeyPatch, call: tuple[str, int]
+) -> None:
+    """Else the job would find another token than its own, and save no more."""
+    name, fails_at = call
+    plain, calls = getattr(os, name), itertools.count(1)
+
+    def fail_once(*arguments: object) -> object:
+        if next(calls) == fails_at:
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(*arguments)
+
+    job.directory.lease_path.unlink()
+    monkeypatch.setattr(os, name, fail_once)
+    job.keeper.look()
+    job.keeper.look()
+
+    assert job.save(10)
+    assert not any("another job" in text for text in job.told)
+    with pytest.raises(RunDirectoryBusy):
+        job.directory.acquire_lease()
+
+
+def test_token_is_known_though_the_lease_cannot_be_read_just_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its token a job would take the lease of any other job for its own."""
+    directory = RunDirectory(tmp_path)
+    lease = directory.acquire_lease()
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", fail)
+        token = lease.token
+
+    assert token == directory.lease_token() != ""
 
 
 def test_what_cannot_be_read_is_no_proof(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
