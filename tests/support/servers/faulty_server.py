@@ -6,6 +6,7 @@ the fields of ``ServerSettings``.  The rules come over a Unix socket, one JSON o
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -158,6 +159,10 @@ class FaultyFiles(mfusepy.Operations):  # type: ignore[misc]
         os.fsync(handle)
 
     @_met
+    def flock(self, path: str, handle: int, kind: int) -> None:
+        fcntl.flock(handle, kind)
+
+    @_met
     def flush(self, path: str, handle: int) -> None:
         """Answer close(2)."""
 
@@ -180,7 +185,8 @@ class FaultyFiles(mfusepy.Operations):  # type: ignore[misc]
         os.chown(self._real(path), user, group, follow_symlinks=False)
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
-        os.utime(self._real(path), ns=times)
+        now = time.time_ns()
+        os.utime(self._real(path), ns=times or (now, now))
 
 
 class _Orders(socketserver.StreamRequestHandler):
