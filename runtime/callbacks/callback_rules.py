@@ -45,6 +45,12 @@ def _csv_resumed(callback: Any, lengths: Mapping[str, Length]) -> None:
     callback.append_header = length is None or length.size == 0
 
 
+def _events_resumed(callback: Any, lengths: Mapping[str, Length]) -> None:
+    """Record the batch under way only if ``update_freq`` says so: its begin is not told again."""
+    callback._pop_writer()
+    callback._push_writer(callback._train_writer, callback._global_train_batch)
+
+
 RULES = {
     "BackupAndRestore": Rule(
         word="BackupAndRestore does nothing here: holdfast makes the checkpoints, and resumes"
@@ -52,7 +58,7 @@ RULES = {
     "CSVLogger": Rule(resumed=_csv_resumed),
     "RemoteMonitor": Rule(first_only=True),
     "OrbaxCheckpoint": Rule(first_only=True),
-    "TensorBoard": Rule(has_events=True),
+    "TensorBoard": Rule(has_events=True, resumed=_events_resumed),
     "LambdaCallback": Rule(is_alike=False),
     "LearningRateScheduler": Rule(is_alike=False),
 }

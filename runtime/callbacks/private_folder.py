@@ -13,7 +13,8 @@ _NAME = ".private"
 class PrivateFolder:
     """The private folder of one worker; it exists once it is asked for.
 
-    A worker that was killed leaves its folder behind: the first worker removes it.
+    A worker that was killed leaves its folder behind.  The workers of the next launch remove it,
+    and those of the next job have its name.
     """
 
     def __init__(self, run_dir: Path, worker: int) -> None:
@@ -30,6 +31,11 @@ class PrivateFolder:
             if not self._all.parent.is_dir():
                 raise FileNotFoundError(f"{self._all.parent} is gone")
         return self._own
+
+    def begin(self, living: Collection[int]) -> None:
+        """Remove what dead workers have left: those of this name, and all that are not living."""
+        shutil.rmtree(self._own, ignore_errors=True)
+        self.remove_dead(living)
 
     def remove(self) -> None:
         """Remove the folder with all that is in it."""

@@ -55,6 +55,6 @@ def _folder() -> PrivateFolder:
     """Return this process's private folder, which is removed when the script has ended."""
     context = stages_of_script().context
     folder = PrivateFolder(context.run_dir, context.config.worker)
-    folder.remove_dead(context.config.workers)
+    folder.begin(context.config.workers)
     context.at_end.append(folder.remove)
     return folder

@@ -115,3 +115,40 @@ def test_first_workers_die_one_by_one_and_then_all(
     assert job.sha256 == again.sha256 == before.sha256
     assert written == files
     assert files_of(tmp_path) == files
+
+
+EVENTS = """
+import os
+import sys
+
+import keras
+import numpy as np
+
+os.chdir(sys.argv[1])
+x = np.ones((8, 4), "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+callbacks = [keras.callbacks.CSVLogger("log.csv"), keras.callbacks.TensorBoard("events")]
+model.fit(x, x[:, 0], batch_size=4, epochs=4, validation_split=0.5, callbacks=callbacks)
+"""
+
+
+def test_worker_of_the_next_job_has_the_name_of_a_dead_one_and_none_of_its_folders(
+    tmp_path: Path,
+) -> None:
+    script, run_dir = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(EVENTS)
+    own: dict[str, Any] = {"run_dir": run_dir, "argv": (str(tmp_path),), "timeout_s": 120}
+    faults, options = ("kill worker=0 step=3",), ("--save-every", "1", "--max-restarts", "0")
+    died = run_job(script, faults=faults, options=options, **own)
+    left = [path.name for path in (run_dir / ".private").iterdir()]
+
+    job = run_job(script, options=options, **own)
+
+    assert died.exit_code == 70, died.stderr
+    assert left == ["0"]
+    assert job.exit_code == 0, job.stderr
+    assert [line.split(",")[0] for line in (tmp_path / "log.csv").read_text().split()] == [
+        "epoch", "0", "1", "2", "3"
+    ]  # fmt: skip
+    assert not (run_dir / ".private").exists()

@@ -59,6 +59,17 @@ def test_folders_of_the_dead_are_removed_and_the_last_one_takes_all_away(tmp_pat
     assert not (tmp_path / ".private").exists()
 
 
+def test_worker_begins_without_what_one_of_its_name_has_left(tmp_path: Path) -> None:
+    for worker in (0, 1, 7):
+        (PrivateFolder(tmp_path, worker)() / "1-folder").mkdir()
+
+    folder = PrivateFolder(tmp_path, 0)
+    folder.begin([0, 1])
+
+    assert [path.name for path in (tmp_path / ".private").iterdir()] == ["1"]
+    assert FirstFiles(False, folder, print).new_folder().is_dir()
+
+
 def test_worker_that_leaves_takes_nothing_from_the_others(tmp_path: Path) -> None:
     folders = [PrivateFolder(tmp_path, worker) for worker in range(2)]
     for folder in folders:
