@@ -21,6 +21,7 @@ from holdfast.runtime.chaos.full_place import enter, is_private, refusal
 from holdfast.runtime.chaos.strike import DEFAULT_BLOWS, parse_blows, parse_plan
 from holdfast.runtime.chaos.verdict import Verdict, shares
 from holdfast.runtime.cli.option_flags import PATH, given_flags
+from holdfast.runtime.cli.output import output
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.sources import check_script
@@ -83,7 +84,7 @@ def chaos(context: click.Context, /, command: tuple[str, ...], **options: Any) -
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(ExitCode.TERMINATED))
     verdict = run_chaos(terms, lambda text: click.echo(f"holdfast chaos: {text}", err=True))
-    _print(verdict, Console(soft_wrap=True, highlight=False))
+    _print(verdict, output())
     click.echo(f"report  {terms.out / REPORT_NAME}")
     if not verdict.is_good:
         again = _line({**given, "out": None}, command)

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -19,6 +19,7 @@ from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.upkeep.comparison import Comparison, Difference, Opened, compare_steps
 from holdfast.runtime.cli.option_flags import key_option
+from holdfast.runtime.cli.output import output
 from holdfast.runtime.commands.inspection import (
     Inspection,
     StepSummary,
@@ -29,6 +30,9 @@ from holdfast.runtime.commands.inspection import (
 )
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.stored_run import StoredRun
+
+_MOST_ITEMS = 4
+"""Of a longer list, such as the state of a random generator, people see the first; JSON has all."""
 
 
 @click.command()
@@ -51,7 +55,7 @@ def inspect(
     as_json: bool,
 ) -> None:
     """Show the checkpoints in RUN_DIR and the tensors of one, or compare two."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = output()
     if diff is None:
         _show(StoredRun.open(run_dir, key_file), step, None if as_json else console)
         return
@@ -147,7 +151,10 @@ def _value(value: object) -> str:
     if isinstance(value, dict):
         return f"({_pairs(value)})"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_value, value))})"
+        shown = [_value(item) for item in value[:_MOST_ITEMS]]
+        if len(value) > _MOST_ITEMS:
+            shown.append(f"and {len(value) - _MOST_ITEMS} more")
+        return f"({', '.join(shown)})"
     return "-" if value is None else str(value)
 
 
@@ -174,8 +181,8 @@ def _describe(spec: TensorSpec | None) -> str:
 
 def _print_comparison(found: Comparison, names: tuple[str, str], console: Console) -> None:
     if found.differences:
-        columns = (*names, "elements that differ", "largest difference")
-        table = Table("tensor", *map(escape, columns))
+        columns = ("tensor", *map(escape, names), "elements that differ", "largest difference")
+        table = Table(*(Column(name, overflow="fold") for name in columns))
         for difference in found.differences:
             table.add_row(*_difference_cells(difference))
         console.print(table)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.cli.output import output
 from holdfast.runtime.commands.lease_holder import life_of
 from holdfast.runtime.commands.report import (
     Report,
@@ -47,7 +48,7 @@ def report(run_dir: Path, *, as_json: bool) -> None:
         click.echo(to_json(summary))
     else:
         outcome = describe_outcome(summary, life_of(RunDirectory(run_dir)), run_dir)
-        _print(summary, outcome, Console(soft_wrap=True, highlight=False))
+        _print(summary, outcome, output())
 
 
 def _read(run_dir: Path) -> list[dict[str, object]]:

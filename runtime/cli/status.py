@@ -10,11 +10,12 @@ from pathlib import Path
 
 import click
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.runtime.cli.output import output
 from holdfast.runtime.commands.goodput import Bucket
 from holdfast.runtime.commands.job_status import JobStatus, to_json
 from holdfast.runtime.commands.status_source import StatusSource
@@ -57,7 +58,7 @@ def _looks(source: StatusSource, run_dir: Path, *, is_watching: bool) -> Iterato
 
 
 def _show(looks: Iterator[JobStatus], *, as_json: bool, is_watching: bool) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = output()
     if as_json:
         for found in looks:
             click.echo(json.dumps(to_json(found), indent=None if is_watching else 2))

@@ -124,6 +124,44 @@ def test_difference_of_two_runs_is_a_table(
     assert "0 tensors are the same, 5 are not" in out
 
 
+def test_file_has_whole_names_of_tensors(
+    holdfast: Holdfast, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")  # nobody says how wide it is, as in a file
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    name = "optimizer/adam/" + "functional_1_" * 6 + "momentum"
+    save(CheckpointStore(other), {name: np.zeros(2)}, header=Header("x", 1, 9))
+
+    _, out, _ = holdfast("inspect", run_dir, "--diff", run_dir, other)
+
+    assert name in out
+
+
+def test_narrow_terminal_folds_names_and_cuts_none(
+    holdfast: Holdfast, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+    _, out, _ = holdfast("inspect", run_dir, "--diff", 4, 6)
+
+    assert "…" not in out
+
+
+def test_of_a_long_list_the_first_are_shown_and_json_has_all(
+    holdfast: Holdfast, run_dir: Path
+) -> None:
+    numbers = list(range(1000, 1624))
+    cursor = {"seed": 0, "random states": {"python": numbers}}
+    header = Header("00aa11bb22cc33dd", 1, 8)
+    save(CheckpointStore(run_dir), {"x": np.zeros(2)}, header=header, cursor=cursor)
+
+    _, out, _ = holdfast("inspect", run_dir)
+    _, whole, _ = holdfast("inspect", run_dir, "--json")
+
+    assert "random states=(python=(1000, 1001, 1002, 1003, and 620 more))" in out
+    assert json.loads(whole)["step"]["cursor"]["random states"]["python"] == numbers
+
+
 def test_run_is_the_same_as_its_copy(holdfast: Holdfast, run_dir: Path, tmp_path: Path) -> None:
     other = shutil.copytree(run_dir, tmp_path / "other")
 
