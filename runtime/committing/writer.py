@@ -19,10 +19,8 @@ import argparse
 import contextlib
 import itertools
 import json
-import logging
 import mmap
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -322,7 +320,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--parent", type=int, required=True, help="the agent, which holds the lease"
     )
     options = parser.parse_args(argv)
-    logging.basicConfig(stream=sys.stderr, format="holdfast: %(message)s")
     name_process("holdfast-writer")
     os.nice(_NICE)
     allow_many_files()

@@ -54,7 +54,7 @@ def check_compiled(model: Any, base: Any) -> None:
     if not model.compiled or model.optimizer is None:
         raise ProgramError(
             f"model {model.name!r} is not compiled: call "
-            "model.compile(optimizer=..., loss=...) before handing it over"
+            "model.compile(optimizer=..., loss=...) before the training"
         )
     for layer in _layers(model):
         _check_layer(layer)

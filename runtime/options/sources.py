@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ else:
 CONFIG_FILE = "holdfast.toml"
 
 _PREFIX = "HOLDFAST_"
+
+_PYTHON = re.compile(r"python[0-9.]*")
+"""The first word of a command after `mpirun -n 4`, by habit."""
 
 _NEAR = 0.75
 """Two names that have so large a part of their letters in common differ by a slip."""
@@ -108,7 +112,12 @@ def check_script(script: Path) -> None:
         UsageError: there is none, or it is no file of the user's.
     """
     if not script.exists():
-        raise UsageError(f"script {script} does not exist; give the path of a Python file")
+        advice = "give the path of a Python file"
+        if _PYTHON.fullmatch(script.name):
+            advice = (
+                "leave Python out, as in `holdfast run -n 4 train.py`: holdfast starts it itself"
+            )
+        raise UsageError(f"script {script} does not exist; {advice}")
     if not script.is_file() or not os.access(script, os.R_OK):
         raise UsageError(f"script {script} is not a readable file; give the path of a Python file")
 

@@ -178,12 +178,18 @@ class Journal:
             return False
         self._starts_line = written == len(piece)
         if not self._starts_line:
-            self._warn_once(f"only {written} of {len(piece)} bytes were taken")
+            self._warn_once(f"the file system took {written} of {len(piece)} bytes: is it full?")
         return self._starts_line
 
     def _warn_once(self, reason: str) -> None:
         if not self._lost:
-            _LOG.warning("journal %s loses events: %s", self._path, reason)
+            # Few of the processes that write here have set up logging: so the name stands here.
+            _LOG.warning(
+                "holdfast: journal %s loses events: %s. The job goes on, but status and report "
+                "will not know of them",
+                self._path,
+                reason,
+            )
 
 
 class JournalReader:

@@ -133,8 +133,8 @@ class Saver:
             raise StoppedEarly(
                 f"the checkpoint of step {cursor.step} could not be written to "
                 f"{self._context.run_dir} in {MAX_FAILURES} attempts, for the reasons above; free "
-                "space or make it writable, then run again: the run resumes from its newest "
-                "checkpoint"
+                "space or make it writable, then run again: the run goes on from its newest "
+                "checkpoint, or from step 0 if it has none"
             )
 
     def bits(self) -> Bit:

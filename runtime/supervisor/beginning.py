@@ -41,8 +41,9 @@ def advice(setup: JobSetup) -> Iterator[str]:
         )
     if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
         yield (
-            f"the run was begun with another text than {options.script.name} has now, and goes on "
-            "with the new one; --fresh begins a new run"
+            f"{options.script.name} has changed since this run began. The run goes on with the new "
+            "script, but with the weights and the learning rate of its checkpoint; --fresh begins "
+            "a new run"
         )
     if _is_resuming(setup) and setup.record.argv not in (None, list(options.argv)):
         yield (

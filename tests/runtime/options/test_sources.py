@@ -230,6 +230,12 @@ def test_script_that_is_no_readable_file_is_refused(tmp_path: Path) -> None:
     check_script(script)
 
 
+@pytest.mark.parametrize("name", ["python", "python3", "python3.11"])
+def test_python_before_the_script_is_left_out(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name} does not exist; leave Python out, as in `hold"):
+        check_script(tmp_path / name)
+
+
 def test_unknown_options_are_named_as_they_are_typed_with_those_that_are_known() -> None:
     refuse_unknown("holdfast.toml", "run", {"run_dir": "x"}, ["run_dir", "seed"])
 

@@ -123,8 +123,9 @@ def test_run_that_goes_on_with_another_script_says_so(told: Told, tmp_path: Path
     told.voice.began(setup_of(**fields, record={"script_sha256": begun_with}))
     (_, line) = told.lines()
     assert line == (
-        "holdfast: the run was begun with another text than slow.py has now, and goes on with "
-        "the new one; --fresh begins a new run"
+        "holdfast: slow.py has changed since this run began. The run goes on with the new "
+        "script, but with the weights and the learning rate of its checkpoint; --fresh begins "
+        "a new run"
     )
 
     told.voice.began(setup_of(**fields, record={"script_sha256": same}))
