@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import io
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
@@ -192,3 +197,41 @@ def test_many_tensors_in_one_group_are_all_there(store: CheckpointStore) -> None
     found = datasets(path)
     assert all(found[name][0].tolist() == tensor.tolist() for name, tensor in state.items())
     assert all(found[name][2] == f"/{name}" for name in state)
+
+
+def test_thousands_of_tensors_are_laid_out_alike_by_every_process() -> None:
+    """HDF5 places metadata by what it did before; what is remembered of types must not count."""
+    names = [f"layer/{i // 4:04d}/{i % 4}" for i in range(1500)]
+    layout = ShardLayout(tuple(TensorSpec(name, "float32", (4, 3)) for name in names), 1)
+    build = f"""
+import hashlib
+from holdfast.checkpoint.format.layout import ShardLayout, TensorSpec
+from holdfast.checkpoint.format.shard import build_skeleton
+layout = ShardLayout(tuple(TensorSpec(name, "float32", (4, 3)) for name in {names!r}), 1)
+print(hashlib.sha256(repr(build_skeleton(layout, 0, "r")).encode()).hexdigest())
+"""
+    command = [sys.executable, "-c", build]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    build_skeleton.cache_clear()
+    mine = build_skeleton(layout, 0, "r")
+
+    assert hashlib.sha256(repr(mine).encode()).hexdigest() == found.stdout.strip()
+
+
+def test_tensors_before_and_after_a_group_within_their_group_are_there() -> None:
+    """The groups of the last name stay open."""
+    names = ["a/b!", "a/b/1", "a/b/c/1", "a/b/d", "a/b0", "b/c/1", "b/e", "c"]
+    layout = ShardLayout(tuple(TensorSpec(name, "float32", (2,)) for name in names), 1)
+    skeleton = build_skeleton(layout, 0, "r")
+    data = io.BytesIO(b"".join(_interleaved(skeleton)))
+
+    with h5py.File(data) as file:
+        assert all(file[name].shape == (2,) for name in names)
+
+
+def _interleaved(skeleton: Skeleton) -> Iterator[bytes]:
+    """Yield the whole file, with zeros for the pieces."""
+    for gap, piece in itertools.zip_longest(skeleton.gaps, skeleton.order):
+        yield gap
+        yield b"" if piece is None else bytes(skeleton.pieces[piece].nbytes)
