@@ -17,13 +17,13 @@ from holdfast.checkpoint.errors import (
     CheckpointUnreadable,
     StorageFailed,
 )
-from holdfast.runtime.cli.run import run
+from holdfast.runtime.cli.run import attach, run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
 from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_file, refuse_unknown
 
 _FUNCTIONS = {
-    **{name: name for name in ("attach", "chaos", "doctor", "export", "inspect", "repair")},
+    **{name: name for name in ("chaos", "doctor", "export", "inspect", "repair")},
     **{name: name for name in ("report", "save", "sbatch", "status", "verify")},
     "import": "import_weights",
 }
@@ -86,6 +86,7 @@ def holdfast(context: click.Context) -> None:
 
 
 holdfast.add_command(run)
+holdfast.add_command(attach)
 
 
 def _open_closed_streams() -> None:

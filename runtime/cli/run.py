@@ -1,4 +1,4 @@
-"""``holdfast run``: start a training job, or resume the one in its run directory."""
+"""``holdfast run`` and ``attach``: start a job, resume a run, or take a living job over."""
 
 from __future__ import annotations
 
@@ -63,6 +63,15 @@ def run(
 
     refuse_copies(allocation)
     sys.exit(run_batch_job(built.options, allocation, painter()))
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("run_dir", type=PATH)
+def attach(run_dir: Path) -> None:
+    """Go on with the job in RUN_DIR whose supervisor is gone: its output, relaunches, exit code."""
+    from holdfast.runtime.supervisor.job_run import attach as take_over
+
+    sys.exit(take_over(run_dir.absolute(), paint=painter()))
 
 
 def painter() -> Paint | None:
