@@ -15,6 +15,7 @@ class ReadMarks:
     def __init__(self) -> None:
         self._times: dict[int, float] = {}
         self._damaged: set[int] = set()
+        self._unread: set[int] = set()
 
     def __contains__(self, step: int) -> bool:
         return step in self._times
@@ -25,12 +26,16 @@ class ReadMarks:
 
     def mark(self, step: int, now: float) -> None:
         """Remember that ``step`` was read back at ``now``."""
-        self._damaged.discard(step)
+        self.forget(step)
         self._times[step] = now
 
     def is_damaged(self, step: int) -> bool:
         """Return whether ``step`` did not verify when it was last read back."""
         return step in self._damaged
+
+    def is_unread(self, step: int) -> bool:
+        """Return whether the last reading of ``step`` failed without telling if it is whole."""
+        return step in self._unread
 
     def mark_damaged(self, step: int) -> None:
         """Remember that ``step`` does not verify."""
@@ -38,8 +43,9 @@ class ReadMarks:
         self._damaged.add(step)
 
     def forget(self, step: int) -> None:
-        """Forget both marks of a step, for example because it was saved again."""
+        """Forget all marks of a step, for example because it was saved again."""
         self._damaged.discard(step)
+        self._unread.discard(step)
         self._times.pop(step, None)
 
     def verify(self, store: CheckpointStore, step: int, now: float) -> str | None:
@@ -48,6 +54,7 @@ class ReadMarks:
             read_back(store, step)
         except CheckpointUnreadable as error:  # it may verify the next time
             self.forget(step)
+            self._unread.add(step)
             return error.reason
         except CheckpointInvalid as error:
             self.mark_damaged(step)

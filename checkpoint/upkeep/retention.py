@@ -283,11 +283,14 @@ class Pruner:
         """Return a step that must be read before the plan is carried out, None if there is none.
 
         A step that was read back since its commit is not read again, so a job that keeps
-        k steps reads one save in k.
+        k steps reads one save in k.  One that could not be read before may be damaged.
         """
         if not plan.removed:
             return None
         sound = [step for step in plan.kept if step not in unsound]
+        unread = next((step for step in sound if self._marks.is_unread(step)), None)
+        if unread is not None:
+            return unread
         if not unsound:
             read = max((step for step in sound if step in self._marks), default=-1)
             return None if plan.before(read) == plan.removed else sound[0]
