@@ -136,7 +136,7 @@ class _Campaign:
         def complain(wrong: Wrong, text: str) -> None:
             self._tally.complain(wrong, number, f"{what}: {text}; it said {ended.said}")
 
-        if complaint := self._ends_wrong(faults, ended):
+        if complaint := self._ends_wrong(strike.struck, ended):
             complain(Wrong.OTHER, complaint)
         after = Aftermath(
             *(self._folder, self._seed, tuple(ended.said), complain),
@@ -148,7 +148,7 @@ class _Campaign:
         except (OSError, CheckpointError) as error:
             complain(Wrong.OTHER, f"what is left cannot be judged: {error!r}")
 
-    def _ends_wrong(self, faults: tuple[Fault, ...], ended: Ended) -> str:
+    def _ends_wrong(self, faults: Sequence[Fault], ended: Ended) -> str:
         """Return what the victim itself has done wrong, "" if nothing."""
         complaint = _unclean(ended, may_be_killed=any(fault.kind == "KILL" for fault in faults))
         usual = _verbs(self._undisturbed)
@@ -173,6 +173,8 @@ class _Strike:
         self._faults = list(faults)
         self._gone = PASS
         self.count = 0
+        self.struck: list[Fault] = []
+        """The faults with the calls that they met: threads may have changed places."""
         self.intruder: object = None
 
     def __call__(self, call: Call) -> int:
@@ -181,6 +183,7 @@ class _Strike:
             self.count += self._gone != PASS and call.name != SAY
             return self._gone if call.name != SAY else PASS
         self._faults.remove(found)
+        self.struck.append(Fault(call, found.kind))
         self.count += 1
         intrusion = self._victim.intrusions.get(found.kind)
         if intrusion is not None:

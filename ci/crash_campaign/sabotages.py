@@ -133,7 +133,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-record-fsync": Sabotage(
         _with(run_directory, "create_durably", _write_unsynced), "power", "begin"
     ),
-    "no-record-directory-fsync": Sabotage(_without(run_directory, "sync"), "power", "begin"),
+    "no-record-directory-fsync": Sabotage(_without(run_directory, "sync_names"), "power", "begin"),
     # what is put in place, and taken away
     "no-errors": Sabotage(_hide_errors, "calls", "save"),
     "no-noreplace": Sabotage(_replace_what_is_there, "calls", "again"),
