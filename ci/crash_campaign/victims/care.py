@@ -54,6 +54,9 @@ class Care:
         plan = plan_of(folder / RUN, newest=KEPT, scrub_every_s=_EACH_TIME_S)
         committer = Committer(plan, QuietReport())
         rest(committer)
+        marks = committer._care._marks
+        if marks.is_damaged(DAMAGED) or marks.is_unread(DAMAGED):
+            say(f"knows {DAMAGED}")
         for attempt, step in enumerate(NEW, start=1):
             try:
                 committer.commit_state(ticket_of(plan, step, attempt), {}, state_of(seed, step))
@@ -64,10 +67,14 @@ class Care:
         committer.close(10.0)
 
     def judge(self, after: Aftermath) -> None:
-        """The newest sound steps stay, and so does what is another run's."""
+        """The newest sound steps stay, and so does what is another run's.
+
+        If a call has failed, nobody may know of the damage: then one sound step has to stay.
+        """
         saved = after.steps("saved")
         verdict = Verdict.of(after, [DAMAGED, FOREIGN])
-        kept = sorted({*SOUND, *saved})[-KEPT:]
+        count = 1 if after.is_failed and not after.steps("knows") else KEPT
+        kept = sorted({*SOUND, *saved})[-count:]
         verdict.restored_step(kept[-1])
         verdict.has(*kept)
         store = open_store(after.run_dir)
