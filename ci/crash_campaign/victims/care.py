@@ -6,7 +6,7 @@ and dead launches have left a save and a removal behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from host import LAUNCH, plan_of, ticket_of
@@ -57,12 +57,7 @@ class Care:
         marks = committer._care._marks
         if marks.is_damaged(DAMAGED) or marks.is_unread(DAMAGED):
             say(f"knows {DAMAGED}")
-        for attempt, step in enumerate(NEW, start=1):
-            try:
-                committer.commit_state(ticket_of(plan, step, attempt), {}, state_of(seed, step))
-                say(f"saved {step}")
-            except (CheckpointError, OSError) as error:
-                say(f"failed to save {step}: {error}")
+        for _ in saves(committer, NEW, seed, say):
             rest(committer)
         committer.close(10.0)
 
@@ -81,6 +76,18 @@ class Care:
         if read_files(store.directory / step_name(FOREIGN)) != self._foreign:
             after.complain(Wrong.LOST, "another run's step has changed")
         verdict.carries_on(NEXT, LAUNCH + 1)
+
+
+def saves(committer: Committer, steps: Iterable[int], seed: int, say: Say) -> Iterator[None]:
+    """Save these steps one after the other, say how each has ended, and yield after each."""
+    for attempt, step in enumerate(steps, start=1):
+        ticket = ticket_of(committer.plan, step, attempt)
+        try:
+            committer.commit_state(ticket, {}, state_of(seed, step))
+            say(f"saved {step}")
+        except (CheckpointError, OSError) as error:
+            say(f"failed to save {step}: {error}")
+        yield
 
 
 def rest(committer: Committer) -> None:

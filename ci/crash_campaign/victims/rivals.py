@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from host import plan_of, ticket_of
+from host import plan_of
 from job import RUN_ID, WRITERS, open_store, save_step, state_of
 from quiet_report import QuietReport
 from supervision import Say
@@ -29,7 +29,7 @@ from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 from victims.begin import Job, take
-from victims.care import rest
+from victims.care import rest, saves
 
 OLD, SAVES = (10, 20), (30, 40)
 MOVED = "moved"
@@ -83,12 +83,7 @@ class Rivals:
         plan = plan_of(directory.path, token=lease.token)
         keeper = RunKeeper(directory, record, lease, lambda text: say(f"told: {text}"))
         committer = Committer(plan, QuietReport())
-        for attempt, step in enumerate(SAVES, start=1):
-            try:
-                committer.commit_state(ticket_of(plan, step, attempt), {}, state_of(seed, step))
-                say(f"saved {step}")
-            except (CheckpointError, OSError) as error:
-                say(f"failed to save {step}: {error}")
+        for _ in saves(committer, SAVES, seed, say):
             rest(committer)
             keeper.look()
         committer.close(10.0)

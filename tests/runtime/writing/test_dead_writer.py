@@ -142,15 +142,16 @@ def test_mend_finds_a_writer_although_the_last_one_has_died(
     assert restore(CheckpointStore(agent.run_dir), 10, run_id="run").manifest.step == 10
 
 
+def _refuse(*_arguments: object, **_options: object) -> None:
+    raise OSError(errno.EAGAIN, "no more processes")
+
+
 def test_writer_that_cannot_be_started_fails_the_save(
     agent: AgentOfProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EAGAIN, "no more processes")
-
     agent.kill_writer()
     with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", refuse)
+        patch.setattr(subprocess, "Popen", _refuse)
         agent.write(attempt=1)
         assert agent.outcomes == [("unsaved", 1)]
         assert "no more processes" in agent.answers[0]["reason"]
@@ -165,12 +166,9 @@ def test_writer_that_cannot_be_started_fails_the_save(
 def test_save_without_any_writer_is_settled_once_there_is_one(
     agent: AgentOfProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EAGAIN, "no more processes")
-
     agent.kill_writer()
     with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", refuse)
+        patch.setattr(subprocess, "Popen", _refuse)
         agent.write(attempt=1)
 
     assert agent.settle() == 10
