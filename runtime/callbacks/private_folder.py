@@ -34,7 +34,7 @@ class PrivateFolder:
 
     def begin(self, living: Collection[int]) -> None:
         """Remove what dead workers have left: those of this name, and all that are not living."""
-        shutil.rmtree(self._own, ignore_errors=True)
+        self.remove()
         self.remove_dead(living)
 
     def remove(self) -> None:

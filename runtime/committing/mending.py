@@ -7,7 +7,7 @@ one that commits.  A failure of a second holder is reported, and never fails the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from holdfast.checkpoint.disk.disk import Watch, unwatched
 from holdfast.checkpoint.errors import CheckpointError
@@ -48,21 +48,6 @@ def mirrors(
     return () if repair_from is None else (Mirror(store, repair_from, run_id, watch=watch),)
 
 
-def steps_of(
-    holders: tuple[_Some, ...], report: Report
-) -> tuple[frozenset[int], tuple[_Some, ...]]:
-    """Return the steps that any holder has, and the holders that are of use."""
-    found: set[int] = set()
-    useful = []
-    for holder in holders:
-        try:
-            found.update(holder.steps())
-            useful.append(holder)
-        except CheckpointError as error:
-            tell_failure(report, holder.name, None, str(error))
-    return frozenset(found), tuple(useful)
-
-
 def tell_failure(report: Report, holder: str, step: int | None, reason: str) -> None:
     """Tell that a step, or any step if it is None, was not mended from a holder."""
     report.record("mend_failed", step=step, reason=reason, holder=holder)
@@ -71,10 +56,10 @@ def tell_failure(report: Report, holder: str, step: int | None, reason: str) -> 
     report.notify(f"{what} {verb} mended from {holder}: {reason}")
 
 
-class Mender:
-    """Asks the second holders of a run, one after the other, and reports each outcome."""
+class KnownHolders(Generic[_Some]):
+    """The second holders of a run, as far as they have been of use."""
 
-    def __init__(self, report: Report, holders: tuple[SecondHolder, ...]) -> None:
+    def __init__(self, report: Report, holders: tuple[_Some, ...]) -> None:
         self._report = report
         self._holders = holders
 
@@ -85,8 +70,20 @@ class Mender:
 
     def steps(self) -> frozenset[int]:
         """Return the steps that any holder has; a useless holder is not asked again."""
-        found, self._holders = steps_of(self._holders, self._report)
-        return found
+        found: set[int] = set()
+        useful = []
+        for holder in self._holders:
+            try:
+                found.update(holder.steps())
+                useful.append(holder)
+            except CheckpointError as error:
+                tell_failure(self._report, holder.name, None, str(error))
+        self._holders = tuple(useful)
+        return frozenset(found)
+
+
+class Mender(KnownHolders[SecondHolder]):
+    """Asks the second holders of a run, one after the other, and reports each outcome."""
 
     def mend(self, step: int) -> MendResult | None:
         """Make a step whole from the first holder that can; return None if none of them can."""

@@ -60,7 +60,7 @@ class Lease:
     def is_renewed(self) -> bool:
         """Whether it lies where no locks are, so that it is the owner's only while renewed."""
         with contextlib.suppress(OSError):
-            return _RENEWED in self._owner()
+            return must_be_renewed(self._owner())
         return False
 
     def begin(self, token: str, *, takes_orders: bool, is_renewed: bool) -> None:
@@ -68,7 +68,7 @@ class Lease:
 
         Nothing stays of the last owner.  Raises ``OSError`` if the file cannot be written.
         """
-        owner: dict[str, object] = {_RENEWED: _new_secret()} if is_renewed else {}
+        owner: dict[str, object] = {_RENEWED: new_secret()} if is_renewed else {}
         owner |= {"host": os.uname().nodename, "pid": os.getpid(), "token": token}
         self._write(owner if takes_orders else {**owner, "takes_orders": False})
         self._token = token
@@ -132,7 +132,7 @@ class Lease:
         self._token = self._token or _token_in_bytes(content)
         if not content.startswith(_HEAD):
             return False
-        os.pwrite(descriptor, _new_secret().encode(), len(_HEAD))
+        os.pwrite(descriptor, new_secret().encode(), len(_HEAD))
         os.fsync(descriptor)
         return True
 
@@ -153,7 +153,7 @@ class Lease:
         content = json.dumps(owner).encode() + b"\n"
         os.pwrite(self._descriptor, content.ljust(os.fstat(self._descriptor).st_size), 0)
         os.ftruncate(self._descriptor, len(content))
-        if _RENEWED in owner:  # no lock makes a client of a file server send it
+        if must_be_renewed(owner):  # no lock makes a client of a file server send it
             os.fsync(self._descriptor)
 
 
@@ -171,9 +171,9 @@ def token_in(owner: Mapping[str, object]) -> str:
     return token if isinstance(token, str) else ""
 
 
-def new_token() -> str:
-    """Return the token of a job that takes a directory."""
-    return _new_secret()
+def new_secret() -> str:
+    """Return the token of a job that takes a directory, or another value of a lease."""
+    return secrets.token_hex(_TOKEN_BYTES)
 
 
 def must_be_renewed(owner: Mapping[str, object]) -> bool:
@@ -184,10 +184,6 @@ def must_be_renewed(owner: Mapping[str, object]) -> bool:
 def has_ended(owner: Mapping[str, object]) -> bool:
     """Return whether the owner of a lease has said that its job is over."""
     return owner.get("ended") is True
-
-
-def _new_secret() -> str:
-    return secrets.token_hex(_TOKEN_BYTES)
 
 
 def _token_in_bytes(content: bytes) -> str:

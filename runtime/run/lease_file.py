@@ -30,7 +30,7 @@ from holdfast.runtime.run.lease import (
     Lease,
     has_ended,
     must_be_renewed,
-    new_token,
+    new_secret,
     owner_in,
     token_in,
 )
@@ -191,7 +191,7 @@ class LeaseFile:
 
     def _begun(self, descriptor: int, taking: Taking, *, has_locks: bool) -> Lease:
         lease = Lease(descriptor)
-        token = taking.token or new_token()
+        token = taking.token or new_secret()
         lease.begin(token, takes_orders=taking.takes_orders, is_renewed=not has_locks)
         if not has_locks:
             self._read_back(token)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from holdfast.checkpoint.upkeep.mend import MendResult
 from holdfast.runtime.committing.mend_order import MendOrder
-from holdfast.runtime.committing.mending import Holder, Mender, mirrors, steps_of, tell_failure
+from holdfast.runtime.committing.mending import Holder, KnownHolders, Mender, mirrors, tell_failure
 from holdfast.runtime.committing.mirror import Mirror
 from holdfast.runtime.committing.report import Report
 from holdfast.runtime.options.worker_config import WorkerConfig
@@ -50,7 +50,7 @@ def mends_of(context: WorkerContext, memory: AgentMemory) -> Mends:
     return OrderedMends(config, context.ask_agent, (memory, *copies), report)
 
 
-class OrderedMends:
+class OrderedMends(KnownHolders[Holder]):
     """The second holders of a run, as a worker with an agent uses them."""
 
     def __init__(
@@ -60,20 +60,9 @@ class OrderedMends:
         holders: tuple[Holder, ...],
         report: Report,
     ) -> None:
+        super().__init__(report, holders)
         self._config = config
         self._ask = ask_agent
-        self._holders = holders
-        self._report = report
-
-    @property
-    def has_holders(self) -> bool:
-        """Whether the run has a second holder; the same on all workers."""
-        return bool(self._holders)
-
-    def steps(self) -> frozenset[int]:
-        """Return the steps that any holder has; a useless holder is not used again."""
-        found, self._holders = steps_of(self._holders, self._report)
-        return found
 
     def mend(self, step: int) -> MendResult | None:
         """Have a step made whole; return None if the writer cannot, which tells why."""
