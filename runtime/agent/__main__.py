@@ -1,8 +1,13 @@
-"""The agent's entry: ``python -m holdfast.runtime.agent``."""
+"""The agent's entry: ``python -m holdfast.runtime.agent``.
+
+With ``--early FD`` it starts before its job is known, and so does its pool.  Its arguments,
+its environment and the lease then come over the socket FD; if that closes, there is no job.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -10,7 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.agent.pool_process import PoolProcess, PoolSettings, PoolStart
+from holdfast.runtime.agent.early_agent import EARLY, receive_arguments
+from holdfast.runtime.agent.pool_process import BegunPool, PoolProcess, PoolSettings, PoolStart
 from holdfast.runtime.system.own_process import adopt_orphans, allow_many_files, name_process
 from holdfast.runtime.system.owned_directory import hold
 from holdfast.runtime.system.signals import block
@@ -22,11 +28,26 @@ _REMOVED_WITHIN_S = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent with command line arguments; return its exit code."""
-    options = _parse(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     name_process("holdfast-agent")
     adopt_orphans()
     # 9 descriptors for each worker; workers get the limit that the user has set.
-    pool = _first_pool(PoolSettings(_names(options.preload), options.entry, allow_many_files()))
+    files = allow_many_files()
+    begun = None
+    if arguments[:1] == [EARLY]:
+        begun = _early_pool()
+        late = receive_arguments(int(arguments[1]))
+        if late is None:
+            if begun is not None:
+                begun.end()
+            return 0
+        arguments = late
+    options = _parse(arguments)
+    settings = PoolSettings(_names(options.preload), options.entry, files)
+    return _run(options, _first_pool(settings) if begun is None else begun.tell(settings))
+
+
+def _run(options: argparse.Namespace, pool: PoolStart) -> int:
     from holdfast.runtime.agent.agent import Agent, AgentSettings  # while the pool imports
 
     hold(options.directory)
@@ -50,6 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         block()
         if is_last:
             _remove(options.directory)
+
+
+def _early_pool() -> BegunPool | None:
+    with contextlib.suppress(OSError):  # asked again once the job is known
+        return BegunPool.begin()
+    return None
 
 
 def _first_pool(settings: PoolSettings) -> PoolStart:

@@ -39,6 +39,7 @@ from holdfast.runtime.system.own_process import (
     die_with_parent,
     is_single_threaded,
     name_process,
+    take_environment,
     thread_count,
 )
 from holdfast.runtime.system.signals import take_no_notice
@@ -49,13 +50,17 @@ _FILES_PER_PEER = 4
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Import the requested modules, then fork workers until the agent is gone."""
+    """Import the modules that the agent names, then fork workers until the agent is gone."""
     options = _parse(argv)
     die_with_parent(options.agent)
     name_process("holdfast-pool")
     agent = Channel.adopt(options.control_fd)
+    order = agent.receive()
+    if order is None:
+        return  # the agent was started for a job that has not come
+    take_environment(order["environment"])
     gc.disable()  # imports make objects that stay; to look through them takes a tenth of the time
-    for module in options.preload:
+    for module in order["modules"]:
         if not _preload(module, agent):
             return
     # Without it the first collection in each worker would copy every page.  Imports leave hardly
@@ -66,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     while (message := agent.receive()) is not None:
         # all workers requested by now are forked together, by one middle process
         requests = [message, *agent.drain()]
-        births = [Birth.of(request, options.entry, options.files) for request in requests]
+        births = [Birth.of(request, order["entry"], order["files"]) for request in requests]
         _serve(births, agent, options.agent)
 
 
@@ -110,14 +115,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.agent.pool")
     parser.add_argument("--agent", type=int, required=True)
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--entry", required=True)
-    parser.add_argument("--preload", type=_names, default=())
-    parser.add_argument("--files", type=int, required=True, help="limit of open files of a script")
     return parser.parse_args(argv)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
 
 
 def _preload(module: str, agent: Channel) -> bool:

@@ -1,7 +1,8 @@
 """A pool as a process: its command, its channel, and its output.
 
-The agent starts its first pool before it imports anything else, because the imports of the pool
-are most of a job's start.
+The imports of the pool are most of a job's start.  So the agent starts its first pool before
+it imports anything else, and before it knows its job if it was started early itself.  A pool
+waits for the names of the modules, and for the environment in which it imports them.
 """
 
 from __future__ import annotations
@@ -31,21 +32,20 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolProcess:
-    """A pool that was started, a child of this process, and what it is spoken to by.
+class BegunPool:
+    """A pool that was started, and waits to be told what it shall import.
 
     ``stdout`` and ``stderr`` are descriptors to read its output from.
     """
 
-    settings: PoolSettings
     process: subprocess.Popen[bytes]
     channel: Channel
     stdout: int
     stderr: int
 
     @staticmethod
-    def start(settings: PoolSettings) -> PoolProcess:
-        """Start a pool.
+    def begin() -> BegunPool:
+        """Start a pool, a child of this process.
 
         Raises:
             OSError: the system has no process or descriptor to spare; nothing is left open.
@@ -56,9 +56,50 @@ class PoolProcess:
             given.callback(theirs.close)
             stdout, its_stdout = _pipe(kept, given)
             stderr, its_stderr = _pipe(kept, given)
-            process = _spawn(settings, theirs, (its_stdout, its_stderr))
+            process = _spawn(theirs, (its_stdout, its_stderr))
             kept.pop_all()
-        return PoolProcess(settings, process, ours, stdout, stderr)
+        return BegunPool(process, ours, stdout, stderr)
+
+    def tell(self, settings: PoolSettings) -> PoolProcess:
+        """Let it import, in the environment of this process as it is now."""
+        self.channel.post(
+            {
+                "kind": "import",
+                "modules": list(settings.preload),
+                "entry": settings.entry,
+                "files": settings.files,
+                "environment": dict(os.environ),
+            }
+        )
+        return PoolProcess(settings, self.process, self.channel, self.stdout, self.stderr)
+
+    def end(self) -> None:
+        """End it: there is nothing to import."""
+        self.process.kill()
+        self.process.wait()
+        self.channel.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProcess:
+    """A pool that imports or has imported, and the means to speak with it."""
+
+    settings: PoolSettings
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    stdout: int
+    stderr: int
+
+    @staticmethod
+    def start(settings: PoolSettings) -> PoolProcess:
+        """Start a pool with these settings.
+
+        Raises:
+            OSError: the system has no process or descriptor to spare; nothing is left open.
+        """
+        return BegunPool.begin().tell(settings)
 
 
 PoolStart: TypeAlias = PoolSettings | PoolProcess
@@ -73,13 +114,9 @@ def _pipe(kept: ExitStack, given: ExitStack) -> tuple[int, int]:
     return read, write
 
 
-def _spawn(
-    settings: PoolSettings, control: Channel, output: Sequence[int]
-) -> subprocess.Popen[bytes]:
+def _spawn(control: Channel, output: Sequence[int]) -> subprocess.Popen[bytes]:
     command = [*module_command("holdfast.runtime.agent.pool")]
     command += ["--agent", str(os.getpid()), "--control-fd", str(control.fileno())]
-    command += ["--entry", settings.entry, "--preload", ",".join(settings.preload)]
-    command += ["--files", str(settings.files)]
     with blocked():
         return subprocess.Popen(
             command,

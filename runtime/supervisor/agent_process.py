@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime.agent.early_agent import HASHES
 from holdfast.runtime.agent.standing_still import (
     SHORTEST_SILENCE_S,
     PeerSilence,
@@ -51,14 +52,17 @@ class AgentTerms:
 
     def command(self) -> list[str]:
         """Return the agent's command line."""
+        agent = module_command("holdfast.runtime.agent")
+        return [*agent, *self.arguments(), "--lease-fd", str(self.lease)]
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of an agent, but for the lease, which differs by process."""
         return [
-            *module_command("holdfast.runtime.agent"),
             *("--directory", str(self.directory), "--private"),
             # The agent may begin after this process has died, and cannot ask for its old parent.
             *("--parent", str(os.getpid())),
             *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
             *("--preload", ",".join(self.preload)),
-            *("--lease-fd", str(self.lease)),
             *(["--verbose"] if self.verbose else []),
         ]
 
@@ -72,8 +76,7 @@ def begin_agent(terms: AgentTerms, environment: Mapping[str, str]) -> subprocess
     with blocked():  # until it has handlers of its own
         return subprocess.Popen(
             terms.command(),
-            # Scripts make vocabularies from sets of words, in the order of their hashes.
-            env={"PYTHONHASHSEED": "0", **environment},
+            env={**HASHES, **environment},
             cwd=terms.cwd,
             stdin=subprocess.DEVNULL,
             pass_fds=(terms.lease,),

@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.runtime.agent.early_agent import EarlyAgent
 from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
 from holdfast.runtime.batch.finding import find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
@@ -23,7 +25,7 @@ from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.agent_process import begin_agent, dismiss_agent
+from holdfast.runtime.supervisor.agent_process import AgentTerms, begin_agent, dismiss_agent
 from holdfast.runtime.supervisor.batch_job import BatchJob
 from holdfast.runtime.supervisor.chain_link import ChainLink
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
@@ -54,6 +56,7 @@ def run_job(
     link: ChainLink | None = None,
     *,
     paint: Paint | None = None,
+    early: EarlyAgent | None = None,
 ) -> ExitCode:
     """Run the job of ``options`` to its end; return the exit code.
 
@@ -64,6 +67,7 @@ def run_job(
         batch: the batch job around it, which minds its time.
         link: the incarnation that this is for the batch system.
         paint: colours the live line; None for none.
+        early: an agent that waits for a job.
 
     Raises:
         JobError: the job cannot begin; nothing was started.
@@ -71,11 +75,13 @@ def run_job(
     around = batch or BatchJob.of(options, None, os.environ)
     setup = _prepare(options)
     if isinstance(setup, Takeover):
+        if early is not None:
+            early.dismiss()
         return _go_on(setup, options, batch or batch_of(setup), paint)
     try:
         if link is not None:
             around.incarnation = link.begin(setup.record.run_id)
-        supervised, begun = _begun(setup, paint)
+        supervised, begun = _begun(setup, paint, early)
     except BaseException:
         setup.lease.end()
         raise
@@ -83,14 +89,14 @@ def run_job(
 
 
 def _begun(
-    setup: JobSetup, paint: Paint | None
+    setup: JobSetup, paint: Paint | None, early: EarlyAgent | None
 ) -> tuple[SupervisedJob, subprocess.Popen[bytes] | None]:
     """Return the job with everything that runs it, and its agent, which is starting."""
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
     base = make_owned_directory(_memory_directory(setup.options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-    begun = _begin_agent(setup, base)
+    begun = _begin_agent(setup.agent_terms(base, setup.lease), setup.environment, early)
     try:
         supervised = _supervised(setup, base, paint)  # imports while the pool does
     except BaseException:
@@ -188,13 +194,19 @@ def _go_on(
     return _supervised(setup, takeover.directory, paint).run(takeover, batch)
 
 
-def _begin_agent(setup: JobSetup, base: Path) -> subprocess.Popen[bytes] | None:
+def _begin_agent(
+    terms: AgentTerms, environment: Mapping[str, str], early: EarlyAgent | None
+) -> subprocess.Popen[bytes] | None:
     """Start the agent before this process is ready to speak to it; None if it must be tried again.
 
     The imports of the agent's pool are most of a job's start.
     """
+    if early is not None:
+        told = early.tell(terms.arguments(), environment, terms.lease)
+        if told is not None:
+            return told
     with contextlib.suppress(OSError):
-        return begin_agent(setup.agent_terms(base, setup.lease), setup.environment)
+        return begin_agent(terms, environment)
     return None
 
 
