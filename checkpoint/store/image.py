@@ -1,7 +1,9 @@
-"""A shard's file in memory, as it will lie on the disk: a snapshot that any process can write.
+"""A shard's file, made of a state: in memory, as it will lie on the disk, or as its parts.
 
 Workers copy pieces into the image, to the offsets that they will have in the file.  The
 process that writes needs neither the state nor HDF5 nor the workers: the image is the file.
+A host without memory for it writes the same file from its parts: bytes of HDF5's metadata,
+and the memory of a state that may not change meanwhile.
 
 HDF5 lays out the metadata once for a layout; a save changes the pieces and the mark.
 Digests are of the state's memory, not of the image.  So a bit that flips in the image is
@@ -11,12 +13,13 @@ copy alone: another thread takes the digests as long as the state stands still.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.checkpoint.format.digest import Digest, DigestKind, digest_of
 from holdfast.checkpoint.format.layout import ShardLayout
-from holdfast.checkpoint.format.record import Header, ShardRecord
+from holdfast.checkpoint.format.record import Header, PieceRecord, ShardRecord
 from holdfast.checkpoint.format.shard import build_skeleton
 from holdfast.checkpoint.format.tensor import Tensors, bytes_of
-from holdfast.checkpoint.store.writer import describe_shard
 
 _CHUNK_BYTES = 4 * 2**20
 """Copying this much holds the interpreter's lock for a millisecond, so heartbeats go on."""
@@ -52,7 +55,7 @@ class ShardImage:
         Raises ``StateUnsupported`` if the state does not fit the layout.
         """
         self.copy(buffer, state, header)
-        return self.describe(state, header)
+        return self.describe(self.contents(state), header)
 
     def copy(self, buffer: memoryview, state: Tensors, header: Header) -> None:
         """Make ``buffer`` the shard of ``state``.
@@ -92,12 +95,34 @@ class ShardImage:
             outside.update(gap)
         return outside.hexdigest()
 
-    def describe(self, state: Tensors, header: Header) -> ShardRecord:
-        """Return the record of the shard that ``copy`` makes of the same state."""
+    def contents(self, state: Tensors) -> list[memoryview]:
+        """Return the pieces of ``state``, by number; only awkward memory is copied.
+
+        Raises ``StateUnsupported`` if the state does not fit the layout.
+        """
+        self.layout.refuse_other(state)
+        return [self._contents(state, index) for index in range(len(self._skeleton.pieces))]
+
+    def buffers(self, contents: Sequence[memoryview], header: Header) -> list[memoryview]:
+        """Return the file as a list of buffers: gap, piece, gap, …, gap."""
+        first, *others = self._skeleton.marked(header)
+        buffers = [memoryview(first)]
+        for index, gap in zip(self._skeleton.order, others, strict=True):
+            buffers += [contents[index], memoryview(gap)]
+        return buffers
+
+    def describe(self, contents: Sequence[memoryview], header: Header) -> ShardRecord:
+        """Return the record of the shard that is made of the same contents."""
         skeleton = self._skeleton
-        contents = [self._contents(state, index) for index in range(len(skeleton.pieces))]
-        gaps = skeleton.marked(header)
-        return describe_shard(self._writer, skeleton, gaps, contents, kind=self._kind)
+        digests = [digest_of(data, self._kind) for data in contents]
+        records = tuple(
+            PieceRecord(piece.spec.name, piece.start, piece.stop, offset, piece.nbytes, digest)
+            for piece, offset, digest in (
+                (skeleton.pieces[i], skeleton.offsets[i], digests[i]) for i in skeleton.order
+            )
+        )
+        outside = self.frame_digest(header)
+        return ShardRecord(self._writer, skeleton.size, outside, records, self._kind)
 
     def _contents(self, state: Tensors, index: int) -> memoryview:
         piece = self._skeleton.pieces[index]

@@ -1,7 +1,6 @@
-"""A whole save in one process: all writers, one after the other, and the commit.
+"""A whole save in one process: all shards, one after the other, and the commit.
 
-A job of many workers does the same in parts: each worker calls ``Staging.write_shard``.
-One of them collects the records and commits.
+A job saves by its host's committer, which writes all shards at once.
 """
 
 from __future__ import annotations

@@ -195,18 +195,27 @@ class Staging:
     ) -> ShardRecord:
         """Write one writer's shard and make it durable; ``state`` may not change meanwhile.
 
+        The state is not copied.  Digests are of its memory, and are taken as it is written, so
+        any damage on the way to the disk makes the checkpoint fail its verification.
+
         Raises ``CheckpointError`` and leaves no shard behind if anything fails.
         Safe in a background thread: the large calls release the GIL.
         """
         self._refuse_other_save(header.step, header.generation)
         # A process that only lists or restores checkpoints must not load HDF5.
-        from holdfast.checkpoint.store.writer import ShardWriter
+        from holdfast.checkpoint.store.image import ShardImage
 
+        image = ShardImage(layout, writer, header.run_id, self._store.digest_kind)
+        contents = image.contents(state)
+        described: list[ShardRecord] = []
         # Writers need not wait for each other: a shard's own O_EXCL keeps saves apart.
         self.open()
-        path = self.path / shard_name(writer, layout.writers)
-        shard = ShardWriter(self._disk, layout, writer, self._store.digest_kind)
-        return shard.write(path, state, header)
+        self._disk.write_durably(
+            self.path / shard_name(writer, layout.writers),
+            image.buffers(contents, header),
+            beside=lambda: described.append(image.describe(contents, header)),
+        )
+        return described[0]
 
     def write_image(self, image: memoryview, record: ShardRecord, writers: int) -> None:
         """Make the shard in a snapshot durable, if the snapshot still agrees with its record.

@@ -1,4 +1,4 @@
-"""A writer reports the digests of memory and copies none of it."""
+"""A shard of a state in memory: its record has the digests of that memory; none is copied."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.errors import StateUnsupported
 from holdfast.checkpoint.format.digest import digest_of
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.writer import ShardWriter
+from holdfast.checkpoint.format.names import shard_name
+from holdfast.checkpoint.format.record import Header, ShardRecord
+from holdfast.checkpoint.format.tensor import Tensor, Tensors
+from holdfast.checkpoint.store.store import CheckpointStore
 
 HEADER = Header("run", 1, 30)
 STATE: dict[str, Tensor] = {
@@ -24,11 +24,19 @@ STATE: dict[str, Tensor] = {
 }
 
 
+def write(
+    directory: Path, state: Tensors, layout: ShardLayout, writer: int = 0
+) -> tuple[ShardRecord, Path]:
+    """Return the record of a shard, and its file."""
+    staging = CheckpointStore(directory).staging(HEADER.step, HEADER.generation, 1)
+    record = staging.write_shard(state, layout, writer, HEADER)
+    return record, staging.path / shard_name(writer, layout.writers)
+
+
 def test_record_describes_the_file(tmp_path: Path) -> None:
     layout = ShardLayout(specs_of(STATE), 2)
-    path = tmp_path / "shard"
 
-    record = ShardWriter(Disk(), layout, 0).write(path, STATE, HEADER)
+    record, path = write(tmp_path, STATE, layout)
 
     data = path.read_bytes()
     assert record.index == 0
@@ -43,7 +51,7 @@ def test_record_describes_the_file(tmp_path: Path) -> None:
 def test_piece_digests_are_those_of_the_arrays(tmp_path: Path) -> None:
     layout = ShardLayout(specs_of(STATE), 1)
 
-    record = ShardWriter(Disk(), layout, 0).write(tmp_path / "shard", STATE, HEADER)
+    record, _ = write(tmp_path, STATE, layout)
 
     found = {piece.tensor: piece.digest for piece in record.pieces}
     assert found == {name: digest_of(STATE[name].tobytes()) for name in ("a", "b")}
@@ -52,11 +60,10 @@ def test_piece_digests_are_those_of_the_arrays(tmp_path: Path) -> None:
 def test_state_is_not_copied(tmp_path: Path) -> None:
     state: dict[str, Tensor] = {f"t{i}": np.ones(500_000, np.float32) for i in range(10)}
     layout = ShardLayout(specs_of(state), 1)
-    writer = ShardWriter(Disk(), layout, 0)
     tracemalloc.start()
 
     try:
-        writer.write(tmp_path / "shard", state, HEADER)
+        write(tmp_path, state, layout)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -70,7 +77,7 @@ def test_awkward_memory_is_copied_for_the_rows_in_question_only(tmp_path: Path) 
     tracemalloc.start()
 
     try:
-        ShardWriter(Disk(), layout, 3).write(tmp_path / "shard", state, HEADER)
+        write(tmp_path, state, layout, 3)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -91,6 +98,6 @@ def test_state_of_another_layout_is_refused(tmp_path: Path, state: dict[str, Ten
     layout = ShardLayout(specs_of(STATE), 1)
 
     with pytest.raises(StateUnsupported, match="make a layout of its specs"):
-        ShardWriter(Disk(), layout, 0).write(tmp_path / "shard", state, HEADER)
+        write(tmp_path, state, layout)
 
     assert list(tmp_path.iterdir()) == []
