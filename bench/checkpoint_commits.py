@@ -58,6 +58,7 @@ def measure_read_back(state: State, directory: Path, rounds: int) -> dict[str, l
             _wait_for_care(committers[name].store, has_pruned=name == DUE)
     for each in committers.values():
         each.close(_CARE_ENDS_WITHIN_S)
+        shutil.rmtree(each.store.directory)  # in tmpfs it is memory, which the workers need
     copied.close()
     return seconds
 

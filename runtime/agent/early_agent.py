@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 from holdfast.runtime.system.channel import FDS, Channel, pair
 from holdfast.runtime.system.helper_process import module_command
@@ -52,11 +51,10 @@ class EarlyAgent:
         Raises:
             OSError: the system has no process or descriptor to spare; nothing is left open.
         """
-        with ExitStack() as kept:
-            ours, theirs = pair()
-            kept.callback(ours.close)
-            fd = theirs.fileno()
-            with theirs, blocked():  # until it has handlers of its own
+        ours, theirs = pair()
+        fd = theirs.fileno()
+        try:
+            with blocked():  # until it has handlers of its own
                 process = subprocess.Popen(
                     [*module_command("holdfast.runtime.agent"), EARLY, str(fd)],
                     env={**HASHES, **os.environ},
@@ -64,7 +62,11 @@ class EarlyAgent:
                     pass_fds=(fd,),
                     start_new_session=True,
                 )
-            kept.pop_all()
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         return EarlyAgent(process, ours)
 
     def tell(

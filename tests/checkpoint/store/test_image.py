@@ -9,34 +9,34 @@ import numpy as np
 import pytest
 from fake_filesystem import FakeFileSystem
 
-from holdfast.checkpoint.disk.disk import Disk
 from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.format.names import shard_name
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.format.tensor import Tensor
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.store.writer import ShardWriter
 
 HEADER = Header("run", 7, 30)
 
 
 @pytest.mark.parametrize("writers", [1, 3])
-def test_image_is_the_file_that_a_writer_makes(
+def test_image_is_the_file_that_is_written_of_the_state(
     tmp_path: Path, writers: int, state_of: Callable[[int], dict[str, Tensor]]
 ) -> None:
     state = state_of(1)
     layout = ShardLayout(specs_of(state), writers)
+    staging = CheckpointStore(tmp_path).staging(HEADER.step, HEADER.generation, 1)
 
     for writer in range(writers):
         image = ShardImage(layout, writer, HEADER.run_id)
         buffer = bytearray(b"\xff" * (image.size + 100))
         record = image.fill(memoryview(buffer), state, HEADER)
 
-        path = tmp_path / f"shard-{writer}"
-        assert ShardWriter(Disk(), layout, writer).write(path, state, HEADER) == record
+        assert staging.write_shard(state, layout, writer, HEADER) == record
+        path = staging.path / shard_name(writer, writers)
         assert path.read_bytes() == buffer[: image.size]
         assert buffer[image.size :] == b"\xff" * 100
 

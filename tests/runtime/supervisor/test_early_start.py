@@ -25,8 +25,10 @@ NOTES = "import json, os; json.dump(dict(os.environ), open(os.environ['NOTED'], 
 
 
 def terms(directory: Path, lease: int) -> AgentTerms:
+    private = directory / "private"  # goes with the agent
+    private.mkdir()
     return AgentTerms(
-        directory=directory,
+        directory=private,
         cwd=directory,
         heartbeat_timeout_s=5.0,
         preload=("notes",),
@@ -74,9 +76,10 @@ def told(
 def test_it_takes_arguments_environment_and_lease_of_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease, environment = tmp_path / "lease", environment_of(tmp_path)
+    lease = tmp_path / "lease"
     with begin_in(tmp_path, monkeypatch) as early, lease.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        environment = environment_of(tmp_path)
         job = terms(tmp_path, held.fileno())
         begun = told(early, job, environment)
 
@@ -84,7 +87,7 @@ def test_it_takes_arguments_environment_and_lease_of_its_job(
     wait_until_warm(agent)
 
     noted = json.loads((tmp_path / "noted").read_text())
-    assert noted == {**environment, "PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": "0"}
+    assert noted == environment
     assert not is_free(lease)
     agent.end()
     assert is_free(lease)
@@ -108,14 +111,14 @@ def test_without_a_job_it_ends_with_its_starter_or_is_ended(
 def test_job_gets_another_agent_if_the_early_one_was_struck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strike: signal.Signals
 ) -> None:
-    environment = environment_of(tmp_path)
     early = begin_in(tmp_path, monkeypatch)
+    environment = environment_of(tmp_path)
     os.kill(early._process.pid, strike)
     with early, (tmp_path / "lease").open("w") as held:
         job = replace(terms(tmp_path, held.fileno()), heartbeat_timeout_s=1.0)
-        begun = told(early, job, environment | {"PYTHONPATH": str(tmp_path)})
+        begun = told(early, job, environment)
 
-        agent = start_agent(job, environment | {"PYTHONPATH": str(tmp_path)}, begun)
+        agent = start_agent(job, environment, begun)
 
     wait_until_warm(agent)
     agent.end()
