@@ -1,0 +1,144 @@
+"""What runs for one save: functions, their lines, and their files, for each kind of process.
+
+    python ci/save_path.py [--files]
+
+A real job of two workers trains.  Its calls are noted for some seconds without a save, and
+then while ``holdfast save`` waits for one.  What is called only then is the path of a save,
+pruning of an older step included.  ``--files`` prints the lines of each file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.testing import JobRequest, RunningJob, start_job
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE.parent / "examples" / "02_custom_replica.py"
+ENDLESS = ("--samples", "4000", "--global-batch", "40", "--epochs", "1000000")
+SAVE_COMMAND = "from holdfast.runtime.cli.main import main; main()"
+NOTHING, BEFORE, SAVE = range(3)
+QUIET_S = 8.0
+"""So long that whatever happens now and then has happened."""
+
+Calls: TypeAlias = dict[str, dict[str, int]]
+"""The lines of each function that was called, by kind of process and place of the function."""
+
+
+def main() -> int:
+    """Print the table; return 1 if the save failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--files", action="store_true", help="print the lines of each file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="holdfast-save-path-") as name:
+        place = Path(name)
+        with start_job(_request(place)) as job:
+            job.wait_for("epoch", epoch=2)
+            code = _trace(place, job)
+        calls = _calls_of_a_save(place)
+    _print_table(calls)
+    if options.files:
+        _print_files(calls)
+    return code
+
+
+def _request(place: Path) -> JobRequest:
+    (place / "window").write_bytes(bytes([NOTHING]))
+    return JobRequest(
+        script=SCRIPT,
+        run_dir=place / "run",
+        workers=2,
+        microbatches=2,
+        argv=[*ENDLESS, "--save-every", "1000000000"],
+        options=["--threads", "1"],
+        environment={
+            "HOLDFAST_CALL_TRACE": str(place),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "call_trace"), *_inherited()]),
+        },
+    )
+
+
+def _inherited() -> list[str]:
+    return list(filter(None, [os.environ.get("PYTHONPATH")]))
+
+
+def _trace(place: Path, job: RunningJob) -> int:
+    """Let the job train, and save twice: the first time code is loaded; return the exit code."""
+    command = [sys.executable, "-c", SAVE_COMMAND, "save", str(place / "run")]
+    subprocess.run(command, check=True)
+    _open_window(place, BEFORE)
+    time.sleep(QUIET_S)
+    _open_window(place, SAVE)
+    code = subprocess.run(command, check=False).returncode
+    time.sleep(1.0)  # an older step may be removed
+    _open_window(place, NOTHING)
+    job.signal(15)
+    job.wait()
+    return code
+
+
+def _open_window(place: Path, window: int) -> None:
+    with (place / "window").open("r+b") as file:
+        file.write(bytes([window]))
+
+
+def _calls_of_a_save(place: Path) -> Calls:
+    windows: tuple[Calls, ...] = (defaultdict(dict), defaultdict(dict), defaultdict(dict))
+    for log in place.iterdir():
+        if log.name.isdigit():
+            for line in log.read_text().splitlines():
+                window, process, function, lines = line.split()
+                windows[int(window)][_kind(process)][function] = int(lines)
+    before: Mapping[str, Mapping[str, int]] = windows[BEFORE]
+    return {
+        kind: {name: n for name, n in calls.items() if name not in before.get(kind, {})}
+        for kind, calls in sorted(windows[SAVE].items())
+    }
+
+
+def _kind(process: str) -> str:
+    """Return the kind of a process by its name: all workers are one kind."""
+    name = process.removeprefix("holdfast-")
+    if name[:1] == "w" and name[1:].isdigit():
+        return "worker"
+    return name if name != process else "supervisor"
+
+
+def _print_table(calls: Calls) -> None:
+    print(f"{'process':12}{'functions':>10}{'lines':>8}{'files':>7}")
+    whole: dict[str, int] = {}
+    for kind, functions in calls.items():
+        whole.update(functions)
+        _print_row(kind, functions)
+    _print_row("all", whole)
+
+
+def _print_row(kind: str, functions: Mapping[str, int]) -> None:
+    files = {_file_of(name) for name in functions}
+    print(f"{kind:12}{len(functions):10}{sum(functions.values()):8}{len(files):7}")
+
+
+def _print_files(calls: Calls) -> None:
+    for kind, functions in calls.items():
+        lines: Counter[str] = Counter()
+        for name, count in functions.items():
+            lines[_file_of(name)] += count
+        for file, count in lines.most_common():
+            print(f"{kind:12}{count:6}  {file}")
+
+
+def _file_of(function: str) -> str:
+    return function.rpartition(":")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
