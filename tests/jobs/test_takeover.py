@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -213,7 +214,7 @@ def test_job_whose_directory_was_made_again_is_still_one_job(
     run_dir = tmp_path / "run"
     with start_job(gated(tmp_path, LATE_GATE)) as orphan:
         orphan.wait_for("checkpoint")
-        shutil.rmtree(run_dir)
+        _remove(run_dir)
         assert "is made again" in str(orphan.wait_for("warning")["text"])
         orphan.signal(signal.SIGKILL)
 
@@ -222,6 +223,19 @@ def test_job_whose_directory_was_made_again_is_still_one_job(
         assert attached.exit_code == 0, attached.stderr
         assert attached.sha256 == undisturbed(LONG)
         assert orphan.wait().leftovers == ()
+
+
+def _remove(run_dir: Path) -> None:
+    """Remove a directory into which a job may write meanwhile, as a person would: again."""
+    for _ in range(_MOST_TRIES):
+        try:
+            shutil.rmtree(run_dir)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            return
+    pytest.fail(f"{run_dir} was never empty")
 
 
 _STOP_BEFORE_THE_AGENT_IS_UP = """
