@@ -120,7 +120,9 @@ def test_target_that_its_format_cannot_have_is_refused(
 
 
 def test_saved_model_may_have_any_name() -> None:
-    ExportRequest(Path("model.v2"), ExportFormat.SAVEDMODEL, NO_SCRIPT, is_forced=False)
+    request = ExportRequest(Path("model.v2"), ExportFormat.SAVEDMODEL, NO_SCRIPT, is_forced=False)
+
+    assert request.target == Path("model.v2")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ExportFormat if kind is not ExportFormat.NPZ])

@@ -246,7 +246,8 @@ def test_values_at_the_bounds_are_taken(options: JobOptions) -> None:
         {"shards": 9, "scale_rate": "linear", "stall_timeout_s": 0.0, "seed": 0},
         {"spares": 0, "max_restarts": 0, "scrub_every_s": 0.0, "wait_lease_s": 0.0},
     ):
-        dataclasses.replace(options, **change)  # type: ignore[arg-type]
+        changed = dataclasses.replace(options, **change)  # type: ignore[arg-type]
+        assert {name: getattr(changed, name) for name in change} == change
 
 
 def test_modules_that_the_user_has_named_are_those_beside_the_default(options: JobOptions) -> None:

@@ -88,8 +88,12 @@ def job(tmp_path: Path) -> Job:
 
 
 def test_owner_proves_its_directory(job: Job) -> None:
+    before = sorted(job.directory.path.iterdir())
+
     Ownership(job.directory.path, RECORD.run_id, job.lease.token).prove()
     Ownership(job.directory.path, RECORD.run_id).prove()
+
+    assert sorted(job.directory.path.iterdir()) == before
 
 
 def test_directory_of_another_run_is_refused_by_name(job: Job) -> None:

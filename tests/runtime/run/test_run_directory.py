@@ -144,9 +144,13 @@ def test_second_job_is_refused_and_told_who_owns_the_directory(directory: RunDir
 
 
 def test_released_lease_can_be_taken_again(directory: RunDirectory) -> None:
-    directory.acquire_lease().release()
+    first = directory.acquire_lease()
+    first.release()
 
-    directory.acquire_lease().release()
+    second = directory.acquire_lease()
+
+    assert directory.lease_owner()["token"] == second.token != first.token
+    second.release()
 
 
 def test_heir_keeps_the_lease_when_the_owner_is_gone(directory: RunDirectory) -> None:
@@ -171,6 +175,7 @@ def test_child_without_the_descriptor_does_not_keep_the_lease(directory: RunDire
 
     directory.acquire_lease().release()
 
+    assert child.poll() is None
     child.communicate(b"\n")
 
 

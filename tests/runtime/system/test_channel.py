@@ -279,7 +279,9 @@ def test_socket_that_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
 
     listener = Listener(path)
 
-    connect(path).close()
+    channel = connect(path)
+    assert channel.peer_pid == os.getpid()
+    channel.close()
     listener.close()
 
 

@@ -59,6 +59,8 @@ def test_killing_a_tree_that_is_gone_is_harmless(sleeper: subprocess.Popen[bytes
 
     kill_tree(sleeper.pid)
 
+    assert sleeper.returncode == -signal.SIGKILL
+
 
 def test_group_is_killed_with_its_leader(sleeper: subprocess.Popen[bytes]) -> None:
     kill_group(sleeper.pid)
