@@ -1,7 +1,8 @@
 """The agent's entry: ``python -m holdfast.runtime.agent``.
 
-With ``--early FD`` it starts before its job is known, and so does its pool.  Its arguments,
-its environment and the lease then come over the socket FD; if that closes, there is no job.
+With ``--early FD STARTER`` it starts before its job is known, and so does its pool.  Its
+arguments and the lease then come over the socket FD.  If that closes, or the process STARTER
+ends, there is no job.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.agent.early_agent import EARLY, receive_arguments
+from holdfast.runtime.agent.early_agent import EARLY, await_job
 from holdfast.runtime.agent.pool_process import BegunPool, PoolProcess, PoolSettings, PoolStart
-from holdfast.runtime.system.own_process import adopt_orphans, allow_many_files, name_process
+from holdfast.runtime.system.own_process import (
+    adopt_orphans,
+    allow_many_files,
+    die_with_parent,
+    name_process,
+)
 from holdfast.runtime.system.owned_directory import hold
 from holdfast.runtime.system.signals import block
 
@@ -35,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = allow_many_files()
     begun = None
     if arguments[:1] == [EARLY]:
+        fd, starter = map(int, arguments[1:])
+        die_with_parent(starter)
         begun = _early_pool()
-        late = receive_arguments(int(arguments[1]))
+        late = await_job(fd)
         if late is None:
             if begun is not None:
                 begun.end()

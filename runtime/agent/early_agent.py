@@ -4,36 +4,37 @@ To start Python twice, for agent and pool, takes a third of the time before Tens
 begins.  The command needs about as long to find out what the job is: whether its files are
 there, and whose the run directory is.  So both are done at the same time.
 
-The agent gets its arguments, its environment and the lease in one message.  If its starter
-closes the socket instead, there is no job, and the agent ends before it has done anything.
+It begins in the environment that the job will most likely have.  What a process has read at
+its start cannot be changed, so a job with another environment takes no such agent.  It gets its
+arguments and the lease in one message.  If its starter ends or closes the socket instead, there
+is no job, and the agent ends before it has done anything.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from holdfast.runtime.system.channel import FDS, Channel, pair
 from holdfast.runtime.system.helper_process import module_command
-from holdfast.runtime.system.own_process import take_environment
-from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.own_process import outlive_parent
+from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, blocked
 
 EARLY = "--early"
-"""Comes first in the arguments of such an agent, before the descriptor of its socket."""
-
-HASHES: Mapping[str, str] = {"PYTHONHASHSEED": "0"}
-"""Scripts make vocabularies from sets of words, in the order of their hashes.
-
-Python reads it when it starts, so it is settled before anything else.  The user's own counts."""
+"""Comes first in the arguments of such an agent, before its socket's descriptor and its starter."""
 
 
 class EarlyAgent:
     """An agent that waits for its job; it ends with the ``with`` block unless it has got one."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: Channel) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: Channel, environment: Mapping[str, str]
+    ) -> None:
         self._process = process
         self._channel = channel
+        self._environment = environment
         self._is_told = False
 
     def __enter__(self) -> EarlyAgent:
@@ -45,7 +46,7 @@ class EarlyAgent:
         self.dismiss()
 
     @staticmethod
-    def begin() -> EarlyAgent:
+    def begin(environment: Mapping[str, str]) -> EarlyAgent:
         """Start an agent, in a session of its own.
 
         Raises:
@@ -53,11 +54,12 @@ class EarlyAgent:
         """
         ours, theirs = pair()
         fd = theirs.fileno()
+        words = (EARLY, str(fd), str(os.getpid()))
         try:
             with blocked():  # until it has handlers of its own
                 process = subprocess.Popen(
-                    [*module_command("holdfast.runtime.agent"), EARLY, str(fd)],
-                    env={**HASHES, **os.environ},
+                    module_command("holdfast.runtime.agent", *words),
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     pass_fds=(fd,),
                     start_new_session=True,
@@ -67,18 +69,18 @@ class EarlyAgent:
             raise
         finally:
             theirs.close()
-        return EarlyAgent(process, ours)
+        return EarlyAgent(process, ours, environment)
 
     def tell(
         self, arguments: Sequence[str], environment: Mapping[str, str], lease: int
     ) -> subprocess.Popen[bytes] | None:
-        """Give it its job; return the agent, None if it takes none and was ended.
+        """Give it its job; return the agent, None if it was ended: it suits or takes no such job.
 
         ``lease`` is a descriptor that it keeps open.
         """
-        message = {"arguments": list(arguments), "environment": dict(environment)}
-        self._channel.post(message, (lease,))
-        self._is_told = not self._channel.wants_write
+        if environment == self._environment:
+            self._channel.post({"arguments": list(arguments)}, (lease,))
+            self._is_told = not (self._channel.wants_write or self._channel.is_deaf)
         if self._is_told:
             self._channel.close()
             return self._process
@@ -93,16 +95,18 @@ class EarlyAgent:
             self._process.wait()
 
 
-def receive_arguments(fd: int) -> list[str] | None:
-    """Wait, in the agent, for its arguments, and take the environment over.
+def await_job(fd: int) -> list[str] | None:
+    """Wait, in the agent, for its arguments; None if there is no job.
 
-    None if there is no job.
+    From then on it outlives its starter.  Signals that came before were no orders to a job.
     """
-    starter = Channel.adopt(fd)
-    message = starter.receive()
-    starter.close()
+    channel = Channel.adopt(fd)
+    message = channel.receive()
+    channel.close()
     if message is None:
         return None
-    take_environment(message["environment"])
+    outlive_parent()
+    while signal.sigtimedwait(SENT_BY_BATCH_SYSTEMS, 0):
+        pass
     (lease,) = message[FDS]
     return [*message["arguments"], "--lease-fd", str(lease)]

@@ -39,7 +39,6 @@ from holdfast.runtime.system.own_process import (
     die_with_parent,
     is_single_threaded,
     name_process,
-    take_environment,
     thread_count,
 )
 from holdfast.runtime.system.signals import take_no_notice
@@ -58,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     order = agent.receive()
     if order is None:
         return  # the agent was started for a job that has not come
-    take_environment(order["environment"])
     gc.disable()  # imports make objects that stay; to look through them takes a tenth of the time
     for module in order["modules"]:
         if not _preload(module, agent):

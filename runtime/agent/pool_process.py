@@ -2,7 +2,7 @@
 
 The imports of the pool are most of a job's start.  So the agent starts its first pool before
 it imports anything else, and before it knows its job if it was started early itself.  A pool
-waits for the names of the modules, and for the environment in which it imports them.
+waits for the names of the modules.
 """
 
 from __future__ import annotations
@@ -61,14 +61,13 @@ class BegunPool:
         return BegunPool(process, ours, stdout, stderr)
 
     def tell(self, settings: PoolSettings) -> PoolProcess:
-        """Let it import, in the environment of this process as it is now."""
+        """Let it import."""
         self.channel.post(
             {
                 "kind": "import",
                 "modules": list(settings.preload),
                 "entry": settings.entry,
                 "files": settings.files,
-                "environment": dict(os.environ),
             }
         )
         return PoolProcess(settings, self.process, self.channel, self.stdout, self.stderr)

@@ -27,6 +27,7 @@ from holdfast.runtime.cli.option_flags import (
     given_flags,
     stray_flag,
 )
+from holdfast.runtime.mpiexec.job_environment import job_environment
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
@@ -72,7 +73,8 @@ def _run_alone(options: JobOptions) -> int:
     with ExitStack() as begun:
         early = None
         with contextlib.suppress(OSError):  # nothing to spare: the supervisor tries again
-            early = begun.enter_context(EarlyAgent.begin())
+            environment = job_environment(options.new_threads)
+            early = begun.enter_context(EarlyAgent.begin(environment))
         from holdfast.runtime.supervisor.job_run import run_job
 
         return run_job(options, paint=painter(), early=early)

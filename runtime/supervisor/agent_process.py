@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.agent.early_agent import HASHES
 from holdfast.runtime.agent.standing_still import (
     SHORTEST_SILENCE_S,
     PeerSilence,
@@ -76,7 +75,8 @@ def begin_agent(terms: AgentTerms, environment: Mapping[str, str]) -> subprocess
     with blocked():  # until it has handlers of its own
         return subprocess.Popen(
             terms.command(),
-            env={**HASHES, **environment},
+            # Scripts make vocabularies from sets of words, in the order of their hashes.
+            env={"PYTHONHASHSEED": "0", **environment},
             cwd=terms.cwd,
             stdin=subprocess.DEVNULL,
             pass_fds=(terms.lease,),

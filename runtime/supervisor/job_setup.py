@@ -17,7 +17,7 @@ from holdfast.runtime.mpi_trial.fitness import assess, require, warning_of
 from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary, find_mpiexec, identify
 from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.mpi_trial.verdict_file import Verdict
-from holdfast.runtime.mpiexec.launch_line import outside_of_mpi
+from holdfast.runtime.mpiexec.job_environment import job_environment
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.sources import check_script
@@ -35,8 +35,6 @@ from holdfast.runtime.supervisor.agent_process import AgentTerms
 from holdfast.runtime.supervisor.screen import say
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.stillness import Stillness
-
-_ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,25 +267,6 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
             f"journal {path} cannot be written: {error.strerror or error}; "
             "make it writable or choose another --run-dir",
         ) from error
-
-
-def job_environment(threads: int) -> dict[str, str]:
-    """Return the environment of all processes of the job.
-
-    Variables of an enclosing MPI job would reach the workers beside those of their own.
-    Thread pools of numeric libraries are part of the numerics; hash
-    randomisation would make the order of sets differ between workers; plugins
-    that HDF5 finds by itself are code from any place that the variable names.
-    """
-    environment = outside_of_mpi(os.environ)
-    environment.pop("HDF5_PLUGIN_PATH", None)
-    environment.update(dict.fromkeys(_ONE_THREAD_POOLS, str(threads)))
-    environment.setdefault("PYTHONHASHSEED", "0")
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    environment["PATH"] = os.pathsep.join(
-        [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
-    )
-    return environment
 
 
 _ALWAYS = (

@@ -106,6 +106,11 @@ class Channel:
         """Whether posted bytes wait to be written."""
         return bool(self._outbox)
 
+    @property
+    def is_deaf(self) -> bool:
+        """Whether posted bytes were dropped, because the peer is gone or takes nothing."""
+        return self._is_deaf
+
     def flush(self) -> None:
         """Write as many posted bytes as the peer takes now."""
         while self._outbox:

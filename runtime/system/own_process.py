@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Mapping
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -49,15 +48,14 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def outlive_parent() -> None:
+    """Take `die_with_parent` back."""
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(0))
+
+
 def name_process(name: str) -> None:
     """Set the name that ps and top show; Linux keeps the first 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(os.fsencode(name)[:15]))
-
-
-def take_environment(environment: Mapping[str, str]) -> None:
-    """Go on in ``environment`` and nothing else; what Python has read at its start stays."""
-    os.environ.clear()
-    os.environ.update(environment)
 
 
 def allow_many_files() -> int:
