@@ -15,6 +15,7 @@ import pytest
 from extended import extended
 from workload import EVEN, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
+from holdfast.runtime.system.own_process import usable_cores
 from holdfast.runtime.system.processes import wait_all_ended
 from holdfast.testing import JobRequest, start_job
 
@@ -179,3 +180,28 @@ def test_memory_of_a_job_that_was_killed_whole_is_freed_by_the_next_job(
 
     assert_whole(second, EVEN, undisturbed(EVEN))
     assert not directory.exists()  # a job of another test may have been faster
+
+
+_TELL_AGENT = """
+import os, pathlib
+words = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\\0")
+start = "early" if "--early" in words else "late"
+print("agent:", start, "threads:", os.environ["OMP_NUM_THREADS"])
+"""
+
+
+def test_agent_starts_early_unless_its_environment_would_be_another(tmp_path: Path) -> None:
+    script = tmp_path / "tell.py"
+    script.write_text(_TELL_AGENT)
+
+    def told(*options: str) -> str:
+        request = JobRequest(
+            script=script, run_dir=tmp_path / "run", workers=1, options=["-v", *options]
+        )
+        with start_job(request) as job:
+            return job.wait().stdout
+
+    threads = str(usable_cores() + 1)  # a new run would have another number
+
+    assert f"agent: early threads: {threads}" in told("--threads", threads)
+    assert f"agent: late threads: {threads}" in told()
