@@ -11,11 +11,11 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
@@ -45,6 +45,8 @@ class CheckpointCare:
         self._steps = OwnSteps(store, plan.run_id)
         self._pruner = Pruner(self._steps, terms.whole_retention, self._marks)
         self._generation = terms.generation
+        self._nbytes = plan.layout.nbytes
+        self._is_given_up = False
         self.local = _local_level(plan, report)
         mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id, report.disk_moved))
         self._scrubber = Scrubber(
@@ -67,7 +69,7 @@ class CheckpointCare:
         Raises ``CheckpointError`` if the run directory does not take the step.
         """
         if self.local is not None:
-            self._drain(self.local, step)
+            self._drain(self.local, step, self.make_room)
 
     def make_room(self, needed: int, save: StagingName) -> None:
         """Free space for ``save``, which the disk could not take; return when that is done."""
@@ -81,6 +83,7 @@ class CheckpointCare:
         last = self._thread.submit(lambda: None)
         self._thread.shutdown(wait=False)
         wait([last], within_s)
+        self._is_given_up = True
         self._files.end()
 
     def _note(self, step: int) -> None:
@@ -93,8 +96,17 @@ class CheckpointCare:
         self._marks.forget(step)
         self._steps.forget(step)
 
-    def _drain(self, local: LocalLevel, step: int) -> None:
-        local.drain(step, time.monotonic())
+    def _drain(
+        self, local: LocalLevel, step: int, make_room: Callable[[int, StagingName], None]
+    ) -> None:
+        """Drain a step; if the run directory is full, make room and try once more."""
+        try:
+            local.drain(step, time.monotonic())
+        except StorageFailed as failure:
+            if not failure.is_full:
+                raise
+            make_room(self._nbytes, StagingName(step, self._generation, 1))
+            local.drain(step, time.monotonic())
         self._thread.submit(self._forget, step)
         self._report.record("drained", step=step)
 
@@ -103,7 +115,7 @@ class CheckpointCare:
         try:
             newest = local.store.steps()[:1] if local.is_due(now) else ()
             for step in newest:
-                self._drain(local, step)
+                self._drain(local, step, self._make_room)
         except CheckpointError as error:
             self._report.record("drain_failed", reason=str(error))
             self._report.notify(f"the run directory has not taken a checkpoint: {error}")
@@ -132,7 +144,10 @@ class CheckpointCare:
     def _pruned(self, now: float) -> tuple[str, ...]:
         """Remove what may go; return a reason for each name that is left."""
         try:
-            return self._pruner.prune(now) + self._store.clean_staging(self._generation)
+            left = self._pruner.prune(now)
+            if self._is_given_up:  # what is staged by now may be a mend's, which follows
+                return left
+            return left + self._store.clean_staging(self._generation)
         except CheckpointError as error:  # the directory is another job's now
             return (str(error),)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.format.record import ShardRecord
@@ -60,10 +60,10 @@ class Committer:
 
         One that is there already, with the same bytes, is not written again: the survivors of a
         death save a state once more, if they do not know whether the first save was complete.
-        Raises ``CheckpointError`` or ``OSError``; then nothing of it is left.
+        Raises ``CheckpointError`` or ``OSError``; then nothing of it is left in the run directory.
         """
         manifest = save.manifest()
-        if save.contents == self._newest and save.step in self.store.steps():
+        if save.contents == self._newest and self._has(save.step):
             self._drain_if_last(save.ticket)
             save.is_durable = True
             return manifest.nbytes
@@ -79,6 +79,17 @@ class Committer:
         save.is_durable = True
         self._newest = save.contents
         return nbytes
+
+    def _has(self, step: int) -> bool:
+        """Whether the directory still is the job's, and has its step with files of their sizes.
+
+        Raises ``CommitRefused`` if the directory is another job's.
+        """
+        self.plan.ownership.prove()
+        try:
+            return self.store.scan(step).manifest().run_id == self.plan.run_id
+        except CheckpointError:
+            return False
 
     def commit_state(self, ticket: SaveTicket, cursor: Mapping[str, object], state: Tensors) -> int:
         """Make ``state`` itself a durable checkpoint, without a copy; it may not change meanwhile.
@@ -118,8 +129,8 @@ class Committer:
             seconds=round(time.monotonic() - ticket.began, 6),
             bytes=manifest.nbytes,
         )
-        self._drain_if_last(ticket)
         self._care.committed(ticket.step)
+        self._drain_if_last(ticket)
         return manifest.nbytes
 
     def _drain_if_last(self, ticket: SaveTicket) -> None:

@@ -53,6 +53,7 @@ _WAIT_S = 1.5 * LASTS_S
 """What a user is told to wait: the looks at a slow file server take their time, too."""
 
 _TRIES = 100
+_ASIDE = ".lease."
 _PUT_BACK_LOOK_S = 0.01
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
@@ -106,7 +107,7 @@ class LeaseFile:
 
         Raises ``RunDirectoryBusy`` if another job has it.
         """
-        descriptor = open_existing(self.path)
+        descriptor = self._open_existing()
         try:
             has_locks = self._lock(descriptor, fcntl.LOCK_SH)
             lease = Lease(descriptor)
@@ -125,7 +126,7 @@ class LeaseFile:
             with contextlib.suppress(FileExistsError):
                 return open_to_write(self.path, os.O_EXCL), True
             with contextlib.suppress(FileNotFoundError):  # a taker has moved it away in between
-                return open_existing(self.path), False
+                return self._open_existing(), False
         raise self._busy(None)
 
     def _lock(self, descriptor: int, kind: int) -> bool:
@@ -173,21 +174,35 @@ class LeaseFile:
 
     def _move_away(self, seen: bytes, descriptor: int) -> None:
         """Remove the lease that was seen through ``descriptor``, and only that."""
-        aside = self.path.with_name(f".lease.{secrets.token_hex(8)}")
+        aside = self.path.with_name(f"{_ASIDE}{secrets.token_hex(8)}")
         try:
             move(self.path, aside)
         except FileNotFoundError as error:  # another job has just done so
             raise self._busy(None) from error
-        with open_to_read(aside) as file:
-            is_same = os.path.samestat(os.fstat(file.fileno()), os.fstat(descriptor))
-            is_it = is_same and _read(file.fileno()) == seen
-        if not is_it:  # its owner has renewed it just now, or another job has taken it
-            with contextlib.suppress(FileExistsError):
-                give_name(aside, self.path)
-        with contextlib.suppress(OSError):
-            aside.unlink()
+        is_it = False
+        try:
+            with open_to_read(aside) as file:
+                is_same = os.path.samestat(os.fstat(file.fileno()), os.fstat(descriptor))
+                is_it = is_same and _read(file.fileno()) == seen
+        finally:
+            if not is_it:  # its owner has renewed it just now, or another job has taken it
+                with contextlib.suppress(FileExistsError):
+                    give_name(aside, self.path)
+            with contextlib.suppress(OSError):
+                aside.unlink()
         if not is_it:
             raise self._busy(self._owner())
+
+    def _open_existing(self) -> int:
+        """Return a descriptor of the file that is there.
+
+        A taker that was killed while it put the file back has left it a second name.
+        """
+        for aside in self.path.parent.glob(f"{_ASIDE}*"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(aside.lstat(), self.path.lstat()):
+                    aside.unlink()
+        return open_existing(self.path)
 
     def _begun(self, descriptor: int, taking: Taking, *, has_locks: bool) -> Lease:
         lease = Lease(descriptor)

@@ -24,14 +24,19 @@ from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
 from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.own_way import OwnWay
-from holdfast.runtime.saving.pending_save import NothingToSave, PendingSave, SnapshotNotWritten
+from holdfast.runtime.saving.pending_save import (
+    MemoryInUse,
+    NothingToSave,
+    PendingSave,
+    SnapshotNotWritten,
+)
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.worker.context import WorkerContext
 
 _LOOK_S = 0.001
 _FREE_WITHIN_S = 60.0
-"""The agent answers every complete save; this bounds the wait for one that is not."""
+"""A disk that is slower costs the save; the next one waits again."""
 
 
 _World: TypeAlias = tuple[int, int, int]
@@ -59,6 +64,8 @@ class AgentWay:
         self._desk: Future[_Desk] | None = None
         self._prepared: tuple[SavePlan, _World] | None = None
         self._without_memory: OwnWay | None = None
+        self._not_copied: set[int] = set()
+        """Attempts that lack this worker's part, so nobody reads their memory."""
 
     def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
         """Begin to lay out this worker's share and to take its memory, in the background.
@@ -71,14 +78,21 @@ class AgentWay:
     def begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
         """Copy this worker's share of ``state``; ``hand_over`` and ``compared`` must follow.
 
-        Raises ``OSError`` or ``MemoryError`` if this worker cannot map its memory; the next
-        save tries again.
+        Raises ``OSError`` or ``MemoryError`` if this worker cannot map its memory, and
+        ``MemoryInUse`` if the writer still reads it; the next save tries again.
         """
+        try:
+            return self._begin(request, state)
+        except BaseException:
+            self._not_copied.add(request.attempt)
+            raise
+
+    def _begin(self, request: SaveRequest, state: Tensors) -> PendingSave:
         desk = self._laid_out()
         if not len(desk.buffers):
             return self._begin_without_memory(desk, request, state)
         buffer = request.attempt % len(desk.buffers)
-        self._wait_until_free(request.attempt - len(desk.buffers))
+        self._wait_until_free(request.attempt, len(desk.buffers))
         ticket = request.ticket(self._context.config.generation, desk.layout, buffer)
         desk.share.copy(desk.buffers[buffer], state, ticket.header(desk.plan.run_id))
         return _AgentSave(self._context, desk, ticket, request)
@@ -130,10 +144,22 @@ class AgentWay:
         }
         return HostBuffers.of_agent(self._context.ask_agent(question).get(FDS, ()))
 
-    def _wait_until_free(self, attempt: int) -> None:
-        """Wait until no process reads the save of ``attempt`` any more, which had this buffer."""
+    def _wait_until_free(self, attempt: int, buffers: int) -> None:
+        """Wait until no process reads the save any more that had the buffer of ``attempt``.
+
+        Every complete save is answered, and an incomplete one when a later one or another world
+        begins.  Raises ``MemoryInUse`` if that takes too long.
+        """
+        before = attempt - buffers
+        while before in self._not_copied:
+            before -= buffers
         deadline = time.monotonic() + _FREE_WITHIN_S
-        while not self._context.page.is_answered(attempt) and time.monotonic() < deadline:
+        while not self._context.page.is_answered(before):
+            if time.monotonic() > deadline:
+                raise MemoryInUse(
+                    f"its memory is still being written to the disk after {_FREE_WITHIN_S:.0f} s, "
+                    "for an earlier save; look at the disk of the run directory"
+                )
             time.sleep(_LOOK_S)
 
     def _begin_without_memory(
@@ -157,13 +183,13 @@ class _AgentSave:
         self._desk = desk
         self._ticket = ticket
         self._request = request
-        self._untold: OSError | None = None
+        self._untold: BaseException | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Write the records of the share behind the images, and say that it was copied."""
         try:
             self._tell(state, state_digest)
-        except OSError as error:  # no descriptor or no memory for the message
+        except (OSError, MemoryError) as error:  # nothing to spare for digests or message
             self._untold = error
 
     def _tell(self, state: Tensors, state_digest: str) -> None:

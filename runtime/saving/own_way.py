@@ -20,7 +20,7 @@ from holdfast.runtime.committing.held_save import HeldSave, Parts
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
 from holdfast.runtime.saving.host_buffers import HostBuffers
-from holdfast.runtime.saving.pending_save import NothingToSave, PendingSave
+from holdfast.runtime.saving.pending_save import MemoryInUse, NothingToSave, PendingSave
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -39,6 +39,8 @@ class OwnWay:
         self._committer: Committer | None = None
         self._buffers: HostBuffers | None = None
         self._share: ShareImage | None = None
+        self._saves: dict[int, _OwnSave] = {}
+        """The newest save in each buffer."""
 
     def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
         """Begin to care for old steps, if this is the first worker."""
@@ -52,7 +54,7 @@ class OwnWay:
         """Copy ``state`` if there is memory for it; ``hand_over`` and ``compared`` must follow.
 
         Raises ``CheckpointError``, ``OSError`` or ``MemoryError`` if that is not possible just
-        now; the next save tries again.
+        now, or its memory is in use; the next save tries again.
         """
         if request.part != 0:
             return NothingToSave()
@@ -63,9 +65,16 @@ class OwnWay:
             return _StateSave(committer, ticket, request)
         buffer = request.attempt % self._count
         ticket = request.ticket(launch, layout, buffer)
+        if buffer in self._saves and self._saves[buffer].is_being_written:
+            raise MemoryInUse(
+                "its memory is still being written to the disk, for an earlier save; "
+                "look at the disk of the run directory"
+            )
         share, memory = self._memory(committer, buffer)
         share.copy(memory, state, ticket.header(committer.plan.run_id))
-        return _OwnSave(self._thread, committer, (share, memory), ticket, request)
+        save = _OwnSave(self._thread, committer, (share, memory), ticket, request)
+        self._saves[buffer] = save
+        return save
 
     def close(self) -> None:
         """Let the care of old steps end, and give the memory back."""
@@ -90,6 +99,7 @@ class OwnWay:
             self._committer.close(_CARE_ENDS_WITHIN_S)
         # A commit that hangs may still read the buffers: they go with its last view.
         self._committer = self._buffers = self._share = None
+        self._saves.clear()
 
 
 class _OwnSave:
@@ -109,16 +119,21 @@ class _OwnSave:
         self._ticket = ticket
         self._parts = Parts(ticket, cursor=request.cursor)
         self._commit: Future[None] | None = None
+        self._undescribed: MemoryError | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Write the records of the copy behind it."""
         header = self._ticket.header(self._committer.plan.run_id)
-        self._share.describe(self._memory, state, header)
+        try:
+            self._share.describe(self._memory, state, header)
+        except MemoryError as error:
+            self._undescribed = error
         self._parts.digests[0] = state_digest
 
     def compared(self) -> None:
         """Let the thread commit."""
-        self._commit = self._thread.submit(self._run)
+        if self._undescribed is None:
+            self._commit = self._thread.submit(self._run)
 
     def _run(self) -> None:
         committer = self._committer
@@ -127,14 +142,19 @@ class _OwnSave:
 
     @property
     def is_done(self) -> bool:
-        """Whether the commit has ended."""
-        return self._commit is not None and self._commit.done()
+        """Whether the commit has ended, or will not begin."""
+        return self._undescribed is not None or (self._commit is not None and self._commit.done())
+
+    @property
+    def is_being_written(self) -> bool:
+        """Whether the commit has been asked for and has not ended."""
+        return self._commit is not None and not self._commit.done()
 
     @property
     def failure(self) -> BaseException | None:
         """The error if the commit has failed, else None."""
         if self._commit is None or not self._commit.done():
-            return None
+            return self._undescribed
         return self._commit.exception()
 
     def wait(self, timeout_s: float) -> None:

@@ -12,6 +12,10 @@ class SnapshotNotWritten(CheckpointError):
     """The host's writer has failed; the journal holds its reason."""
 
 
+class MemoryInUse(CheckpointError):
+    """The memory for a save is still read for an earlier one, and must not change."""
+
+
 class PendingSave(Protocol):
     """One worker's part of a save, after its copy."""
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import os
 from pathlib import Path
 
 import pytest
 from committing_report import Told
-from host_saves import Workers
+from host_saves import RUN, Workers, plan_of
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.runtime.committing.committer import Committer
+from holdfast.runtime.committing.local_level import LocalTerms
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 BOUND_S = 60.0
+ROOM_BYTES = 150_000
+"""For three steps."""
 
 
 class FullDisk:
@@ -73,3 +79,41 @@ def test_disk_that_has_no_room_for_a_third_step_fails_the_save(
     assert store.steps()[:2] == (5, 4)
     assert all(verify_step(store, step).is_valid for step in (5, 4))
     assert [name for name in store.names() if name.startswith(".tmp")] == []
+
+
+def limit_room(run: Path, patch: pytest.MonkeyPatch) -> None:
+    allocate = LocalFileSystem.allocate
+
+    def limited(files: LocalFileSystem, handle: int, size: int) -> None:
+        used = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
+        is_there = os.readlink(f"/proc/self/fd/{handle}").startswith(str(run))
+        if is_there and used + size > ROOM_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(files, handle, size)
+
+    patch.setattr(LocalFileSystem, "allocate", limited)
+
+
+def test_steps_of_the_local_directory_find_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    run.mkdir()
+    record = RunRecord(RUN, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
+    RunDirectory(run).create_record(record)
+    limit_room(run, monkeypatch)
+    plan = plan_of(run, local=LocalTerms(local, every_saves=1000))
+    workers, committer = Workers(plan), Committer(plan, Told())
+
+    for attempt in range(1, 7):
+        save = workers.held(10 * attempt, attempt)
+        save.ticket = dataclasses.replace(save.ticket, is_last=True)
+        committer.commit(save)
+
+    committer.close(60.0)
+    store = CheckpointStore(run)
+    assert store.steps()[0] == 60
+    for step in store.steps():
+        store.scan(step).verify()
+    assert len(CheckpointStore(local).steps()) <= 3
+    workers.close()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 from lockless import HERE, Place, renew
 
 from holdfast.checkpoint.errors import CommitRefused
-from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.errors import RunDirectoryBusy, UsageError
 from holdfast.runtime.run import lease_file
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.lease_file import LASTS_S
@@ -273,3 +275,70 @@ def test_dead_host_of_a_lock_is_told_as_one_that_the_server_must_notice(place: P
     assert "if that host has died, the file server keeps its lock" in str(caught.value)
     assert "--wait-lease 10min" in str(caught.value)
     lease.release()
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def renewed_before_the_move(owner: Lease, patch: pytest.MonkeyPatch) -> None:
+    """Let the owner renew its lease after the taker's last look."""
+    move = lease_file.move
+
+    def late(source: Path, target: Path) -> None:
+        renew(owner)
+        move(source, target)
+
+    patch.setattr(lease_file, "move", late)
+
+
+def test_second_name_that_a_killed_taker_has_left_is_removed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = place.take()
+    place.watch_to_the_end()
+    unlink = Path.unlink
+
+    def die(path: Path) -> None:
+        if path.name.startswith(".lease."):
+            raise Killed
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        renewed_before_the_move(owner, patch)
+        patch.setattr(Path, "unlink", die)
+        with pytest.raises(Killed):
+            place.take()
+    assert len(os.listdir(place.directory.path)) == 2
+
+    with pytest.raises(RunDirectoryBusy):
+        place.take()
+
+    assert os.listdir(place.directory.path) == ["lease"]
+    place.directory.join_lease(owner.token).release()
+    owner.release()
+
+
+def test_lease_that_cannot_be_looked_at_after_the_move_is_given_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = place.take()
+    place.watch_to_the_end()
+    opened = lease_file.open_to_read
+
+    def fail(path: Path) -> AbstractContextManager[BinaryIO]:
+        if path.name.startswith(".lease."):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opened(path)
+
+    with monkeypatch.context() as patch:
+        renewed_before_the_move(owner, patch)
+        patch.setattr(lease_file, "open_to_read", fail)
+        with pytest.raises(UsageError, match="Too many open files"):
+            place.take()
+
+    assert os.listdir(place.directory.path) == ["lease"]
+    assert place.owner["token"] == owner.token
+    with pytest.raises(RunDirectoryBusy):
+        place.take()
+    owner.release()
