@@ -12,6 +12,7 @@ directory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -89,6 +90,9 @@ class Scrubber:
         self._last: float | None = None
         self._tried: dict[int, float] = {}
         """When each step was chosen last: one that cannot be read must not be chosen for ever."""
+        self._met: dict[int, float] = {}
+        """When each step was first there to choose.  A new one waits behind all others: jobs
+        may save more often than they read, and old steps rot as well."""
 
     def due(self, now: float) -> bool:
         """Return whether it is time to read a step; the first time comes after an interval."""
@@ -100,16 +104,19 @@ class Scrubber:
         """Return the step to read now, None if there is none, and start the next interval."""
         self._last = now
         try:
-            step = next_step(self._steps.newest_first(), self._looked_at)
+            steps = self._steps.newest_first()
         except StorageFailed:
             return None
+        since = now if self._met else -math.inf  # nobody knows when those of before were read
+        self._met = {step: self._met.get(step, since) for step in steps}
+        step = next_step(steps, self._looked_at)
         if step is not None:
             self._tried[step] = now
         return step
 
     def _looked_at(self, step: int) -> float | None:
-        """Return when a step was verified or chosen last, None if never."""
-        times = (self._marks.time_of(step), self._tried.get(step))
+        """Return when a step was verified or chosen last, or else when it was met."""
+        times = (self._marks.time_of(step), self._tried.get(step), self._met.get(step))
         return max((time for time in times if time is not None), default=None)
 
     def read(self, step: int) -> Reading:

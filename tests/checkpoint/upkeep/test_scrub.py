@@ -282,3 +282,20 @@ def test_step_that_cannot_be_read_takes_no_turn_of_the_others(
     monkeypatch.setattr(ReadMarks, "mark", lambda *arguments: None)
 
     assert [scrubber.choose(now) for now in (1.0, 2.0, 3.0, 4.0)] == [10, 20, 30, 10]
+
+
+def test_steps_that_come_faster_than_they_are_read_keep_no_old_one_from_its_turn(
+    store: CheckpointStore,
+) -> None:
+    """They were all read once before any was read again."""
+    fill(store, 10, 20)
+    scrubber, _ = scrubber_of(store)
+    read = []
+    for turn in range(8):
+        chosen = scrubber.choose(float(turn))
+        assert chosen is not None
+        read.append(chosen)
+        fill(store, 100 + 10 * turn, 105 + 10 * turn)  # two for each that is read
+
+    assert read[:4] == [10, 20, 10, 20]
+    assert read.count(10) >= 2
