@@ -26,9 +26,10 @@ HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "examples" / "02_custom_replica.py"
 ENDLESS = ("--samples", "4000", "--global-batch", "40", "--epochs", "1000000")
 SAVE_COMMAND = "from holdfast.runtime.cli.main import main; main()"
+TRACE = str(HERE / "call_trace")
 NOTHING, BEFORE, SAVE = range(3)
 QUIET_S = 8.0
-"""So long that whatever happens now and then has happened."""
+"""Long enough for all that happens only now and then."""
 
 Calls: TypeAlias = dict[str, dict[str, int]]
 """The lines of each function that was called, by kind of process and place of the function."""
@@ -62,13 +63,9 @@ def _request(place: Path) -> JobRequest:
         options=["--threads", "1"],
         environment={
             "HOLDFAST_CALL_TRACE": str(place),
-            "PYTHONPATH": os.pathsep.join([str(HERE / "call_trace"), *_inherited()]),
+            "PYTHONPATH": os.pathsep.join(filter(None, (TRACE, os.environ.get("PYTHONPATH")))),
         },
     )
-
-
-def _inherited() -> list[str]:
-    return list(filter(None, [os.environ.get("PYTHONPATH")]))
 
 
 def _trace(place: Path, job: RunningJob) -> int:

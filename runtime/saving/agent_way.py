@@ -156,10 +156,7 @@ class AgentWay:
         deadline = time.monotonic() + _FREE_WITHIN_S
         while not self._context.page.is_answered(before):
             if time.monotonic() > deadline:
-                raise MemoryInUse(
-                    f"its memory is still being written to the disk after {_FREE_WITHIN_S:.0f} s, "
-                    "for an earlier save; look at the disk of the run directory"
-                )
+                raise MemoryInUse(f" after {_FREE_WITHIN_S:.0f} s")
             time.sleep(_LOOK_S)
 
     def _begin_without_memory(

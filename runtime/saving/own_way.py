@@ -66,10 +66,7 @@ class OwnWay:
         buffer = request.attempt % self._count
         ticket = request.ticket(launch, layout, buffer)
         if buffer in self._saves and self._saves[buffer].is_being_written:
-            raise MemoryInUse(
-                "its memory is still being written to the disk, for an earlier save; "
-                "look at the disk of the run directory"
-            )
+            raise MemoryInUse
         share, memory = self._memory(committer, buffer)
         share.copy(memory, state, ticket.header(committer.plan.run_id))
         save = _OwnSave(self._thread, committer, (share, memory), ticket, request)

@@ -15,6 +15,12 @@ class SnapshotNotWritten(CheckpointError):
 class MemoryInUse(CheckpointError):
     """The memory for a save is still read for an earlier one, and must not change."""
 
+    def __init__(self, waited: str = "") -> None:
+        super().__init__(
+            f"its memory is still being written to the disk{waited}, for an earlier save; "
+            "look at the disk of the run directory"
+        )
+
 
 class PendingSave(Protocol):
     """One worker's part of a save, after its copy."""

@@ -29,6 +29,7 @@ from holdfast.checkpoint.upkeep.scrub import Scrubber
 from holdfast.runtime.committing import committer as committer_module
 from holdfast.runtime.committing import writer as writer_module
 from holdfast.runtime.committing.committer import Committer
+from holdfast.runtime.committing.held_save import HeldSave
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
@@ -355,37 +356,39 @@ def begin_run(directory: Path, run_id: str) -> None:
     RunDirectory(directory).create_record(record)
 
 
-def test_step_in_the_directory_of_another_run_is_no_answer(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    begin_run(run, RUN)
-    plan = plan_of(run)
+@pytest.fixture
+def saved_once(tmp_path: Path) -> Iterator[tuple[Committer, HeldSave]]:
+    """Return a committer that has saved a step in ``run``, and the next save of that step."""
+    begin_run(tmp_path / "run", RUN)
+    plan = plan_of(tmp_path / "run")
     workers, committer = Workers(plan), Committer(plan, Told())
     committer.commit(workers.held(STEP, 1))
-    run.rename(tmp_path / "moved")
+    yield committer, workers.held(STEP, 2)
+    committer.close(1.0)
+    workers.close()
+
+
+def test_step_in_the_directory_of_another_run_is_no_answer(
+    saved_once: tuple[Committer, HeldSave], tmp_path: Path
+) -> None:
+    committer, again = saved_once
+    run = (tmp_path / "run").rename(tmp_path / "moved").with_name("run")
     begin_run(run, "other")
     shutil.copytree(tmp_path / "moved" / "checkpoints", run / "checkpoints")
-    again = workers.held(STEP, 2)
 
     with pytest.raises(CommitRefused, match="belongs to run other"):
         committer.commit(again)
 
     assert not again.is_durable
-    committer.close(1.0)
-    workers.close()
 
 
-def test_step_whose_files_are_gone_is_written_again(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    begin_run(run, RUN)
-    plan = plan_of(run)
-    workers, committer = Workers(plan), Committer(plan, Told())
-    committer.commit(workers.held(STEP, 1))
-    store = CheckpointStore(run)
-    (shard, *_) = (run / "checkpoints").glob("step-*/shard-*")
+def test_step_whose_files_are_gone_is_written_again(
+    saved_once: tuple[Committer, HeldSave], tmp_path: Path
+) -> None:
+    committer, again = saved_once
+    (shard, *_) = (tmp_path / "run" / "checkpoints").glob("step-*/shard-*")
     os.unlink(shard)
 
-    committer.commit(workers.held(STEP, 2))
+    committer.commit(again)
 
-    store.scan(STEP).verify()
-    committer.close(1.0)
-    workers.close()
+    CheckpointStore(tmp_path / "run").scan(STEP).verify()

@@ -29,6 +29,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path / "run", monkeypatch)
 
 
+def renewed_before_the_move(owner: Lease, patch: pytest.MonkeyPatch) -> None:
+    """Let the owner renew its lease after the taker's last look."""
+    move = lease_file.move
+
+    def late(source: Path, target: Path) -> None:
+        renew(owner)
+        move(source, target)
+
+    patch.setattr(lease_file, "move", late)
+
+
 def test_second_job_is_told_at_once_how_a_dead_owner_is_recognised(place: Place) -> None:
     lease = place.take()
 
@@ -71,13 +82,8 @@ def test_owner_that_wakes_up_while_its_lease_is_taken_keeps_it(
 ) -> None:
     lease = place.take()
     place.watch_to_the_end()
-    rename = Path.rename
+    renewed_before_the_move(lease, monkeypatch)
 
-    def wake_up(path: Path, target: Path) -> Path:
-        renew(lease)
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", wake_up)
     with pytest.raises(RunDirectoryBusy, match=HERE):
         place.take()
 
@@ -279,17 +285,6 @@ def test_dead_host_of_a_lock_is_told_as_one_that_the_server_must_notice(place: P
 
 class Killed(BaseException):
     """Stands for the end of the process."""
-
-
-def renewed_before_the_move(owner: Lease, patch: pytest.MonkeyPatch) -> None:
-    """Let the owner renew its lease after the taker's last look."""
-    move = lease_file.move
-
-    def late(source: Path, target: Path) -> None:
-        renew(owner)
-        move(source, target)
-
-    patch.setattr(lease_file, "move", late)
 
 
 def test_second_name_that_a_killed_taker_has_left_is_removed(
