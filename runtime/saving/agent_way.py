@@ -65,7 +65,7 @@ class AgentWay:
         self._prepared: tuple[SavePlan, _World] | None = None
         self._without_memory: OwnWay | None = None
         self._not_copied: set[int] = set()
-        """Attempts that lack this worker's part, so nobody reads their memory."""
+        """Attempts that lack this worker's part or its word, so nobody reads their memory."""
 
     def prepare(self, plan: SavePlan, part: int, parts: int, *, generation: int) -> None:
         """Begin to lay out this worker's share and to take its memory, in the background.
@@ -95,7 +95,7 @@ class AgentWay:
         self._wait_until_free(request.attempt, len(desk.buffers))
         ticket = request.ticket(self._context.config.generation, desk.layout, buffer)
         desk.share.copy(desk.buffers[buffer], state, ticket.header(desk.plan.run_id))
-        return _AgentSave(self._context, desk, ticket, request)
+        return _AgentSave(self._context, desk, ticket, request, self._not_copied)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -174,12 +174,18 @@ class _AgentSave:
     """A worker's part of a save that the host's writer commits."""
 
     def __init__(
-        self, context: WorkerContext, desk: _Desk, ticket: SaveTicket, request: SaveRequest
+        self,
+        context: WorkerContext,
+        desk: _Desk,
+        ticket: SaveTicket,
+        request: SaveRequest,
+        lacking: set[int],
     ) -> None:
         self._context = context
         self._desk = desk
         self._ticket = ticket
         self._request = request
+        self._lacking = lacking
         self._untold: BaseException | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
@@ -188,6 +194,7 @@ class _AgentSave:
             self._tell(state, state_digest)
         except (OSError, MemoryError) as error:  # nothing to spare for digests or message
             self._untold = error
+            self._lacking.add(self._ticket.attempt)
 
     def _tell(self, state: Tensors, state_digest: str) -> None:
         desk, ticket = self._desk, self._ticket

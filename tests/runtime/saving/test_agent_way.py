@@ -217,6 +217,25 @@ def test_save_that_cannot_be_told_fails_and_the_worker_goes_on(host: Host) -> No
     assert [part.message["attempt"] for part in agent.copied] == [1, 3]
 
 
+def test_save_that_was_not_told_is_not_waited_for(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is incomplete, so no process reads its memory, and nobody may ever answer it."""
+    host.buffers = 1
+    agent = host.agent()
+    agent.way.prepare(host.plan, 0, 1, generation=1)
+    agent.save(1, 1)
+    agent.page.answer_save(1, is_durable=True)
+    agent.lacks = 1
+    assert isinstance(agent.save(2, 2).failure, OSError)
+    clock = Clock(monkeypatch, lambda: None)
+
+    assert agent.save(3, 3).failure is None
+
+    assert clock.slept == 0
+    assert [part.message["attempt"] for part in agent.copied] == [1, 3]
+
+
 @pytest.mark.parametrize("lacks", [1, 2], ids=["no memory", "no memory twice"])
 def test_worker_without_its_memory_asks_again_at_the_next_save(host: Host, lacks: int) -> None:
     agent = host.agent()
