@@ -22,6 +22,7 @@ from holdfast.checkpoint.store.share_image import ShareImage
 from holdfast.checkpoint.upkeep.space import Space
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.saving import pending_save
 from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.own_way import OwnWay
 from holdfast.runtime.saving.pending_save import (
@@ -35,8 +36,6 @@ from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.worker.context import WorkerContext
 
 _LOOK_S = 0.001
-_FREE_WITHIN_S = 60.0
-"""A disk that is slower costs the save; the next one waits again."""
 
 
 _World: TypeAlias = tuple[int, int, int]
@@ -153,10 +152,10 @@ class AgentWay:
         before = attempt - buffers
         while before in self._not_copied:
             before -= buffers
-        deadline = time.monotonic() + _FREE_WITHIN_S
+        deadline = time.monotonic() + pending_save.FREE_WITHIN_S
         while not self._context.page.is_answered(before):
             if time.monotonic() > deadline:
-                raise MemoryInUse(f" after {_FREE_WITHIN_S:.0f} s")
+                raise MemoryInUse
             time.sleep(_LOOK_S)
 
     def _begin_without_memory(

@@ -9,6 +9,7 @@ their states.
 from __future__ import annotations
 
 import contextlib
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from holdfast.checkpoint.errors import CheckpointError
@@ -19,12 +20,14 @@ from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave, Parts
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.saving import pending_save
 from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.pending_save import MemoryInUse, NothingToSave, PendingSave
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.worker.context import WorkerContext
 
 _BUFFERS = 2
+_LOOK_S = 0.1
 _CARE_ENDS_WITHIN_S = 10.0
 
 
@@ -65,8 +68,7 @@ class OwnWay:
             return _StateSave(committer, ticket, request)
         buffer = request.attempt % self._count
         ticket = request.ticket(launch, layout, buffer)
-        if buffer in self._saves and self._saves[buffer].is_being_written:
-            raise MemoryInUse
+        self._wait_until_free(buffer)
         share, memory = self._memory(committer, buffer)
         share.copy(memory, state, ticket.header(committer.plan.run_id))
         save = _OwnSave(self._thread, committer, (share, memory), ticket, request)
@@ -77,6 +79,18 @@ class OwnWay:
         """Let the care of old steps end, and give the memory back."""
         self._let_go()
         self._thread.shutdown(wait=False)
+
+    def _wait_until_free(self, buffer: int) -> None:
+        """Wait until the thread has written the save that had this buffer.
+
+        The survivors of a death save again at once.  Raises ``MemoryInUse`` if it takes too long.
+        """
+        before = self._saves.get(buffer)
+        deadline = time.monotonic() + pending_save.FREE_WITHIN_S
+        while before is not None and before.is_being_written:
+            if time.monotonic() > deadline:
+                raise MemoryInUse
+            before.wait(_LOOK_S)
 
     def _ready(self) -> Committer:
         if self._committer is None:

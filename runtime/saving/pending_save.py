@@ -12,13 +12,17 @@ class SnapshotNotWritten(CheckpointError):
     """The host's writer has failed; the journal holds its reason."""
 
 
+FREE_WITHIN_S = 60.0
+"""So long a save waits for its memory; a disk that is slower costs it, and the next one waits."""
+
+
 class MemoryInUse(CheckpointError):
     """The memory for a save is still read for an earlier one, and must not change."""
 
-    def __init__(self, waited: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__(
-            f"its memory is still being written to the disk{waited}, for an earlier save; "
-            "look at the disk of the run directory"
+            f"its memory is still being written to the disk after {FREE_WITHIN_S:.0f} s, for an "
+            "earlier save; look at the disk of the run directory"
         )
 
 

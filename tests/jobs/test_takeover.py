@@ -226,10 +226,11 @@ def test_job_whose_directory_was_made_again_is_still_one_job(
 
 
 def _remove(run_dir: Path) -> None:
-    """Remove a directory into which a job may write meanwhile, as a person would: again."""
+    """Remove a directory into which a job may write meanwhile; its name goes at once."""
+    gone = run_dir.rename(run_dir.with_name("gone"))
     for _ in range(_MOST_TRIES):
         try:
-            shutil.rmtree(run_dir)
+            shutil.rmtree(gone)
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise

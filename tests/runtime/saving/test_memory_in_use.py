@@ -17,7 +17,7 @@ from host_writer import RunningWriter
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.store.image import ShardImage
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.saving import agent_way
+from holdfast.runtime.saving import pending_save
 from holdfast.runtime.saving.agent_way import AgentWay
 from holdfast.runtime.saving.memory_check import MemoryCheck
 from holdfast.runtime.saving.own_way import OwnWay
@@ -83,7 +83,7 @@ def assert_whole(run_dir: Path, *steps: int) -> None:
 def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
     host: Host, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_way, "_FREE_WITHIN_S", 0.01)
+    monkeypatch.setattr(pending_save, "FREE_WITHIN_S", 0.01)
     host.buffers = 1
     agent, writer = host.agent(), RunningWriter()
     agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
@@ -107,8 +107,9 @@ def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
 
 
 def test_worker_without_an_agent_does_not_copy_over_a_save_that_hangs(
-    host: Host, disk: SlowDisk
+    host: Host, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pending_save, "FREE_WITHIN_S", 0.01)
     agent = host.agent()
     way = OwnWay(agent.way._context)
     way.prepare(host.plan, 0, 1, generation=LAUNCH)
@@ -129,6 +130,26 @@ def test_worker_without_an_agent_does_not_copy_over_a_save_that_hangs(
         save.wait(BOUND_S)
         assert (save.is_done, save.failure) == (True, None)
     assert_whole(host.run_dir, STEP + 2, STEP + 1)
+    way.close()
+
+
+def test_worker_without_an_agent_waits_for_its_memory(host: Host, disk: SlowDisk) -> None:
+    """Survivors of deaths save again at once, and their last save must not fail for it."""
+    agent = host.agent()
+    way = OwnWay(agent.way._context)
+    way.prepare(host.plan, 0, 1, generation=LAUNCH)
+    let_go = threading.Timer(0.05, disk.go)
+    let_go.start()
+
+    for attempt in (1, 2, 3):
+        save = begun(way, STEP + attempt, attempt)
+        save.hand_over(state_of(STEP + attempt), "00")
+        save.compared()
+
+    save.wait(BOUND_S)
+    assert (save.is_done, save.failure) == (True, None)
+    assert_whole(host.run_dir, STEP + 3, STEP + 2, STEP + 1)
+    let_go.join()
     way.close()
 
 
