@@ -11,8 +11,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 
 from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
 from holdfast.checkpoint.errors import CheckpointError, StorageFailed
@@ -25,8 +26,26 @@ from holdfast.runtime.committing.local_level import LocalLevel
 from holdfast.runtime.committing.mending import Mender, mirrors
 from holdfast.runtime.committing.report import Report
 from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 _LOWEST_PRIORITY = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a new step is: in the local directory, in the run directory, or in both."""
+
+    is_local: bool
+    is_run: bool
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether any directory has it."""
+        return self.is_local or self.is_run
+
+
+NOWHERE = Places(is_local=False, is_run=False)
+IN_RUN = Places(is_local=False, is_run=True)
 
 
 class CheckpointCare:
@@ -48,28 +67,21 @@ class CheckpointCare:
         self._nbytes = plan.layout.nbytes
         self._is_given_up = False
         self.local = _local_level(plan, report)
+        self.putting = threading.Lock()
+        """Held while a step is put into the run directory: save and drain may be of one step."""
         mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id, report.disk_moved))
         self._scrubber = Scrubber(
             self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
         )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-care")
+        self._thread = DaemonExecutor(1, "holdfast-care")
         self._reader: threading.Thread | None = None
         self._latest: Future[None] = self._thread.submit(self._tidy)
 
-    def committed(self, step: int) -> None:
+    def committed(self, step: int, places: Places) -> None:
         """Prune, and begin to read an old step again if that is due; ``step`` is new."""
-        self._thread.submit(self._note, step)
+        self._thread.submit(self._note, step, places)
         if self._latest.running() or self._latest.done():  # one that waits sees this step too
             self._latest = self._thread.submit(self._tidy)
-
-    def drain(self, step: int) -> None:
-        """Have a step of the local directory in the run directory, and return then.
-
-        The committer's thread calls it: a stop does not wait for the care of old steps.
-        Raises ``CheckpointError`` if the run directory does not take the step.
-        """
-        if self.local is not None:
-            self._drain(self.local, step, self.make_room)
 
     def make_room(self, needed: int, save: StagingName) -> None:
         """Free space for ``save``, which the disk could not take; return when that is done."""
@@ -81,50 +93,55 @@ class CheckpointCare:
         A step that is being read then is read no further, and nothing goes for it.
         """
         last = self._thread.submit(lambda: None)
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown()
         wait([last], within_s)
         self._is_given_up = True
         self._files.end()
 
-    def _note(self, step: int) -> None:
-        if self.local is None:
+    def _note(self, step: int, places: Places) -> None:
+        now = time.monotonic()
+        if self.local is not None and places.is_local:
+            self.local.committed(step, now)
+        if places.is_run:
             self._forget(step)
-        else:
-            self.local.committed(step, time.monotonic())
+            if self.local is not None:
+                self.local.drained(step, now)
 
     def _forget(self, step: int) -> None:
         self._marks.forget(step)
         self._steps.forget(step)
 
-    def _drain(
-        self, local: LocalLevel, step: int, make_room: Callable[[int, StagingName], None]
-    ) -> None:
+    def _drain(self, local: LocalLevel, step: int) -> None:
         """Drain a step; if the run directory is full, make room and try once more."""
         try:
-            local.drain(step, time.monotonic())
+            self._put(local, step)
         except StorageFailed as failure:
             if not failure.is_full:
                 raise
-            make_room(self._nbytes, StagingName(step, self._generation, 1))
-            local.drain(step, time.monotonic())
-        self._thread.submit(self._forget, step)
+            self._make_room(self._nbytes, StagingName(step, self._generation, 1))
+            self._put(local, step)
+        self._forget(step)
         self._report.record("drained", step=step)
+
+    def _put(self, local: LocalLevel, step: int) -> None:
+        with self.putting:
+            local.drain(step, time.monotonic())
 
     def _drain_if_due(self, local: LocalLevel, now: float) -> None:
         """Drain the newest step; a failure is told, and saves go on."""
         try:
             newest = local.store.steps()[:1] if local.is_due(now) else ()
             for step in newest:
-                self._drain(local, step, self._make_room)
+                self._drain(local, step)
         except CheckpointError as error:
             self._report.record("drain_failed", reason=str(error))
-            self._report.notify(f"the run directory has not taken a checkpoint: {error}")
+            self._report.notify(f"no checkpoint has drained to the run directory: {error}")
 
     def _tidy(self) -> None:
         now = time.monotonic()
         if self.local is not None:
             self._drain_if_due(self.local, now)
-            self._tell_left(self.local.prune(now))
+            self._tell_left(self.local.prune(now, self._generation))
         self._tell_left(self._pruned(now))
         if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
             self._begin_scrub(now)
@@ -194,7 +211,6 @@ class CheckpointCare:
 def _local_level(plan: SavePlan, report: Report) -> LocalLevel | None:
     if plan.local is None:
         return None
-    plan.local.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     run = plan.open_store()
     run.disk.watch(report.disk_moved)
     return LocalLevel(plan.local, run, plan.run_id)

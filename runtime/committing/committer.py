@@ -3,6 +3,9 @@
 There is one on each host, in the agent's writer, and it works in the same way while workers
 live and when they are dead.  Without an agent the first worker has it in a thread.
 
+A save goes to the local directory first, if the job has one.  The run directory takes it as
+well if it has to be there, and instead if the local directory has failed.
+
 A save is acknowledged as soon as its rename is durable.  What follows, pruning and reading
 back, belongs to the care of old steps, on a thread of its own.  A save that fails leaves
 nothing behind: all its writes have ended before its staging is removed.
@@ -12,24 +15,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from concurrent.futures import wait
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
 
 from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.format.record import ShardRecord
 from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.store import Staging
-from holdfast.runtime.committing.checkpoint_care import CheckpointCare
+from holdfast.checkpoint.store.store import CheckpointStore, Staging
+from holdfast.runtime.committing.checkpoint_care import NOWHERE, CheckpointCare, Places
 from holdfast.runtime.committing.held_save import Contents, HeldSave
 from holdfast.runtime.committing.report import Report
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 MOST_THREADS = 4
 """Writes of a disk, digests and syncs overlap; more threads gain nothing (bench/README.md)."""
 
+_Write: TypeAlias = Callable[[Staging], Manifest]
+"""Writes all files of a save into its staging directory."""
 _Shard = TypeVar("_Shard")
 _Written = TypeVar("_Written")
 
@@ -40,20 +47,25 @@ class Committer:
     def __init__(self, plan: SavePlan, report: Report) -> None:
         """Open the store, and begin to care for its old steps.
 
-        Raises ``KeyUnusable`` if the run's key is no longer in its file, and ``OSError`` if the
-        local directory cannot be made.
+        Raises ``KeyUnusable`` if the run's key is no longer in its file.
         """
         self.plan = plan
         self.image_map = plan.image_map()
         self._report = report
         self._care = CheckpointCare(plan, report)
-        local = self._care.local
-        self.store = plan.open_store() if local is None else local.store
-        self.store.disk.watch(report.disk_moved)
+        self.store = plan.open_store()
+        """That of the run directory."""
+        self._local = None if self._care.local is None else self._care.local.store
+        for store in (self.store, self._local):
+            if store is not None:
+                store.disk.watch(report.disk_moved)
         threads = min(MOST_THREADS, plan.layout.writers)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-shard")
+        self._threads = DaemonExecutor(threads, "holdfast-shard")
         self._downgrades_told: set[str] = set()
         self._newest: Contents | None = None
+        self._places = NOWHERE
+        """Where the newest save is."""
+        self._is_local_failing = False
 
     def commit(self, save: HeldSave) -> int:
         """Make a save in memory a durable checkpoint; return its bytes.
@@ -63,10 +75,6 @@ class Committer:
         Raises ``CheckpointError`` or ``OSError``; then nothing of it is left in the run directory.
         """
         manifest = save.manifest()
-        if save.contents == self._newest and self._has(save.step):
-            self._drain_if_last(save.ticket)
-            save.is_durable = True
-            return manifest.nbytes
 
         def write(staging: Staging) -> Manifest:
             def write_one(record: ShardRecord) -> None:
@@ -75,21 +83,11 @@ class Committer:
             self._at_once(write_one, save.records)
             return manifest
 
-        nbytes = self._commit(save.ticket, write)
+        is_again = save.contents == self._newest
+        self._commit(save.ticket, write, self._places_of(save.step) if is_again else NOWHERE)
         save.is_durable = True
         self._newest = save.contents
-        return nbytes
-
-    def _has(self, step: int) -> bool:
-        """Whether the directory still is the job's, and has its step with files of their sizes.
-
-        Raises ``CommitRefused`` if the directory is another job's.
-        """
-        self.plan.ownership.prove()
-        try:
-            return self.store.scan(step).manifest().run_id == self.plan.run_id
-        except CheckpointError:
-            return False
+        return manifest.nbytes
 
     def commit_state(self, ticket: SaveTicket, cursor: Mapping[str, object], state: Tensors) -> int:
         """Make ``state`` itself a durable checkpoint, without a copy; it may not change meanwhile.
@@ -105,23 +103,47 @@ class Committer:
             records = self._at_once(write_one, range(layout.writers))
             return self.plan.manifest(header, records, cursor)
 
-        return self._commit(ticket, write)
+        return self._commit(ticket, write, NOWHERE)
 
     def close(self, within_s: float) -> None:
         """Let the care of old steps end what it is doing, but wait no longer than told."""
-        self._threads.shutdown(wait=False)
+        self._threads.shutdown()
         self._care.close(within_s)
 
-    def _commit(self, ticket: SaveTicket, write: Callable[[Staging], Manifest]) -> int:
-        """Commit a save; if the disk is full, make room and try once more."""
+    def _places_of(self, step: int) -> Places:
+        """Return where the newest save still is, with files of their sizes.
+
+        Raises ``CommitRefused`` if the directory is another job's.
+        """
+        self.plan.ownership.prove()
+        local, known = self._care.local, self._places
+        is_put = known.is_run or (local is not None and local.drained_step == step)
+        return Places(
+            is_local=known.is_local and self._has(self._local, step),
+            is_run=is_put and self._has(self.store, step),
+        )
+
+    def _has(self, store: CheckpointStore | None, step: int) -> bool:
         try:
-            manifest = self._try(ticket, write)
-        except StorageFailed as failure:
-            if not failure.is_full or self._care.local is not None:
-                raise
-            nbytes = self.plan.layout.nbytes
-            self._care.make_room(nbytes, StagingName(*ticket.key))
-            manifest = self._try(ticket, write)
+            return store is not None and store.scan(step).manifest().run_id == self.plan.run_id
+        except CheckpointError:
+            return False
+
+    def _commit(self, ticket: SaveTicket, write: _Write, places: Places) -> int:
+        """Commit a save, which is in ``places``, where it has to be; return the bytes written."""
+        manifest = None if places.is_anywhere else self._on_host(ticket, write)
+        if manifest is not None:
+            places = Places(is_local=True, is_run=False)
+        if not places.is_run and (ticket.goes_through or not places.is_local):
+            manifest = self._in_run(ticket, write)
+            places = replace(places, is_run=True)
+        self._places = places
+        if manifest is None:
+            return 0
+        self._tell(ticket, manifest, places)
+        return manifest.nbytes
+
+    def _tell(self, ticket: SaveTicket, manifest: Manifest, places: Places) -> None:
         self._report.record(
             "checkpoint",
             step=ticket.step,
@@ -129,17 +151,49 @@ class Committer:
             seconds=round(time.monotonic() - ticket.began, 6),
             bytes=manifest.nbytes,
         )
-        self._care.committed(ticket.step)
-        self._drain_if_last(ticket)
-        return manifest.nbytes
+        if places.is_local and places.is_run:
+            self._report.record("drained", step=ticket.step)
+        self._care.committed(ticket.step, places)
 
-    def _drain_if_last(self, ticket: SaveTicket) -> None:
-        if ticket.is_last:
-            self._care.drain(ticket.step)
+    def _on_host(self, ticket: SaveTicket, write: _Write) -> Manifest | None:
+        """Commit a save in the local directory; return None if there is none, or it has failed."""
+        if self._care.local is None:
+            return None
+        try:
+            self._care.local.make_directory()
+            manifest = self._try(self._care.local.store, ticket, write)
+        except StorageFailed as failure:
+            self._tell_local_failure(ticket.step, failure)
+            return None
+        self._is_local_failing = False
+        return manifest
 
-    def _try(self, ticket: SaveTicket, write: Callable[[Staging], Manifest]) -> Manifest:
+    def _tell_local_failure(self, step: int, failure: StorageFailed) -> None:
+        self._report.record("local_failed", step=step, reason=str(failure))
+        if not self._is_local_failing:
+            self._is_local_failing = True
+            self._report.notify(
+                f"the local directory has not taken the checkpoint of step {step}, and saves go to "
+                f"the run directory until it does: {failure}"
+            )
+
+    def _in_run(self, ticket: SaveTicket, write: _Write) -> Manifest:
+        """Commit a save in the run directory; if it is full, make room and try once more."""
+        try:
+            return self._put(ticket, write)
+        except StorageFailed as failure:
+            if not failure.is_full:
+                raise
+        self._care.make_room(self.plan.layout.nbytes, StagingName(*ticket.key))
+        return self._put(ticket, write)
+
+    def _put(self, ticket: SaveTicket, write: _Write) -> Manifest:
+        with self._care.putting:
+            return self._try(self.store, ticket, write)
+
+    def _try(self, store: CheckpointStore, ticket: SaveTicket, write: _Write) -> Manifest:
         self.plan.ownership.prove()  # else files of ours would stay in another job's directory
-        staging = self.store.staging(*ticket.key)
+        staging = store.staging(*ticket.key)
         staging.abandon()  # a writer that was killed may have begun the same save
         try:
             manifest = write(staging)
@@ -149,7 +203,7 @@ class Committer:
             staging.abandon()
             raise
         finally:
-            self._tell_downgrades()
+            self._tell_downgrades(store)
         return manifest
 
     def _at_once(
@@ -160,7 +214,7 @@ class Committer:
         wait(writes)
         return [found.result() for found in writes]
 
-    def _tell_downgrades(self) -> None:
-        for reason in self.store.disk.new_downgrades(self._downgrades_told):
+    def _tell_downgrades(self, store: CheckpointStore) -> None:
+        for reason in store.disk.new_downgrades(self._downgrades_told):
             self._report.record("storage_downgrade", reason=reason)
             self._report.notify(f"checkpoints are at risk: {reason}")

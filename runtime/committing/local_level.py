@@ -4,17 +4,17 @@ A run directory on a shared file system may take minutes for a save.  A disk of 
 its memory, takes milliseconds.  It survives the death of all processes, but not of the node.
 So steps drain to the run directory in the background, as a mend of a step that it lacks.
 A job that has resumed from a step of the local directory drains that one first.
+A local directory that takes nothing costs speed and no save: the run directory takes it then.
 Invariant: nothing is removed from the local directory but steps older than two that stay.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, StorageFailed
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
@@ -60,12 +60,20 @@ class LocalLevel:
         retention = Retention(newest=FEWEST_KEPT)
         self._marks = ReadMarks()
         self._pruner = Pruner(OwnSteps(self.store, run_id), retention, self._marks)
-        self._draining = threading.Lock()
         self._saves = 0
         self._drained_at: float | None = None
-        self._drained_step = -1
+        self.drained_step = -1
+        """The newest step that this job has put into the run directory."""
         self._is_behind: bool | None = None
         """Whether the jobs before have left a step that has not drained; None until it is asked."""
+
+    def make_directory(self) -> None:
+        """Make the local directory if it is missing; raises ``StorageFailed`` if it cannot be."""
+        directory = self._terms.directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageFailed("make directory", directory, error) from error
 
     def committed(self, step: int, now: float) -> None:
         """Take note of a save; the first one starts the clock."""
@@ -88,19 +96,25 @@ class LocalLevel:
         return terms.every_s is not None and self._saves > 0 and now - since >= terms.every_s
 
     def drain(self, step: int, now: float) -> None:
-        """Make a step of the local store durable in the run directory, too; any thread may.
+        """Make a step of the local store durable in the run directory, too.
 
         Raises ``CheckpointError`` if it cannot be; the next save tries with its own step.
         """
-        with self._draining:
-            if step > self._drained_step:
-                mend_step(self._holders, step, run_id=self._run_id)
-            self._saves, self._drained_at, self._drained_step = 0, now, step
-            self._is_behind = False
+        if step > self.drained_step:
+            mend_step(self._holders, step, run_id=self._run_id)
+        self.drained(step, now)
 
-    def prune(self, now: float) -> tuple[str, ...]:
-        """Keep the newest steps of the local store; return reasons for what is left."""
+    def drained(self, step: int, now: float) -> None:
+        """Take note that the run directory has a step; older ones need not drain any more."""
+        self._saves, self._drained_at, self.drained_step = 0, now, step
+        self._is_behind = False
+
+    def prune(self, now: float, generation: int) -> tuple[str, ...]:
+        """Keep the newest steps of the local store, and no staging of older generations.
+
+        Returns reasons for what is left.
+        """
         try:
-            return self._pruner.prune(now)
+            return self._pruner.prune(now) + self.store.clean_staging(generation)
         except CheckpointError as error:
             return (str(error),)

@@ -26,8 +26,8 @@ class SaveTicket:
     buffer: int
     layout: str
     began: float
-    is_last: bool = False
-    """Whether the job ends with it, so that it has to be in the run directory."""
+    goes_through: bool = False
+    """Whether the run directory has to have it: the job ends with it, or a user waits for it."""
 
     @property
     def age(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.share import share_of
@@ -24,6 +24,7 @@ from holdfast.runtime.saving import pending_save
 from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.pending_save import MemoryInUse, NothingToSave, PendingSave
 from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.worker.context import WorkerContext
 
 _BUFFERS = 2
@@ -37,7 +38,7 @@ class OwnWay:
     def __init__(self, context: WorkerContext, buffers: int = _BUFFERS) -> None:
         self._context = context
         self._count = buffers
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-committer")
+        self._thread = DaemonExecutor(1, "holdfast-committer")
         self._plan: SavePlan | None = None
         self._committer: Committer | None = None
         self._buffers: HostBuffers | None = None
@@ -78,7 +79,7 @@ class OwnWay:
     def close(self) -> None:
         """Let the care of old steps end, and give the memory back."""
         self._let_go()
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown()
 
     def _wait_until_free(self, buffer: int) -> None:
         """Wait until the thread has written the save that had this buffer.
@@ -118,7 +119,7 @@ class _OwnSave:
 
     def __init__(
         self,
-        thread: ThreadPoolExecutor,
+        thread: DaemonExecutor,
         committer: Committer,
         place: tuple[ShareImage, memoryview],
         ticket: SaveTicket,

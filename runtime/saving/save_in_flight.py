@@ -42,7 +42,7 @@ class SaveInFlight:
     began: float
     """When its copy was whole, in seconds of the monotonic clock."""
     phase: SavePhase = SavePhase.WRITING
-    is_last: bool = False
+    goes_through: bool = False
     is_compared: bool = False
     """Whether all workers were found to have the same state."""
 

@@ -22,7 +22,7 @@ class SaveRequest:
     parts: int
     cursor: Mapping[str, object]
     began: float
-    is_last: bool = False
+    goes_through: bool = False
 
     def ticket(self, launch: int, layout: str, buffer: int) -> SaveTicket:
         """Return the ticket of the save, which lies in this buffer."""
@@ -35,5 +35,5 @@ class SaveRequest:
             buffer,
             layout,
             self.began,
-            self.is_last,
+            self.goes_through,
         )

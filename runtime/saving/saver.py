@@ -61,6 +61,8 @@ class Saver:
         self._prepared_for = 0
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
+        self._is_asked = False
+        """Whether a user waits for a save, which then has to be in the run directory."""
         self._lost_version: int | None = None
         """The state whose save a death has cut off, if no other one was begun since."""
         self._attempt = 0
@@ -81,9 +83,10 @@ class Saver:
         """Whether a checkpoint is in flight."""
         return self._flight is not None
 
-    def want(self, *, is_asked: bool) -> None:
-        """Remember that a checkpoint was asked for."""
-        self._is_wanted = self._is_wanted or is_asked
+    def want(self, agreed: Outcome) -> None:
+        """Remember that a checkpoint is wanted, by the clock or by a user."""
+        self._is_wanted = self._is_wanted or agreed.is_save_wanted
+        self._is_asked = self._is_asked or agreed.is_drain_wanted
 
     def is_due(self, cursor: Cursor) -> bool:
         """Return whether a checkpoint of ``cursor`` is wanted now; a busy saver skips it."""
@@ -117,10 +120,11 @@ class Saver:
         if self._flight is not None:
             return False
         self._attempt = next(self._context.saves)
-        self._is_wanted = False
+        goes_through = is_last or self._is_asked
+        self._is_wanted = self._is_asked = False
         self._lost_version = None
         with self._context.page.needing_no_peer():  # it may wait for memory, and copies
-            self._flight = self._launch(cursor, state(), fields, is_last=is_last)
+            self._flight = self._launch(cursor, state(), fields, goes_through=goes_through)
         return True
 
     def give_up_if_hopeless(self, cursor: Cursor) -> None:
@@ -233,7 +237,7 @@ class Saver:
         )
 
     def _launch(
-        self, cursor: Cursor, state: Tensors, fields: Mapping[str, object], *, is_last: bool
+        self, cursor: Cursor, state: Tensors, fields: Mapping[str, object], *, goes_through: bool
     ) -> SaveInFlight:
         self.prepare(cursor, lambda: state)
         communicator = self._membership.communicator
@@ -245,13 +249,15 @@ class Saver:
             communicator.size,
             fields,
             time.monotonic(),
-            is_last,
+            goes_through,
         )
         mine = self._copied(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
         began = time.monotonic()
-        return SaveInFlight(cursor.step, cursor.version, nbytes, mine, began, is_last=is_last)
+        return SaveInFlight(
+            cursor.step, cursor.version, nbytes, mine, began, goes_through=goes_through
+        )
 
     def _copied(self, request: SaveRequest, state: Tensors) -> PendingSave:
         """Copy this worker's share; if it cannot, all workers learn by vote that the save fails."""
@@ -265,7 +271,7 @@ class Saver:
         self._failures.clear()
         self.saved_step = flight.step
         if self._context.config.options.local_dir is not None:
-            self.local_step = None if flight.is_last else flight.step
+            self.local_step = None if flight.goes_through else flight.step
         self._context.rejected.discard(flight.step)
         if self._membership.is_first:
             self._context.tell_agent(

@@ -307,7 +307,7 @@ class TrainingLoop:
             self._teller.committed(now, cursor, self._clock.next_at)
         self._is_stopping = self._is_stopping or agreed.is_stop_wanted
         self._saver.prepare(cursor, lambda: self._state.tensors(cursor))
-        self._saver.want(is_asked=agreed.is_save_wanted)
+        self._saver.want(agreed)
         if self._saver.is_due(cursor):
             self._begin_save()
         else:
@@ -365,6 +365,7 @@ class TrainingLoop:
         return Wishes(
             save=is_due or RequestFlag.SAVE in requests,
             stop=RequestFlag.STOP in requests,
+            drain=RequestFlag.SAVE in requests,
         )
 
     def _visit(self, site: Site, step: int | None = None) -> None:

@@ -21,30 +21,29 @@ from holdfast.recovery.vote import (
 _SAVE = st.lists(st.sampled_from(list(SAVE_BITS)), unique=True).map(
     lambda bits: functools.reduce(operator.or_, bits, Bit(0))
 )
-_VOTES = st.tuples(st.booleans(), st.booleans(), st.booleans(), _SAVE)
+_WISHES = st.builds(Wishes, save=st.booleans(), stop=st.booleans(), drain=st.booleans())
+_VOTES = st.tuples(st.booleans(), _WISHES, _SAVE)
 
 
 @given(st.lists(_VOTES, min_size=1, max_size=8))
-def test_all_must_confirm_and_anyone_may_ask(votes: list[tuple[bool, bool, bool, Bit]]) -> None:
-    flags = [
-        ballot(is_finite=finite, wishes=Wishes(save=save, stop=stop), save=bits)
-        for finite, save, stop, bits in votes
-    ]
+def test_all_must_confirm_and_anyone_may_ask(votes: list[tuple[bool, Wishes, Bit]]) -> None:
+    flags = [ballot(is_finite=finite, wishes=wishes, save=bits) for finite, wishes, bits in votes]
 
     agreed = outcome(functools.reduce(operator.and_, flags))
 
     assert agreed.is_yes
-    assert agreed.is_finite is all(finite for finite, _, _, _ in votes)
-    assert agreed.is_save_wanted is any(save for _, save, _, _ in votes)
-    assert agreed.is_stop_wanted is any(stop for _, _, stop, _ in votes)
-    assert agreed.save == functools.reduce(operator.and_, (bits for _, _, _, bits in votes))
+    assert agreed.is_finite is all(finite for finite, _, _ in votes)
+    assert agreed.is_save_wanted is any(wishes.save for _, wishes, _ in votes)
+    assert agreed.is_stop_wanted is any(wishes.stop for _, wishes, _ in votes)
+    assert agreed.is_drain_wanted is any(wishes.drain for _, wishes, _ in votes)
+    assert agreed.save == functools.reduce(operator.and_, (bits for _, _, bits in votes))
 
 
 @given(st.lists(_VOTES, max_size=8))
 def test_one_refusal_makes_it_a_no_in_which_nothing_is_confirmed(
-    votes: list[tuple[bool, bool, bool, Bit]],
+    votes: list[tuple[bool, Wishes, Bit]],
 ) -> None:
-    flags = [ballot(is_finite=f, wishes=Wishes(s, t), save=b) for f, s, t, b in votes]
+    flags = [ballot(is_finite=f, wishes=w, save=b) for f, w, b in votes]
 
     agreed = outcome(functools.reduce(operator.and_, flags, REFUSAL))
 
@@ -53,9 +52,9 @@ def test_one_refusal_makes_it_a_no_in_which_nothing_is_confirmed(
     assert agreed.save == Bit(0)
 
 
-@pytest.mark.parametrize("bit", [Bit.STEP_OK, Bit.FINITE, Bit.NO_STOP_WANTED, Bit.NO_SAVE_WANTED])
+@pytest.mark.parametrize("bit", sorted(set(Bit) - set(SAVE_BITS)))
 def test_saving_cannot_set_bits_of_others(bit: Bit) -> None:
-    flags = ballot(is_finite=False, wishes=Wishes(save=True, stop=True), save=bit)
+    flags = ballot(is_finite=False, wishes=Wishes(True, True, True), save=bit)
 
     assert flags == int(Bit.STEP_OK)
 

@@ -67,6 +67,7 @@ def test_one_more_voter_confirms_nothing_and_withdraws_no_wish(votes: list[int],
     assert before.is_finite or not after.is_finite
     assert after.is_save_wanted or not before.is_save_wanted
     assert after.is_stop_wanted or not before.is_stop_wanted
+    assert after.is_drain_wanted or not before.is_drain_wanted
     assert after.save & ~before.save == Bit(0)
 
 

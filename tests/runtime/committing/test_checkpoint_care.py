@@ -17,7 +17,7 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import read_back
 from holdfast.checkpoint.upkeep.retention import Pruner, Retention
-from holdfast.runtime.committing.checkpoint_care import CheckpointCare
+from holdfast.runtime.committing.checkpoint_care import IN_RUN, CheckpointCare
 
 BOUND_S = 60.0
 
@@ -48,7 +48,7 @@ class Committer:
 
     def commit(self, step: int) -> None:
         save(self.store, {"a": np.full(1000, step)}, header=Header("run", 1, step))
-        self.care.committed(step)
+        self.care.committed(step, IN_RUN)
         self.idle()
 
     def idle(self) -> None:
@@ -88,7 +88,7 @@ def test_damage_that_stops_the_pruning_is_recorded(committer: Committer) -> None
     damage(committer.store, 20)
     save(committer.store, {"a": np.full(1000, 30)}, header=Header("run", 1, 30))
     damage(committer.store, 30)
-    committer.care.committed(30)
+    committer.care.committed(30, IN_RUN)
     committer.idle()
 
     assert committer.store.steps() == (30, 20, 10)
@@ -220,7 +220,7 @@ def test_steps_that_wait_for_the_care_are_pruned_at_once(
     monkeypatch.setattr(Pruner, "prune", prune)
     for step in (10, 20, 30, 40):
         save(committer.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        committer.care.committed(step)
+        committer.care.committed(step, IN_RUN)
     goes_on.set()
     committer.idle()
 
@@ -233,13 +233,14 @@ def test_care_that_hangs_is_waited_for_no_longer_than_told(
 ) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(Pruner, "prune", lambda pruner, now: goes_on.wait(BOUND_S) and ())
-    committer.care.committed(10)
+    committer.care.committed(10, IN_RUN)
 
     committer.care.close(0.01)
 
     assert not goes_on.is_set()
     goes_on.set()
-    committer.care._thread.shutdown(wait=True)
+    for thread in committer.care._thread._threads:
+        thread.join(BOUND_S)
 
 
 def test_care_ends_what_was_asked_for_before_it_closes(
@@ -247,7 +248,7 @@ def test_care_ends_what_was_asked_for_before_it_closes(
 ) -> None:
     for step in (10, 20, 30):
         save(committer.store, {"a": np.full(1000, step)}, header=Header("run", 7, step))
-        committer.care.committed(step)
+        committer.care.committed(step, IN_RUN)
 
     committer.care.close(BOUND_S)
 

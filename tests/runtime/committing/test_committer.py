@@ -28,6 +28,7 @@ from holdfast.checkpoint.upkeep.retention import Pruner, Retention
 from holdfast.checkpoint.upkeep.scrub import Scrubber
 from holdfast.runtime.committing import committer as committer_module
 from holdfast.runtime.committing import writer as writer_module
+from holdfast.runtime.committing.checkpoint_care import Places
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave
 from holdfast.runtime.committing.save_plan import SavePlan
@@ -55,8 +56,9 @@ class _NoCare:
 
     def __init__(self, *arguments: Any) -> None:
         self.steps: list[int] = []
+        self.putting = threading.Lock()
 
-    def committed(self, step: int) -> None:
+    def committed(self, step: int, places: Places) -> None:
         self.steps.append(step)
 
     def close(self, within_s: float) -> None: ...
@@ -327,9 +329,6 @@ def test_writer_ends_within_its_bound_while_the_care_hangs(
 
     assert not hanging.goes_on.is_set()
     hanging.goes_on.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("holdfast-care"):
-            thread.join()
     workers.close()
 
 

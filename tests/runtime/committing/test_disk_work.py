@@ -38,7 +38,7 @@ def test_last_save_tells_of_its_drain_too(tmp_path: Path) -> None:
 
     save = workers.held(40, 2)
     committer.commit(
-        dataclasses.replace(save, ticket=dataclasses.replace(save.ticket, is_last=True))
+        dataclasses.replace(save, ticket=dataclasses.replace(save.ticket, goes_through=True))
     )
 
     committer.close(BOUND_S)

@@ -107,7 +107,7 @@ def test_steps_of_the_local_directory_find_room(
 
     for attempt in range(1, 7):
         save = workers.held(10 * attempt, attempt)
-        save.ticket = dataclasses.replace(save.ticket, is_last=True)
+        save.ticket = dataclasses.replace(save.ticket, goes_through=True)
         committer.commit(save)
 
     committer.close(60.0)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from committing_report import Told
+from host_saves import Workers, plan_of, state_of
 
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.runtime.committing.committer import Committer
+from holdfast.runtime.committing.held_save import HeldSave
 from holdfast.runtime.committing.local_level import LocalLevel, LocalTerms, local_directory
 
 RUN = "a" * 16
+BOUND_S = 60.0
 
 
 class Level:
@@ -121,5 +130,139 @@ def test_two_newest_steps_stay_in_the_local_directory(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         found.save(step)
 
-    assert found.level.prune(0.0) == ()
+    assert found.level.prune(0.0, 1) == ()
     assert found.level.store.steps() == (4, 3)
+
+
+class Saves:
+    """A committer with a local directory that drains nothing by itself."""
+
+    def __init__(self, base: Path) -> None:
+        (base / "run").mkdir()
+        self.local = base / "disk" / "local"
+        terms = LocalTerms(self.local, every_saves=1000)
+        self.workers, self.told = Workers(plan_of(base / "run", local=terms)), Told()
+        self.committer = Committer(self.workers.plan, self.told)
+        self._attempt = 0
+        self._base = base
+        self._is_closed = False
+
+    def commit(self, step: int, *, goes_through: bool = False) -> None:
+        """Save a step; one that goes through has to be in the run directory."""
+        self._attempt += 1
+        self.committer.commit(self._held(step, goes_through=goes_through))
+
+    def _held(self, step: int, *, goes_through: bool) -> HeldSave:
+        save = self.workers.held(step, self._attempt)
+        save.ticket = dataclasses.replace(save.ticket, goes_through=goes_through)
+        return save
+
+    def close(self) -> None:
+        """Let the care of old steps end, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.committer.close(BOUND_S)
+            self.workers.close()
+
+    def steps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the sound steps of the local directory, and of the run directory."""
+        return _sound(self.local), _sound(self._base / "run")
+
+
+def _sound(directory: Path) -> tuple[int, ...]:
+    store = CheckpointStore(directory)
+    return tuple(step for step in store.steps() if verify_step(store, step).is_valid)
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Iterator[Saves]:
+    found = Saves(tmp_path)
+    yield found
+    found.close()
+
+
+def refuse_local(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let each new file of a local directory fail with this error."""
+    plain = LocalFileSystem.create_exclusive
+
+    def create_exclusive(files: LocalFileSystem, path: Path) -> int:
+        if "local" in path.parts:
+            raise OSError(number, "it is refused")
+        return plain(files, path)
+
+    patch.setattr(LocalFileSystem, "create_exclusive", create_exclusive)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES])
+def test_run_directory_takes_what_the_local_one_refuses(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    saves.commit(10)
+    with monkeypatch.context() as refusing:
+        refuse_local(refusing, number)
+        saves.commit(20)
+        saves.commit(30)
+    saves.commit(40)
+
+    assert saves.steps() == ((40, 10), (30, 20))
+    assert len(saves.told.of("local_failed")) == 2
+    assert len(saves.told.of("checkpoint")) == 4
+    assert [text.split(":")[0] for text in saves.told.sentences] == [
+        "the local directory has not taken the checkpoint of step 20, and saves go to the run "
+        "directory until it does"
+    ]
+
+
+def test_local_directory_that_is_a_file_fails_no_save(saves: Saves) -> None:
+    saves.local.parent.mkdir()
+    saves.local.write_text("mine")
+
+    saves.commit(10)
+    saves.commit(20, goes_through=True)
+
+    assert _sound(saves.local.parents[1] / "run") == (20, 10)
+    assert saves.local.read_text() == "mine"
+
+
+def test_last_save_needs_nothing_of_the_local_directory(saves: Saves) -> None:
+    """It is in memory still."""
+    saves.commit(10)
+    for path in saves.local.rglob("*.h5"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+    saves.commit(10, goes_through=True)
+
+    assert saves.steps() == ((), (10,))
+    assert len(saves.told.of("drained")) == 1
+
+
+def test_step_that_both_places_have_is_written_no_more(saves: Saves) -> None:
+    saves.commit(10, goes_through=True)
+    run = saves.local.parents[1] / "run"
+    before = {path: path.stat().st_ino for path in run.rglob("*")}
+
+    saves.commit(10, goes_through=True)
+
+    assert {path: path.stat().st_ino for path in run.rglob("*")} == before
+    assert len(saves.told.of("checkpoint")) == 1
+
+
+def test_state_that_is_written_without_a_copy_goes_around_a_full_local_disk(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_local(monkeypatch, errno.ENOSPC)
+
+    saves.committer.commit_state(saves.workers.ticket(20, 1), {"epoch": 1}, state_of(20))
+
+    assert saves.steps() == ((), (20,))
+
+
+def test_staging_of_a_dead_launch_goes_from_the_local_directory(saves: Saves) -> None:
+    saves.commit(10)
+    store = CheckpointStore(saves.local)
+    assert store.staging(11, 1, 1).open()
+
+    saves.commit(20)
+    saves.close()
+
+    assert store.names() == ("step-000000000010", "step-000000000020")

@@ -19,7 +19,7 @@ from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
 
 RUN_DIR = Path("/runs/one")
-TICKET = SaveTicket(7, 9, 30, 4, 3, 1, "abc", 12.5, is_last=True)
+TICKET = SaveTicket(7, 9, 30, 4, 3, 1, "abc", 12.5, goes_through=True)
 WANTED = (Wanted(every=10, after=3, until=90), Wanted(best=Best("loss", is_smaller_better=False)))
 
 

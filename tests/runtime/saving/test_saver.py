@@ -228,7 +228,12 @@ def test_failure_is_told_and_the_last_step_is_tried_a_few_times(
 
 def _agreed(save: Bit) -> Outcome:
     return Outcome(
-        is_yes=True, is_finite=True, is_save_wanted=False, is_stop_wanted=False, save=save
+        is_yes=True,
+        is_finite=True,
+        is_save_wanted=False,
+        is_stop_wanted=False,
+        is_drain_wanted=False,
+        save=save,
     )
 
 

@@ -329,7 +329,7 @@ class HostSimulation:
         patch.setattr(SavePlan, "open_store", open_store)
         patch.setattr("holdfast.runtime.committing.writer.WriterReport", _Report)
         for room in ("committer", "checkpoint_care"):
-            name = f"holdfast.runtime.committing.{room}.ThreadPoolExecutor"
+            name = f"holdfast.runtime.committing.{room}.DaemonExecutor"
             patch.setattr(name, PromptExecutor)
         patch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
 

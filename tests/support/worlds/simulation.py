@@ -207,7 +207,7 @@ class LazyExecutor:
     dice = random.Random(0)
     patience = (0, 0, 1, 3, 8)
 
-    def __init__(self, threads: int, thread_name_prefix: str) -> None:
+    def __init__(self, threads: int, name: str) -> None:
         assert threads == 1
         self._queue: list[LazyFuture[Any]] = []
 
@@ -222,14 +222,14 @@ class LazyExecutor:
         self._queue.append(LazyFuture(task, self.dice.choice(self.patience)))
         return self._queue[-1]
 
-    def shutdown(self, *, wait: bool) -> None:
+    def shutdown(self) -> None:
         """Leave undone what nobody has asked for, as a thread whose process ends does."""
 
 
 class PromptExecutor:
     """Stands in for the threads of a committer: each task is done when it is submitted."""
 
-    def __init__(self, threads: int, thread_name_prefix: str) -> None:
+    def __init__(self, threads: int, name: str) -> None:
         pass
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -240,7 +240,7 @@ class PromptExecutor:
             future.set_exception(error)
         return future
 
-    def shutdown(self, *, wait: bool) -> None:
+    def shutdown(self) -> None:
         """Do nothing: nothing is left to do."""
 
 
@@ -249,10 +249,10 @@ def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
     A lazy saver gets nowhere while others only wait, and here no power goes.
     """
-    patch.setattr("holdfast.runtime.saving.own_way.ThreadPoolExecutor", LazyExecutor)
+    patch.setattr("holdfast.runtime.saving.own_way.DaemonExecutor", LazyExecutor)
     patch.setattr("holdfast.runtime.saving.own_way.wait", lambda futures, timeout: None)
     for room in ("committer", "checkpoint_care"):
-        name = f"holdfast.runtime.committing.{room}.ThreadPoolExecutor"
+        name = f"holdfast.runtime.committing.{room}.DaemonExecutor"
         patch.setattr(name, PromptExecutor)
     patch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
 
