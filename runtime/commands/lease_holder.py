@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class Life(Enum):
     SUPERVISED = "supervised"
     ORPHANED = "orphaned"
     """Its agent lives without its supervisor."""
+    ELSEWHERE = "elsewhere"
+    """It works in another directory: this one was moved or copied."""
     GONE = "gone"
     ALONE = "alone"
     """A script that was started without a supervisor."""
@@ -49,6 +52,8 @@ def find_life(directory: RunDirectory) -> tuple[Life, str]:
         return Life.ORPHANED, str(error)
     except TakesNoOrders as error:
         return Life.ALONE, str(error)
+    except WorksElsewhere as error:
+        return Life.ELSEWHERE, str(error)
     except NotHeld as error:
         return Life.GONE, str(error)
     except JobError as error:
@@ -58,6 +63,10 @@ def find_life(directory: RunDirectory) -> tuple[Life, str]:
 
 class NotHeld(NotSaved):
     """No process of a job holds the directory."""
+
+
+class WorksElsewhere(NotSaved):
+    """The job that the lease names holds another directory."""
 
 
 class TakesNoOrders(NotSaved):
@@ -93,7 +102,10 @@ class LeaseHolder:
                     return holder
                 holder.close()
                 raise TakesNoOrders(_NO_ORDERS.format(directory.path, pid))
+            elsewhere = holder._elsewhere(directory)
             holder.close()
+            if elsewhere is not None:
+                raise WorksElsewhere(_ELSEWHERE.format(directory.path, pid, elsewhere))
         if _has_agent(directory):
             raise Orphaned(_ORPHANED.format(directory.path, shlex.quote(str(directory.path))))
         raise (NotHeld if takes_orders else NotSaved)(_NOBODY.format(directory.path))
@@ -132,7 +144,7 @@ class LeaseHolder:
         """Return whether the process has the lease file open."""
         try:
             lease = lease_path.stat()
-            for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            for link in self._open_files():
                 with contextlib.suppress(OSError):
                     if os.path.samestat(link.stat(), lease):
                         return True
@@ -144,10 +156,26 @@ class LeaseHolder:
             return False
         return False
 
+    def _elsewhere(self, directory: RunDirectory) -> Path | None:
+        """Return the directory that the process holds by the same lease, None if there is none."""
+        token = directory.lease_token()
+        with contextlib.suppress(OSError):
+            for link in self._open_files():
+                with contextlib.suppress(OSError, UsageError):
+                    path = link.readlink()
+                    is_lease = bool(token) and path.name == directory.lease_path.name
+                    if is_lease and RunDirectory(path.parent).lease_token() == token:
+                        return path.parent
+        return None
+
+    def _open_files(self) -> Iterator[Path]:
+        return Path(f"/proc/{self._process.pid}/fd").iterdir()
+
 
 _NO_ORDERS = "{} belongs to pid {}, which takes no orders; only a job of `holdfast run` does"
 _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
 
+_ELSEWHERE = "{} was moved or copied, and its job (pid {}) works in {}; ask there"
 _ORPHANED = (
     "the job in {} lives, but its supervisor is gone; take it over with `holdfast attach {}`, "
     "then ask again"

@@ -258,6 +258,7 @@ class Report:
 _LIVES = {
     Life.SUPERVISED: "still running",
     Life.ORPHANED: "still running without its supervisor: take it over with `holdfast attach {}`",
+    Life.ELSEWHERE: "moved or copied: `holdfast status` says where its job works",
     Life.GONE: "lost with its supervisor: go on with `holdfast run`",
     Life.ALONE: "still running, without a supervisor",
     Life.UNKNOWN: "still running, or its supervisor was lost",

@@ -88,6 +88,8 @@ def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
     if step is not None:
         lost = ", after its supervisor was lost" if life is Life.GONE else ""
         return Ending(f"completed step {step}{lost}", is_over=True)
+    if life is Life.ELSEWHERE:
+        return Ending(words, is_over=True)
     if life is Life.UNKNOWN:
         return Ending(f"running, or lost: {words}", is_over=False)
     return Ending("lost with its supervisor; go on with `holdfast run`", is_over=True)

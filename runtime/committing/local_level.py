@@ -44,11 +44,6 @@ class LocalTerms:
         return LocalTerms(Path(value["directory"]), value["every_saves"], value["every_s"])
 
 
-def local_directory(base: Path, run_id: str) -> Path:
-    """Return the directory of one run below the one that the user has named for all."""
-    return base / f"holdfast-{run_id}"
-
-
 class LocalLevel:
     """Drains the steps of a local store to a run's directory, and prunes the local store."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from holdfast.checkpoint.upkeep.space import Space
@@ -33,9 +34,10 @@ def check_schedule(text: str) -> None:
 
 def check_drain(text: str) -> None:
     """Refuse a text that is neither a number of saves nor a time."""
-    check_schedule(text)
-    if not isinstance(parse_schedule(text), (EverySteps, EverySeconds)):
-        raise ValueError(f"must be a number of saves or a time, got {text!r}")
+    with contextlib.suppress(RecoveryError):
+        if isinstance(parse_schedule(text), (EverySteps, EverySeconds)):
+            return
+    raise ValueError(f"must be a number of saves (4), at least 1, or a time (10min), got {text!r}")
 
 
 def check_memory(text: str) -> None:

@@ -317,6 +317,20 @@ class JobOptions:
                 found.refuse(getattr(self, name))
             except ValueError as error:
                 raise UsageError(str(error)) from error
+        if self.local_dir is not None and self.local_dir.is_relative_to(self.run_dir):
+            raise UsageError(
+                f"--local-dir {self.local_dir} is in the run directory {self.run_dir}; give a "
+                "directory of another disk, such as one in /local or /dev/shm"
+            )
+
+    def local_run_dir(self, run_id: str) -> Path | None:
+        """Return the directory of a run below ``--local-dir``, None without that option."""
+        return None if self.local_dir is None else self.local_dir / f"holdfast-{run_id}"
+
+    def is_given(self, name: str) -> bool:
+        """Return whether an option has another value than by default."""
+        field = next(found for found in dataclasses.fields(self) if found.name == name)
+        return bool(getattr(self, name) != field.default)
 
     @property
     def named_modules(self) -> tuple[str, ...]:

@@ -149,14 +149,20 @@ class Journal:
         self._fd = fd
 
     def _is_there(self) -> bool:
-        """Return whether the file can be written; begin it again if it was removed."""
+        """Return whether a file can be written; begin it again if it was removed or moved.
+
+        A file that was moved goes on if there cannot be another one in its place, as when its
+        directory is another run's now.
+        """
         before = self._fd
-        if before != _CLOSED and _has_name(before):
+        if before != _CLOSED and _has_name(before, self._path):
             return True
         try:
             self._path.parent.mkdir(exist_ok=True)
             self._open()
         except OSError as error:
+            if before != _CLOSED and _has_name(before):
+                return True
             self._warn_once(str(error))
             return False
         if before != _CLOSED:
@@ -275,12 +281,23 @@ def parse_line(line: bytes) -> Record | None:
     return record if isinstance(record, dict) and "event" in record else None
 
 
-def _has_name(fd: int) -> bool:
-    """Return whether an open file still has a name; a file that fails (NFS) counts as gone."""
+def _has_name(fd: int, path: Path | None = None) -> bool:
+    """Return whether an open file still has a name, and that of ``path`` if one is given.
+
+    A file that fails (NFS) counts as gone.  A name that cannot be looked at counts as its own.
+    """
     try:
-        return os.fstat(fd).st_nlink > 0
+        found = os.fstat(fd)
     except OSError:
         return False
+    if path is None or not found.st_nlink:
+        return found.st_nlink > 0
+    try:
+        return os.path.samestat(found, path.lstat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def _ends_with_newline(fd: int) -> bool:

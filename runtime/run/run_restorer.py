@@ -52,8 +52,8 @@ class RunKeeper:
             return
         if is_renewed:
             self._tell(
-                f"{self._directory.path} was removed and is made again: the journal and the "
-                "checkpoints that were in it are lost, training goes on"
+                f"{self._directory.path} was removed or moved, and is made again without the "
+                "journal and the checkpoints that were in it: training goes on"
             )
 
     def _tell_once(self, failure: str) -> None:

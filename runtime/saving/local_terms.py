@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
-from holdfast.runtime.committing.local_level import LocalTerms, local_directory
+from holdfast.runtime.committing.local_level import LocalTerms
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.worker.context import WorkerContext
@@ -21,9 +21,9 @@ def local_store(context: WorkerContext) -> CheckpointStore | None:
 def local_terms(config: WorkerConfig) -> LocalTerms | None:
     """Return where saves go first and how often they drain, None without a local directory."""
     options = config.options
-    if options.local_dir is None:
+    directory = options.local_run_dir(config.run_id)
+    if directory is None:
         return None
-    directory = local_directory(options.local_dir, config.run_id)
     match parse_schedule(options.drain_every):
         case EverySteps(saves):
             return LocalTerms(directory, every_saves=saves)

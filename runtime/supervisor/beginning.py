@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.lease import RENEWED_EVERY_S
@@ -51,6 +50,8 @@ def advice(setup: JobSetup) -> Iterator[str]:
             f"has {_arguments(options.argv)} now: what is trained already stays as it is; to "
             "train anew, give --fresh or another --run-dir"
         )
+    if options.local_dir is None and options.is_given("drain_every"):
+        yield f"--drain-every {options.drain_every} does nothing without --local-dir"
     if "horovod" in imported_by(options.script):
         yield (
             f"{options.script.name} imports horovod, whose work the workers do by themselves: "
@@ -77,13 +78,18 @@ def was_complete(step: int) -> str:
     )
 
 
-def lost(step: int, options: JobOptions) -> str:
-    """Return what becomes of a run whose checkpoints are gone."""
-    text = f"the journal knows of a checkpoint of step {step}, but none is left in "
-    text += str(RunDirectory(options.run_dir).checkpoints_path)
+def lost(step: int, setup: JobSetup) -> str:
+    """Return what becomes of a run whose newest checkpoint, or all of them, are gone."""
+    options, newest = setup.options, setup.saved_step
+    places = str(RunDirectory(options.run_dir).checkpoints_path)
+    if options.local_dir is not None:
+        places += f" and in {options.local_dir} of this host"
+    left = "none is left" if newest is None else f"step {newest} is the newest"
+    begins = "begins at step 0" if newest is None else f"goes on from step {newest}"
+    text = f"the journal knows of a checkpoint of step {step}, but {left} in {places}: training "
     if options.repair_from is not None:
-        return f"{text}: training begins with what {options.repair_from} has, or at step 0"
-    return f"{text}: training begins at step 0; to keep it, stop the job and put it back"
+        return f"{text}takes what {options.repair_from} has, or {begins}"
+    return f"{text}{begins}; to keep it, stop the job and put it back"
 
 
 def _is_resuming(setup: JobSetup) -> bool:

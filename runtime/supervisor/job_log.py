@@ -80,7 +80,7 @@ class Narration:
         for module in setup.missing_modules:
             self._not_preloaded(module, "there is no such module; correct --preload or install it")
         if setup.lost_step is not None:
-            self.warned(lost(setup.lost_step, options))
+            self.warned(lost(setup.lost_step, setup))
         self._journal.record(
             "job_started",
             workers=options.workers,

@@ -58,9 +58,9 @@ class JobSetup:
     cwd: Path
     """Where the user has started the job: its script may name files from there."""
     saved_step: int | None = None
-    """The newest step on the disk, None without any."""
+    """The newest step of run directory and local directory, None without any."""
     lost_step: int | None = None
-    """The newest step that the journal knows of, if no checkpoint is left."""
+    """The newest step that the journal knows of, if none so new is left."""
     is_without_locks: bool = False
     """Whether the lease must be renewed, because its file system has no locks."""
     set_aside: Path | None = None
@@ -150,8 +150,7 @@ def _setup_in(
     set_aside = directory.set_aside() if options.fresh else None
     record, is_resumed = open_or_create_record(directory, options, key_file)
     history = HistoryReader(directory.journal_path)
-    # Asked first: a list that fails just now ends the job here, and is no list without a step.
-    saved_step = directory.newest_step if directory.has_checkpoints else None
+    saved_step = _newest_step(directory, options.local_run_dir(record.run_id))
     return JobSetup(
         options=options,
         record=record,
@@ -170,7 +169,7 @@ def _setup_in(
         saved_step=saved_step,
         is_without_locks=lease.is_renewed,
         set_aside=set_aside,
-        lost_step=_lost_step(history) if is_resumed and saved_step is None else None,
+        lost_step=_lost_step(history, saved_step) if is_resumed else None,
     )
 
 
@@ -213,9 +212,18 @@ def _kept(differences: tuple[str, ...]) -> str:
     return f"the job keeps the options that it was started with: {'; '.join(differences)}"
 
 
-def _lost_step(history: HistoryReader) -> int | None:
+def _newest_step(directory: RunDirectory, local: Path | None) -> int | None:
+    # Asked first: a list that fails just now ends the job here, and is no list without a step.
+    here = directory.newest_step if directory.has_checkpoints else None
+    there = None if local is None else RunDirectory(local).newest_step
+    return max((step for step in (here, there) if step is not None), default=None)
+
+
+def _lost_step(history: HistoryReader, saved_step: int | None) -> int | None:
     history.read()
-    return history.saved_step
+    known = history.saved_step
+    is_there = saved_step is not None and (known is None or known <= saved_step)
+    return None if is_there else known
 
 
 def check_files(options: JobOptions) -> None:

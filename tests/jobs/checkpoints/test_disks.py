@@ -140,19 +140,23 @@ def test_run_directory_whose_checkpoints_vanish_is_filled_again(
     assert CheckpointStore(tmp_path).steps()[0] == LONG.steps
 
 
+@pytest.mark.parametrize("how", ["removed", "moved"])
 def test_run_directory_that_vanishes_whole_holds_a_run_again(
-    tmp_path: Path, undisturbed: Undisturbed
+    tmp_path: Path, undisturbed: Undisturbed, how: str
 ) -> None:
     run_dir = tmp_path / "run"
     with start_job(request_of(LONG, run_dir, workers=2)) as running:
         began = running.wait_for("checkpoint")
-        shutil.rmtree(run_dir, ignore_errors=True)
+        if how == "removed":
+            shutil.rmtree(run_dir, ignore_errors=True)
+        else:
+            run_dir.rename(tmp_path / "elsewhere")
         job = running.wait()
     with start_job(request_of(LONG, run_dir, workers=2)) as running:
         resumed = running.wait()
 
     assert (job.exit_code, job.sha256, job.leftovers) == (0, undisturbed(LONG), ())
-    assert "was removed and is made again" in job.stderr
+    assert "was removed or moved, and is made again" in job.stderr
     removed = {record["run_id"] for record in job.journal if record["event"] == "journal_removed"}
     assert removed == {began["run_id"]}
     assert resumed.exit_code == 0

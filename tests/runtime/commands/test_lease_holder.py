@@ -118,6 +118,12 @@ def test_copied_lease_does_not_make_its_process_the_owner_of_the_copy(
     copy.lease_path.write_bytes(directory.lease_path.read_bytes())
 
     assert find_life(directory)[0] is Life.SUPERVISED
+    assert find_life(copy) == (
+        Life.ELSEWHERE,
+        f"{copy.path} was moved or copied, and its job (pid {os.getpid()}) works in "
+        f"{directory.path}; ask there",
+    )
+    lease.release()
     assert find_life(copy)[0] is Life.GONE
 
 

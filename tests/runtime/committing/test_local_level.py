@@ -20,7 +20,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave
-from holdfast.runtime.committing.local_level import LocalLevel, LocalTerms, local_directory
+from holdfast.runtime.committing.local_level import LocalLevel, LocalTerms
 
 RUN = "a" * 16
 BOUND_S = 60.0
@@ -31,7 +31,7 @@ class Level:
 
     def __init__(self, base: Path, every_saves: int | None, every_s: float | None) -> None:
         self.run = CheckpointStore(base / "run")
-        directory = local_directory(base / "local", RUN)
+        directory = base / "local" / RUN
         directory.mkdir(parents=True)
         terms = LocalTerms(directory, every_saves, every_s)
         self.level = LocalLevel(terms, self.run, RUN)
@@ -40,13 +40,6 @@ class Level:
         state = {"a": np.full(5000, step)}
         save(self.level.store, state, header=Header(RUN, 1, step), writers=2)
         self.level.committed(step, now)
-
-
-def test_local_directories_of_two_runs_differ() -> None:
-    base = Path("/local")
-
-    assert local_directory(base, "one") != local_directory(base, "two")
-    assert local_directory(base, "one").parent == base
 
 
 def test_terms_survive_their_way_as_json() -> None:

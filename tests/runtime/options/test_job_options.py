@@ -223,7 +223,12 @@ def test_differences_are_named_with_both_values() -> None:
     [
         ({"shards": 0}, "--shards must be at least 1, got 0"),
         ({"snapshot_memory": "20%"}, "--snapshot-memory must be a number of bytes, such as 8GiB"),
-        ({"drain_every": "epoch"}, "--drain-every must be a number of saves or a time"),
+        (
+            {"drain_every": "epoch"},
+            r"--drain-every must be a number of saves \(4\), at least 1, or a time",
+        ),
+        ({"drain_every": "0"}, "--drain-every must be a number of saves .* got '0'"),
+        ({"drain_every": "often"}, "--drain-every must be a number of saves .* got 'often'"),
         ({"scale_rate": "cubic"}, "--scale-lr must be linear or sqrt, got 'cubic'"),
         ({"scale_batch": 0}, "--scale-batch must be at least 1, got 0"),
         ({"grace_s": 0.0}, "--grace must be a positive number of seconds, got 0.0"),
@@ -238,6 +243,13 @@ def test_bound_of_an_option_is_kept(
 ) -> None:
     with pytest.raises(UsageError, match=f"^{complaint}"):
         dataclasses.replace(options, **change)
+
+
+@pytest.mark.parametrize("inside", ["", "local"])
+def test_local_directory_is_not_the_run_directory(options: JobOptions, inside: str) -> None:
+    with pytest.raises(UsageError, match=r"^--local-dir .* is in the run directory .*/run; give"):
+        dataclasses.replace(options, local_dir=options.run_dir / inside)
+    assert dataclasses.replace(options, local_dir=options.run_dir.parent).local_dir
 
 
 def test_values_at_the_bounds_are_taken(options: JobOptions) -> None:

@@ -122,6 +122,39 @@ def test_journal_that_somebody_removes_is_begun_again(path: Path, gone: str) -> 
     assert [record.get("step") for record in records] == [None, 2, 3]
 
 
+def test_journal_whose_directory_is_moved_is_begun_again_where_the_job_works(path: Path) -> None:
+    folder, moved = path.parent / "run", path.parent / "moved"
+    folder.mkdir()
+    journal = _journal(folder / path.name)
+    journal.record("step", step=1)
+    folder.rename(moved)
+
+    journal.record("step", step=2)
+    journal.record("step", step=3)
+    journal.close()
+
+    assert [record["event"] for record in read_journal(moved / path.name)] == ["step"]
+    here = read_journal(folder / path.name)
+    assert [record["event"] for record in here] == ["journal_removed", "step", "step"]
+
+
+def test_journal_that_was_moved_goes_on_where_another_run_has_its_place(path: Path) -> None:
+    """None of its lines are lost, and the other run gets none."""
+    folder, moved = path.parent / "run", path.parent / "moved"
+    folder.mkdir()
+    journal = _journal(folder / path.name)
+    folder.rename(moved)
+    folder.mkdir()
+    record = RunRecord("0" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
+    RunDirectory(folder).create_record(record)
+
+    journal.record("step", step=1)
+    journal.close()
+
+    assert [record["event"] for record in read_journal(moved / path.name)] == ["step"]
+    assert not (folder / path.name).exists()
+
+
 def test_journal_of_another_run_that_took_the_directory_gets_no_line(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,7 +52,7 @@ def test_removed_directory_is_made_again_with_record_and_lease(run: Run) -> None
     run.keeper.look()
 
     (text,) = run.told
-    assert "was removed and is made again" in text
+    assert "was removed or moved, and is made again" in text
     assert run.directory.load_record() == RECORD
     with pytest.raises(RunDirectoryBusy):
         run.directory.acquire_lease()

@@ -219,6 +219,24 @@ def test_run_that_has_lost_all_checkpoints_says_so(told: Told) -> None:
     ]
 
 
+def test_run_whose_newest_checkpoint_is_gone_says_from_which_one_it_goes_on(told: Told) -> None:
+    """As on another host than the one whose local directory has it."""
+    options = {"local_dir": Path("/local")}
+    told.voice.began(setup_of(is_resumed=True, saved_step=380, lost_step=390, options=options))
+
+    assert told.lines()[1:] == [
+        "holdfast: the journal knows of a checkpoint of step 390, but step 380 is the newest in "
+        "/run/checkpoints and in /local of this host: training goes on from step 380; to keep it, "
+        "stop the job and put it back"
+    ]
+
+
+def test_drains_without_a_local_directory_are_told_to_do_nothing(told: Told) -> None:
+    told.voice.began(setup_of(is_resumed=False, options={"drain_every": "4"}))
+
+    assert told.lines()[1:] == ["holdfast: --drain-every 4 does nothing without --local-dir"]
+
+
 def test_death_is_told_at_once_with_its_step_and_cause(told: Told) -> None:
     told.voice.heard(DEATH)
 

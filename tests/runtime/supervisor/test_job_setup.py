@@ -112,6 +112,37 @@ def test_starting_point_is_that_of_the_newest_checkpoint(
     assert dataclasses.replace(begun, options=mirrored).starting_point == ""
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "saved", "lost"),
+    [
+        ((10, 20), (40, 30), 40, None),
+        ((10, 50), (40, 30), 50, None),
+        ((10,), (), 10, 40),
+        ((), (40,), 40, None),
+        ((), (), None, 40),
+    ],
+)
+def test_newest_step_is_that_of_run_directory_and_local_directory(
+    tmp_path: Path, here: tuple[int, ...], there: tuple[int, ...], saved: int, lost: int
+) -> None:
+    first = setup_in(tmp_path)
+    first.journal.record("checkpoint", step=40)
+    first.journal.close()
+    first.lease.release()
+    options = dataclasses.replace(first.options, local_dir=tmp_path / "local")
+    local = options.local_run_dir(first.record.run_id)
+    assert local is not None
+    for directory, steps in ((options.run_dir, here), (local, there)):
+        for step in steps:
+            (directory / "checkpoints" / f"step-{step:012d}").mkdir(parents=True)
+
+    setup = job_setup.prepare_job(options, Stillness())
+
+    assert (setup.saved_step, setup.lost_step) == (saved, lost)
+    setup.journal.close()
+    setup.lease.release()
+
+
 def test_workers_are_told_the_terms_of_the_run_and_those_of_the_launch(prepared: JobSetup) -> None:
     record = dataclasses.replace(prepared.record, microbatches=6, seed=9, threads=2)
     workers = (WorkerId(5), WorkerId(6), WorkerId(7))

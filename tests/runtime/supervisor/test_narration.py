@@ -13,7 +13,6 @@ from supervised import exited, report, setup_in
 
 from holdfast.recovery.event import End, ExitCode, Launch
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.supervisor import death_log
 from holdfast.runtime.supervisor.beginning import lost
@@ -257,9 +256,14 @@ def test_rank_that_loses_its_workers_is_suspected_once_and_recorded(told: Told) 
     assert texts == [suspicion]
 
 
-def test_checkpoints_that_are_gone_may_come_back_from_a_mirror() -> None:
-    options = JobOptions(Path("train.py"), Path("/run"))
-    mirrored = dataclasses.replace(options, repair_from=Path("/copy"))
+def test_checkpoints_that_are_gone_may_come_back_from_a_mirror(tmp_path: Path) -> None:
+    setup = setup_in(tmp_path)
+    options = dataclasses.replace(setup.options, repair_from=Path("/copy"))
+    mirrored = dataclasses.replace(setup, options=options)
+    newer = dataclasses.replace(mirrored, saved_step=380)
 
-    assert lost(390, options).endswith("to keep it, stop the job and put it back")
-    assert lost(390, mirrored).endswith("training begins with what /copy has, or at step 0")
+    assert lost(390, setup).endswith(
+        "training begins at step 0; to keep it, stop the job and put it back"
+    )
+    assert lost(390, mirrored).endswith("takes what /copy has, or begins at step 0")
+    assert lost(390, newer).endswith("takes what /copy has, or goes on from step 380")
