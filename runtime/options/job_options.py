@@ -294,9 +294,7 @@ class JobOptions:
         "--mpiexec", "The mpiexec to use.", default_text="Python's, then PATH's", commands=_BOTH
     )
     verbose: bool = _switch("-v --verbose", "Show Open MPI's own messages too.", commands=_BOTH)
-    quiet: bool = _switch(
-        "-q --quiet", "Show no progress, and say only what goes wrong.", commands=_BOTH
-    )
+    quiet: bool = _switch("-q --quiet", "Say only what goes wrong.", commands=_BOTH)
     faults: tuple[str, ...] = option(
         "--inject",
         'A fault to strike, as in "kill worker=2 step=30 site=reduce"; may be repeated.',
@@ -318,19 +316,12 @@ class JobOptions:
             except ValueError as error:
                 raise UsageError(str(error)) from error
         if self.local_dir is not None and self.local_dir.is_relative_to(self.run_dir):
-            raise UsageError(
-                f"--local-dir {self.local_dir} is in the run directory {self.run_dir}; give a "
-                "directory of another disk, such as one in /local or /dev/shm"
-            )
+            inside = f"--local-dir {self.local_dir} is in the run directory {self.run_dir}"
+            raise UsageError(f"{inside}; give one on another disk, such as /local")
 
     def local_run_dir(self, run_id: str) -> Path | None:
-        """Return the directory of a run below ``--local-dir``, None without that option."""
+        """Return the directory of a run below ``--local-dir``, None without one."""
         return None if self.local_dir is None else self.local_dir / f"holdfast-{run_id}"
-
-    def is_given(self, name: str) -> bool:
-        """Return whether an option has another value than by default."""
-        field = next(found for found in dataclasses.fields(self) if found.name == name)
-        return bool(getattr(self, name) != field.default)
 
     @property
     def named_modules(self) -> tuple[str, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
+from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
 from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.lease import RENEWED_EVERY_S
@@ -50,7 +52,7 @@ def advice(setup: JobSetup) -> Iterator[str]:
             f"has {_arguments(options.argv)} now: what is trained already stays as it is; to "
             "train anew, give --fresh or another --run-dir"
         )
-    if options.local_dir is None and options.is_given("drain_every"):
+    if _drains_nothing(options):
         yield f"--drain-every {options.drain_every} does nothing without --local-dir"
     if "horovod" in imported_by(options.script):
         yield (
@@ -90,6 +92,12 @@ def lost(step: int, setup: JobSetup) -> str:
     if options.repair_from is not None:
         return f"{text}takes what {options.repair_from} has, or {begins}"
     return f"{text}{begins}; to keep it, stop the job and put it back"
+
+
+def _drains_nothing(options: JobOptions) -> bool:
+    """Return whether the user has said when to drain, and not from where."""
+    (default,) = (f.default for f in fields(options) if f.name == "drain_every")
+    return options.local_dir is None and options.drain_every != default
 
 
 def _is_resuming(setup: JobSetup) -> bool:
