@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,8 +25,9 @@ def refuse_to_begin(run_dir: Path, lost: Sequence[int], unread: Mapping[int, Tro
     match leftover(findings):
         case Leftover.IMPOSSIBLE:
             raise RecoveryImpossible(
-                f"none of the {len(lost)} checkpoints of {run_dir} is valid; "
-                "restore one from a backup, or start over with --fresh"
+                f"none of the {len(lost)} checkpoints of {run_dir} is valid; mend them from a copy "
+                f"with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start over "
+                "with --fresh"
             )
         case Leftover.RUN_AGAIN:
             damaged = [step for step in lost if step not in spared]

@@ -230,6 +230,7 @@ class Narration:
 
         If one error ended the whole job, its workers' deaths get no lines of their own.
         """
+        is_their_own = any(end.reason in text for text in self._unsaid)
         is_everyones = all(end.reason in text for text in self._unsaid)
         if not is_everyones:
             self._say_unsaid()
@@ -242,7 +243,7 @@ class Narration:
         tell(("error: " if is_bad else "") + end.reason)
         if end.exit_code == ExitCode.DONE and self._completed_step == self._begun_step:
             self._inform(was_complete(self._completed_step))
-        if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE:
+        if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE and not is_their_own:
             for sentence in self._deaths.in_common():
                 self.warned(sentence)
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)

@@ -493,6 +493,17 @@ def test_lost_output_is_said_once_at_the_end(told: Told) -> None:
     assert line.startswith("holdfast: 260 lines of the workers' output were lost, because stdout")
 
 
+def test_error_of_the_workers_is_blamed_on_no_step(told: Told) -> None:
+    """Checkpoints that are damaged end all workers at the step at which they begin."""
+    for worker in (0, 1):
+        told.error(worker, "none of the 3 checkpoints is valid")
+
+    reason = "ValueError: none of the 3 checkpoints is valid"
+    told.voice.ended(End(ExitCode.RECOVERY_IMPOSSIBLE, reason))
+
+    assert told.lines() == [f"holdfast: error: {reason}"]
+
+
 def test_quiet_job_says_only_what_goes_wrong(tmp_path: Path) -> None:
     told = Told(tmp_path / "journal.jsonl", is_quiet=True)
     launch = Launch(1, (WorkerId(0), WorkerId(1)), relaunch=1, reason="all died")
