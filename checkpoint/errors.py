@@ -52,8 +52,8 @@ TRANSIENT = frozenset(
 )
 """Errors of a call that may be gone at the next one: they say nothing about the bytes."""
 
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a call for which there was no space left, or no quota."""
 
 
 class CheckpointError(Exception):
@@ -85,7 +85,7 @@ class StorageFailed(CheckpointError):
     @property
     def is_full(self) -> bool:
         """Whether there was no space left, or no quota: a save may succeed once room is made."""
-        return self.errno in _FULL
+        return self.errno in FULL
 
 
 class StagingExists(CheckpointError):

@@ -31,6 +31,7 @@ from holdfast.runtime.system.heartbeat import RequestFlag
 from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, reap_others, wait_all_ended
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.watch.host_limits import HostLimits
+from holdfast.runtime.writing.failed_saves import FailedSaves
 from holdfast.runtime.writing.save_memory import SaveMemory
 from holdfast.runtime.writing.writer_link import QUESTIONS, WriterLink
 
@@ -61,6 +62,7 @@ class WorkerHost:
         self.writer = WriterLink(reactor, self)
         self.writer.start()
         self._condemned_since: dict[tuple[int, WorkerId], float] = {}
+        self._failed_saves = FailedSaves()
         self._memory = SaveMemory(HostLimits(_SHARED_MEMORY).memory)
         self._of_saves: dict[object, Callable[[HostedWorker, Message], None]] = {
             "memory": self._give_memory,
@@ -245,8 +247,10 @@ class WorkerHost:
         for hosted in self.workers:
             if hosted.generation == answer["launch"]:
                 hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
-        if not is_durable and not answer.get("is_expected"):
-            self._notify(f"the checkpoint of step {answer['step']} failed: {answer['reason']}")
+        if is_durable:
+            self._failed_saves.succeeded()
+        elif not answer.get("is_expected"):
+            self._notify(self._failed_saves.sentence(answer["step"], answer["reason"]))
 
     def on_writer_notice(self, notice: Message) -> None:
         """Show a sentence of the writer to the user."""

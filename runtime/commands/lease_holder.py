@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from holdfast.runtime.errors import JobError, NotSaved, UsageError
+from holdfast.runtime.run.lease import has_ended
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import connect
@@ -32,6 +33,8 @@ class Life(Enum):
     """Its agent lives without its supervisor."""
     ELSEWHERE = "elsewhere"
     """It works in another directory: this one was moved or copied."""
+    ENDED = "ended"
+    """It has said its end in the lease."""
     GONE = "gone"
     ALONE = "alone"
     """A script that was started without a supervisor."""
@@ -55,7 +58,7 @@ def find_life(directory: RunDirectory) -> tuple[Life, str]:
     except WorksElsewhere as error:
         return Life.ELSEWHERE, str(error)
     except NotHeld as error:
-        return Life.GONE, str(error)
+        return Life.ENDED if _has_ended(directory) else Life.GONE, str(error)
     except JobError as error:
         return Life.UNKNOWN, str(error)
     return Life.SUPERVISED, ""
@@ -189,6 +192,12 @@ def _has_agent(directory: RunDirectory) -> bool:
         if socket is not None:
             connect(socket).close()
             return True
+    return False
+
+
+def _has_ended(directory: RunDirectory) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return has_ended(directory.lease_owner())
     return False
 
 

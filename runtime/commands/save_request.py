@@ -7,8 +7,10 @@ In both cases the request is sent again.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
@@ -18,6 +20,8 @@ from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05
 _MOST_FAILURES = 3
+_FULL_FOR_S = 5.0
+"""A save may fill a disk for a moment, until it makes room.  A living job writes each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ class _Order:
         self._deadline = time.monotonic() + timeout_s
         self._watch = SaveWatch()
         self._journal = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
+        self._heard = time.monotonic()
+        """When the journal grew last."""
 
     def carry_out(self, *, is_waiting: bool) -> Saved | None:
         """Look, ask, and look again until there is an answer."""
@@ -139,6 +145,7 @@ class _Order:
         try:
             for record in self._journal.read():
                 self._watch.saw(record)
+                self._heard = time.monotonic()
         except FileNotFoundError:
             return
         except OSError as error:
@@ -151,6 +158,11 @@ class _Order:
             raise NotSaved(f"the job in {path} ended without another checkpoint; run it again")
         if watch.failure is not None:
             raise NotSaved(f"the job in {path} goes on but cannot save: {watch.failure}")
+        if time.monotonic() - self._heard > _FULL_FOR_S and _is_full(path):
+            raise NotSaved(
+                f"the file system of {path} is full, so neither a checkpoint nor the journal can "
+                "be written; free space, then ask again"
+            )
         if time.monotonic() > self._deadline:
             pid = self._holder.stopped_pid
             if pid is not None:
@@ -162,3 +174,10 @@ class _Order:
                 f"the job in {path} has not committed a checkpoint within {self._timeout_s:g} s; "
                 "give a longer --timeout, or look at `holdfast report`"
             )
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        return os.statvfs(path).f_bavail == 0
+    except OSError:
+        return False

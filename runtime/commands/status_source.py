@@ -88,11 +88,7 @@ def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
     if step is not None:
         lost = ", after its supervisor was lost" if life is Life.GONE else ""
         return Ending(f"completed step {step}{lost}", is_over=True)
-    if life is Life.ELSEWHERE:
-        return Ending(words, is_over=True)
-    if life is Life.UNKNOWN:
-        return Ending(f"running, or lost: {words}", is_over=False)
-    return Ending("lost with its supervisor; go on with `holdfast run`", is_over=True)
+    return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
 
 
 _RUNNING = {
@@ -100,3 +96,10 @@ _RUNNING = {
     Life.ORPHANED: "running, but {}",
     Life.ALONE: "running without `holdfast run`, which nobody supervises",
 }
+_WITHOUT_END = {
+    Life.ELSEWHERE: "{}",
+    Life.ENDED: "ended, but its journal has lost how: was the disk full?",
+    Life.GONE: "lost with its supervisor; go on with `holdfast run`",
+    Life.UNKNOWN: "running, or lost: {}",
+}
+"""How a job stands whose journal tells no end."""

@@ -185,14 +185,16 @@ class Journal:
             return False
         self._starts_line = written == len(piece)
         if not self._starts_line:
-            self._warn_once(f"the file system took {written} of {len(piece)} bytes: is it full?")
+            self._warn_once(
+                f"the file system took {written} of {len(piece)} bytes, as a full one does"
+            )
         return self._starts_line
 
     def _warn_once(self, reason: str) -> None:
         if not self._lost:
             # Few of the processes that write here have set up logging: so the name stands here.
             _LOG.warning(
-                "holdfast: journal %s loses events: %s. The job goes on, but status and report "
+                "holdfast: journal %s loses events (%s); the job goes on, but status and report "
                 "will not know of them",
                 self._path,
                 reason,

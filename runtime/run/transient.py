@@ -10,7 +10,7 @@ import errno
 import time
 from pathlib import Path
 
-from holdfast.checkpoint.errors import TRANSIENT
+from holdfast.checkpoint.errors import FULL, TRANSIENT
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.own_file import is_listed, read_at_most
 
@@ -24,9 +24,14 @@ def refusal(path: Path, error: OSError, otherwise: str) -> UsageError:
 
     ``otherwise`` is the sentence for a call that would fail again.
     """
-    if error.errno not in TRANSIENT:
+    if error.errno not in TRANSIENT | FULL:
         return UsageError(otherwise)
     name = errno.errorcode[error.errno]
+    if error.errno in FULL:
+        return RunUnreadable(
+            f"{path} cannot be written: {error.strerror or error} ({name}); nothing was begun: "
+            "free space there, then run again"
+        )
     return RunUnreadable(
         f"{path} does not answer just now: {error.strerror or error} ({name}); nothing is known "
         "to be damaged: run again when the file system answers"

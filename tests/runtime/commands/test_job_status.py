@@ -189,6 +189,10 @@ def test_json_has_everything_and_no_number_that_json_lacks() -> None:
         (["completed"], Life.UNKNOWN, "completed step 5", True),
         ([], Life.GONE, "lost with its supervisor; go on with `holdfast run`", True),
         ([], Life.UNKNOWN, "running, or lost: why", False),
+        ([], Life.ELSEWHERE, "why", True),
+        ([], Life.ENDED, "ended, but its journal has lost how: was the disk full?", True),
+        (["completed"], Life.ENDED, "completed step 5", True),
+        (["job_ended"], Life.ENDED, "ended with exit code 0: done", True),
     ],
 )
 def test_outcome_of_a_job(

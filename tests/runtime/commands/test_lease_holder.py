@@ -61,6 +61,14 @@ def test_job_whose_supervisor_has_ended_is_gone(directory: RunDirectory) -> None
     )
 
 
+def test_job_that_has_said_its_end_is_not_lost(directory: RunDirectory, lease: Lease) -> None:
+    """Its journal may have lost it, on a full disk."""
+    lease.end()
+    lease.release()
+
+    assert find_life(directory)[0] is Life.ENDED
+
+
 def test_script_without_a_supervisor_is_alone_while_it_holds_the_lease(
     directory: RunDirectory,
 ) -> None:

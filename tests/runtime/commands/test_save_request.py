@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.commands import lease_holder
+from holdfast.runtime.commands import lease_holder, save_request
 from holdfast.runtime.commands.lease_holder import LeaseHolder, Life, life_of
 from holdfast.runtime.commands.save_request import Saved, SaveWatch, order_save
 from holdfast.runtime.errors import NotSaved
@@ -200,6 +201,19 @@ def test_job_without_a_journal_yet_is_waited_for(directory: RunDirectory) -> Non
     try:
         with pytest.raises(NotSaved, match=r"not committed a checkpoint within 0\.1 s"):
             order_save(directory, timeout_s=0.1, is_waiting=True)
+    finally:
+        lease.release()
+
+
+def test_full_disk_is_told_instead_of_a_wait_for_a_journal_that_cannot_tell(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_request, "_FULL_FOR_S", 0.0)
+    monkeypatch.setattr(save_request.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0))
+    lease = directory.acquire_lease()
+    try:
+        with pytest.raises(NotSaved, match=r"the file system of .*/run is full, so neither"):
+            order_save(directory, timeout_s=60.0, is_waiting=True)
     finally:
         lease.release()
 

@@ -376,7 +376,7 @@ def test_full_file_system_loses_lines_but_not_the_job(
     assert records[1]["lines"] == 2
     assert records[2]["step"] == 4
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"holdfast: journal {path} loses events: ")
+    assert record.getMessage().startswith(f"holdfast: journal {path} loses events (")
     assert "status and report will not know of them" in record.getMessage()
 
 

@@ -95,6 +95,17 @@ def test_permission_stays_a_matter_of_usage(directory: RunDirectory) -> None:
     assert (str(found), found.exit_code) == ("make it writable", ExitCode.USAGE)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=_name)
+def test_full_file_system_lets_the_job_run_again(directory: RunDirectory, number: int) -> None:
+    found = refusal(directory.path, OSError(number, os.strerror(number)), "make it writable")
+
+    assert found.exit_code == ExitCode.STOPPED_EARLY
+    assert str(found) == (
+        f"{directory.path} cannot be written: {os.strerror(number)} ({_name(number)}); nothing "
+        "was begun: free space there, then run again"
+    )
+
+
 @pytest.mark.parametrize("number", NUMBERS, ids=_name)
 def test_owner_of_a_busy_directory_may_be_unreadable(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
