@@ -12,6 +12,7 @@ other's work.  A job that wants the directory watches for a change (`lease_file`
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -89,14 +90,19 @@ class Lease:
     def keep(self) -> None:
         """Renew the lease from now on, if it must be; a disk that hangs holds up a thread only.
 
-        Raises ``OSError`` without a descriptor to spare.
+        Raises ``OSError`` without a descriptor or a thread to spare.
         """
         # Its own: a call that hangs must find no other file at a number that was used again.
         descriptor = os.dup(self._descriptor)
-        with blocked():  # signals are for the main thread
-            threading.Thread(
-                target=self._keep, args=(descriptor,), name="holdfast-lease", daemon=True
-            ).start()
+        thread = threading.Thread(
+            target=self._keep, args=(descriptor,), name="holdfast-lease", daemon=True
+        )
+        try:
+            with blocked():  # signals are for the main thread
+                thread.start()
+        except RuntimeError as error:
+            close(descriptor)
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def end(self) -> None:
         """Write down that the job has ended, so that the next one need not watch; never waits long.

@@ -6,6 +6,7 @@ proves whose the directory is, but loads no NumPy.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.ownership import Ownership
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -55,8 +57,21 @@ class StoredRun:
             kind = RunUnreadable if error.errno in TRANSIENT else UsageError
             raise kind(str(error)) from error
         if not steps:
-            raise UsageError(f"{self.path} holds no checkpoint: its run has saved none yet")
+            raise UsageError(f"{self.path} holds no checkpoint: {self._why_none()}")
         return steps
+
+    def _why_none(self) -> str:
+        directory = RunDirectory(self.path)
+        reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
+        saved: list[object] = []
+        with contextlib.suppress(OSError):
+            saved = [found.get("step") for found in reader.read() if found["event"] == "checkpoint"]
+        if not saved:
+            return "its run has saved none yet"
+        return (
+            f"its journal knows of step {saved[-1]}, which was removed, or lies in the job's "
+            f"--local-dir, in holdfast-{self.run_id} there"
+        )
 
     def step(self, wanted: int | None) -> int:
         """Return ``wanted`` if the run has that step; None means the newest step.

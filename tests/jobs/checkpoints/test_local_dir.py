@@ -12,11 +12,14 @@ from workload import EVEN, LONG, Undisturbed, assert_whole, request_of, wait_for
 
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.runtime.commands.save_request import order_save
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import start_job
 
 pytestmark = pytest.mark.mpi
 
 NEVER = "1000"
+BOUND_S = 60.0
 
 
 def options_of(base: Path, drain_every: str = NEVER) -> list[str]:
@@ -89,3 +92,35 @@ def test_steps_drain_while_training_goes_on(tmp_path: Path, undisturbed: Undistu
     assert drained[-1] == LONG.steps
     assert set(CheckpointStore(tmp_path / "run").steps()) <= set(drained)
     assert len(list((tmp_path / "local").iterdir())) == 1
+
+
+def test_local_directory_that_cannot_be_made_costs_no_save(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """All saves go to the run directory instead, and workers that die find them there."""
+    (tmp_path / "local").write_text("a file")
+    faults = [f"kill worker={worker} step=12 site=reduce" for worker in range(3)]
+    options = options_of(tmp_path)
+    request = request_of(EVEN, tmp_path / "run", workers=3, faults=faults, options=options)
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert_whole(job, EVEN, undisturbed(EVEN))
+    assert job.events("restored")[0]["step"] > 0
+    assert len(job.events("local_failed")) == len(job.events("checkpoint"))
+    assert job.events("checkpoint_failed") == []
+    told = job.stderr.count("and saves go to the run directory until it does")
+    assert told == len(job.events("launch")) == 2
+    assert verify_step(CheckpointStore(tmp_path / "run"), EVEN.steps).is_valid
+
+
+def test_save_that_a_user_asks_for_is_in_the_run_directory(tmp_path: Path) -> None:
+    endless = replace(LONG, epochs=10**6, save_every=5)
+    request = request_of(endless, tmp_path / "run", workers=2, options=options_of(tmp_path))
+    with start_job(request) as running:
+        running.wait_for("checkpoint")
+        saved = order_save(RunDirectory(tmp_path / "run"), timeout_s=BOUND_S, is_waiting=True)
+        assert saved is not None
+        assert CheckpointStore(tmp_path / "run").steps() == (saved.step,)
+        running.signal(signal.SIGTERM)
+        assert running.wait().exit_code == 75

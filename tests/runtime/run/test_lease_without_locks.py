@@ -226,3 +226,20 @@ def _refuse(*_: object) -> None:
 
 def test_lease_outlives_some_renewals_that_fail() -> None:
     assert LASTS_S >= 5 * RENEWED_EVERY_S
+
+
+def test_lack_of_a_thread_is_an_error_of_the_system_and_leaves_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lease = RunDirectory(tmp_path).acquire_lease()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    with pytest.raises(OSError, match="can't start new thread"):
+        lease.keep()
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    lease.release()

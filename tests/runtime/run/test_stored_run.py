@@ -14,6 +14,8 @@ from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.stored_run import StoredRun
 
 
@@ -58,6 +60,24 @@ def test_directory_without_checkpoints_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="holds no checkpoint: its run has saved none yet"):
         saved(tmp_path).step(None)
+
+
+def test_steps_that_the_journal_knows_of_may_be_in_the_local_directory(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    record = RunRecord("0a1b", FORMAT, 1.5, microbatches=4, seed=0, threads=1)
+    directory.create_record(record)
+    journal = Journal(directory.journal_path, run_id="0a1b", source="snapshot writer")
+    for step in (10, 20):
+        journal.record("checkpoint", step=step)
+    journal.close()
+
+    with pytest.raises(UsageError) as caught:
+        saved(tmp_path).steps()
+
+    assert str(caught.value) == (
+        f"{tmp_path} holds no checkpoint: its journal knows of step 20, which was removed, or lies "
+        "in the job's --local-dir, in holdfast-0a1b there"
+    )
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
