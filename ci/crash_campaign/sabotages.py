@@ -23,6 +23,7 @@ from holdfast.checkpoint.upkeep import holding, inventory
 from holdfast.checkpoint.upkeep.own_steps import Owner, OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.runtime.committing.held_save import Parts
+from holdfast.runtime.committing.local_level import LocalLevel
 from holdfast.runtime.run import generations, journal, own_file, run_directory
 from holdfast.runtime.run.lease_file import LeaseFile
 from holdfast.runtime.run.ownership import Ownership
@@ -142,6 +143,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-whole-record": Sabotage(
         _with(RunDirectory, "create_record", _write_in_place), "calls", "begin"
     ),
+    "no-drain": Sabotage(_with(LocalLevel, "drain", LocalLevel.drained), "calls", "local"),
     # whose it is
     "no-ownership": Sabotage(_without(Ownership, "prove"), "calls", "rivals"),
     "no-token": Sabotage(_with(RunDirectory, "lease_token", lambda _: ""), "calls", "rivals"),

@@ -20,6 +20,9 @@ from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Pruner, Retention
+from holdfast.runtime.run.run_directory import make_durably
+
+_PRIVATE = 0o700
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class LocalLevel:
         """Make the local directory if it is missing; raises ``StorageFailed`` if it cannot be."""
         directory = self._terms.directory
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_durably(directory, _PRIVATE)
         except OSError as error:
             raise StorageFailed("make directory", directory, error) from error
 

@@ -166,7 +166,7 @@ class RunDirectory:
             UsageError: it cannot be used; the message names the path and the reason.
         """
         try:
-            _make_durably(self.path)
+            make_durably(self.path)
             # Only a write tells: access bits say nothing for root, on read-only file
             # systems, or about space.
             with tempfile.TemporaryFile(dir=self.path) as file:
@@ -333,14 +333,17 @@ class RunDirectory:
         )
 
 
-def _make_durably(path: Path) -> None:
-    """Make a directory and all that it lies in, and sync the name of each new one."""
+def make_durably(path: Path, mode: int = 0o777) -> None:
+    """Make a directory and all that it lies in, and sync the name of each new one.
+
+    Raises ``OSError`` if it cannot be made.
+    """
     missing = [level for level in (path, *path.parents) if not level.exists()]
     for level in reversed(missing):
-        level.mkdir(exist_ok=True)
+        level.mkdir(mode, exist_ok=True)
         with contextlib.suppress(OSError):  # a file system that cannot is told of by the first save
             sync(level.parent)
-    path.mkdir(exist_ok=True)
+    path.mkdir(mode, exist_ok=True)
 
 
 def _check_field(fields: dict[str, object], name: str, expected: type | tuple[type, ...]) -> None:

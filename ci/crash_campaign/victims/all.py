@@ -7,9 +7,10 @@ from victim import Victim
 from victims.begin import BEGINS
 from victims.care import Care
 from victims.commit import COMMITS
+from victims.local import Local
 from victims.mend import MENDS
 from victims.rivals import Rivals
 from victims.save import SAVES
 
-_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, *MENDS, Care(), *BEGINS, Rivals())
+_VICTIMS: tuple[Victim, ...] = (*SAVES, *COMMITS, *MENDS, Care(), Local(), *BEGINS, Rivals())
 VICTIMS = {victim.name: victim for victim in _VICTIMS}
