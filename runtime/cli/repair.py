@@ -33,6 +33,11 @@ def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | No
     run, other = StoredRun.open(run_dir, key_file), StoredRun.open(other_dir, key_file)
     if run_dir.resolve() == other_dir.resolve():
         raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
+    if None not in (run.run_id, other.run_id) and run.run_id != other.run_id:
+        raise UsageError(
+            f"{other_dir} holds run {other.run_id}, and {run_dir} is run {run.run_id}; give a copy "
+            "of this run"
+        )
     steps = run.steps() if step is None else (_known(run, other, step),)
     lease = RunDirectory(run_dir).acquire_lease(takes_orders=False)
     try:

@@ -42,8 +42,10 @@ def check_drain(text: str) -> None:
 
 def check_memory(text: str) -> None:
     """Refuse a text that is no number of bytes."""
-    if Space.parse(text).share is not None:
-        raise ValueError(f"must be a number of bytes, such as 8GiB, got {text!r}")
+    with contextlib.suppress(ValueError):
+        if Space.parse(text).share is None:
+            return
+    raise ValueError(f"must be a number of bytes, such as 8GiB, got {text!r}")
 
 
 def check_space(text: str) -> None:

@@ -82,6 +82,20 @@ def test_mirror_of_another_run_is_of_no_use(
     record = run_dir / "RUN.json"
     record.write_text(record.read_text().replace("00aa11bb22cc33dd", "another"))
 
+    code, _, err = holdfast("repair", run_dir, "--from", mirror, "--step", 6)
+
+    assert code == 2
+    assert f"{mirror} holds run 00aa11bb22cc33dd, and {run_dir} is run another; give a copy" in err
+
+
+def test_steps_of_another_run_without_a_record_are_of_no_use(
+    holdfast: Holdfast, run_dir: Path, mirror: Path
+) -> None:
+    _files(run_dir, 6)[0].unlink()
+    record = run_dir / "RUN.json"
+    record.write_text(record.read_text().replace("00aa11bb22cc33dd", "another"))
+    (mirror / "RUN.json").unlink()
+
     code, out, _ = holdfast("repair", run_dir, "--from", mirror, "--step", 6)
 
     assert code == 1
