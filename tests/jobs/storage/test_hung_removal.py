@@ -1,0 +1,54 @@
+"""A script by itself ends although its disk hangs in the removal of an old step.
+
+A call into a disk of NFS that hangs can be killed, and one of FUSE cannot.  So the call hangs in
+Python here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.store.store import CheckpointStore
+
+pytestmark = pytest.mark.mpi
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "02_custom_replica.py"
+LAST_STEP = 130
+BOUND_S = 300.0
+PROGRAM = """
+import runpy, sys, threading
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+
+plain = LocalFileSystem.unlink
+
+def unlink(files, path):
+    if ".del-" in str(path):
+        print("hangs", file=sys.stderr, flush=True)
+        threading.Event().wait()
+    plain(files, path)
+
+LocalFileSystem.unlink = unlink
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_script_by_itself_leaves_a_removal_that_hangs(tmp_path: Path) -> None:
+    prelude = f"import sys; sys.argv[:] = [{str(EXAMPLE)!r}]"
+    ended = subprocess.run(
+        [sys.executable, "-c", prelude + PROGRAM],
+        env={**os.environ, "HOLDFAST_RUN_DIR": str(tmp_path / "run")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BOUND_S,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "hangs" in ended.stderr
+    assert CheckpointStore(tmp_path / "run").steps()[0] == LAST_STEP
