@@ -1,4 +1,4 @@
-"""The path of one save in a real job, as `ci/save_path.py` finds it."""
+"""The walks of a save and of a death in a real job, as `ci/walk.py` finds them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.process, pytest.mark.mpi]
 
 
-def test_a_worker_copies_and_the_writer_writes() -> None:
-    command = [sys.executable, str(ROOT / "ci" / "save_path.py"), "--files"]
-
+def files_of(walk: str) -> dict[str, set[str]]:
+    """Return the files that run for a walk, by kind of process."""
+    command = [sys.executable, str(ROOT / "ci" / "walk.py"), walk, "--files"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stderr
     files = defaultdict(set)
     for line in done.stdout.splitlines():
         kind, _, file = line.split()[:3]
         files[kind].add(file)
+    return files
+
+
+def test_a_worker_copies_and_the_writer_writes() -> None:
+    files = files_of("save")
+
     assert "runtime/saving/agent_way.py" in files["worker"]
     assert {"runtime/committing/committer.py", "checkpoint/disk/disk.py"} <= files["writer"]
     elsewhere = files["worker"] | files["agent"] | files["supervisor"]
@@ -30,3 +35,11 @@ def test_a_worker_copies_and_the_writer_writes() -> None:
         name for name in elsewhere if name.startswith(("checkpoint/disk/", "checkpoint/upkeep/"))
     ]
     assert "checkpoint/store/store.py" not in elsewhere
+
+
+def test_survivors_repair_their_world_without_the_writer() -> None:
+    files = files_of("death")
+
+    assert "runtime/exchange/membership.py" in files["worker"]
+    assert "recovery/verdict.py" not in files["worker"]
+    assert "checkpoint/disk/disk.py" not in files["writer"], "nothing is saved"

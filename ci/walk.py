@@ -1,16 +1,18 @@
-"""What runs for one save: functions, their lines, and their files, for each kind of process.
+"""What runs for a save, a death or a gradient: functions, lines and files, by kind of process.
 
-    python ci/save_path.py [--files]
+    python ci/walk.py save|death|gradient [--files]
 
-A real job of two workers trains.  Its calls are noted for some seconds without a save, and
-then while ``holdfast save`` waits for one.  What is called only then is the path of a save,
-pruning of an older step included.  ``--files`` prints the lines of each file.
+A real job of two workers trains.  Its calls are noted for some seconds in which nothing else
+happens: that is the walk of a gradient.  Then they are noted while ``holdfast save`` waits for
+a checkpoint, or from the kill of a worker on.  What is called only then is the walk of a save,
+pruning of an older step included, or of a death.  ``--files`` prints the lines of each file.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ SCRIPT = HERE.parent / "examples" / "02_custom_replica.py"
 ENDLESS = ("--samples", "4000", "--global-batch", "40", "--epochs", "1000000")
 SAVE_COMMAND = "from holdfast.runtime.cli.main import main; main()"
 TRACE = str(HERE / "call_trace")
-NOTHING, BEFORE, SAVE = range(3)
+NOTHING, BEFORE, WALK = range(3)
 QUIET_S = 8.0
 """Long enough for all that happens only now and then."""
 
@@ -38,14 +40,15 @@ Calls: TypeAlias = dict[str, dict[str, int]]
 def main() -> int:
     """Print the table; return 1 if the save failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("walk", choices=tuple(_WALKS))
     parser.add_argument("--files", action="store_true", help="print the lines of each file")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-save-path-") as name:
+    with tempfile.TemporaryDirectory(prefix="holdfast-walk-") as name:
         place = Path(name)
         with start_job(_request(place)) as job:
             job.wait_for("epoch", epoch=2)
-            code = _trace(place, job)
-        calls = _calls_of_a_save(place)
+            code = _trace(place, job, options.walk)
+        calls = _calls_of(place, WALK if options.walk != "gradient" else BEFORE)
     _print_table(calls)
     if options.files:
         _print_files(calls)
@@ -68,19 +71,33 @@ def _request(place: Path) -> JobRequest:
     )
 
 
-def _trace(place: Path, job: RunningJob) -> int:
-    """Let the job train, and save twice: the first time code is loaded; return the exit code."""
-    command = [sys.executable, "-c", SAVE_COMMAND, "save", str(place / "run")]
-    subprocess.run(command, check=True)
+def _trace(place: Path, job: RunningJob, walk: str) -> int:
+    """Let the job train, and let the walk begin; return the exit code."""
+    if walk == "save":
+        _save(place, job)  # the first one loads code
     _open_window(place, BEFORE)
     time.sleep(QUIET_S)
-    _open_window(place, SAVE)
-    code = subprocess.run(command, check=False).returncode
+    _open_window(place, WALK)
+    code = _WALKS[walk](place, job)
     time.sleep(1.0)  # an older step may be removed
     _open_window(place, NOTHING)
-    job.signal(15)
+    job.signal(signal.SIGTERM)
     job.wait()
     return code
+
+
+def _save(place: Path, _: RunningJob) -> int:
+    command = [sys.executable, "-c", SAVE_COMMAND, "save", str(place / "run")]
+    return subprocess.run(command, check=False).returncode
+
+
+def _die(_: Path, job: RunningJob) -> int:
+    job.signal(signal.SIGKILL, "holdfast-w1")
+    job.wait_for("recovery")
+    return 0
+
+
+_WALKS = {"save": _save, "death": _die, "gradient": lambda _place, _job: 0}
 
 
 def _open_window(place: Path, window: int) -> None:
@@ -88,17 +105,18 @@ def _open_window(place: Path, window: int) -> None:
         file.write(bytes([window]))
 
 
-def _calls_of_a_save(place: Path) -> Calls:
+def _calls_of(place: Path, window: int) -> Calls:
+    """Return what was called in a window, and in none before it."""
     windows: tuple[Calls, ...] = (defaultdict(dict), defaultdict(dict), defaultdict(dict))
     for log in place.iterdir():
         if log.name.isdigit():
             for line in log.read_text().splitlines():
-                window, process, function, lines = line.split()
-                windows[int(window)][_kind(process)][function] = int(lines)
-    before: Mapping[str, Mapping[str, int]] = windows[BEFORE]
+                found, process, function, lines = line.split()
+                windows[int(found)][_kind(process)][function] = int(lines)
+    before: Mapping[str, Mapping[str, int]] = windows[window - 1]
     return {
         kind: {name: n for name, n in calls.items() if name not in before.get(kind, {})}
-        for kind, calls in sorted(windows[SAVE].items())
+        for kind, calls in sorted(windows[window].items())
     }
 
 
