@@ -180,6 +180,10 @@ class Pruner:
         self._bad = BadSteps(steps, marks)
         self._has_told_excess = False
 
+    def protect(self, steps: Iterable[int]) -> None:
+        """Keep these steps, too, from now on, and those that were protected before no more."""
+        self._retention = replace(self._retention, forever=frozenset(steps))
+
     def prune(self, now: float) -> tuple[str, ...]:
         """Carry the plan out; returns reasons for what is left or unusual, raises nothing."""
         reasons: list[str] = []

@@ -111,7 +111,8 @@ class LeaseHolder:
                 raise WorksElsewhere(_ELSEWHERE.format(directory.path, pid, elsewhere))
         if _has_agent(directory):
             raise Orphaned(_ORPHANED.format(directory.path, shlex.quote(str(directory.path))))
-        raise (NotHeld if takes_orders else NotSaved)(_NOBODY.format(directory.path))
+        is_known = takes_orders or _has_ended(directory)  # as by `holdfast repair`
+        raise (NotHeld if is_known else NotSaved)(_NOBODY.format(directory.path))
 
     @property
     def is_listening(self) -> bool:

@@ -259,7 +259,7 @@ _LIVES = {
     Life.SUPERVISED: "still running",
     Life.ORPHANED: "still running without its supervisor: take it over with `holdfast attach {}`",
     Life.ELSEWHERE: "moved or copied: `holdfast status` says where its job works",
-    Life.ENDED: "ended, but its journal has lost how: was the disk full?",
+    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
     Life.GONE: "lost with its supervisor: go on with `holdfast run`",
     Life.ALONE: "still running, without a supervisor",
     Life.UNKNOWN: "still running, or its supervisor was lost",

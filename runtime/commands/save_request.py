@@ -80,6 +80,8 @@ class SaveWatch:
                 self._ended(record["now"])
 
     def _compare(self, record: Record) -> None:
+        if "place" in record:  # only the local directory has it, which goes with its host
+            return
         if self._asked_at is not None and record["now"] - record["seconds"] >= self._asked_at:
             self.saved = Saved(record["step"], record["now"] - self._asked_at)
 
@@ -178,6 +180,8 @@ class _Order:
 
 def _is_full(path: Path) -> bool:
     try:
-        return os.statvfs(path).f_bavail == 0
+        found = os.statvfs(path)
     except OSError:
         return False
+    free = found.f_bavail if os.geteuid() else found.f_bfree
+    return free == 0 < found.f_blocks

@@ -98,7 +98,7 @@ _RUNNING = {
 }
 _WITHOUT_END = {
     Life.ELSEWHERE: "{}",
-    Life.ENDED: "ended, but its journal has lost how: was the disk full?",
+    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
     Life.GONE: "lost with its supervisor; go on with `holdfast run`",
     Life.UNKNOWN: "running, or lost: {}",
 }

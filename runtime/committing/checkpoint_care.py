@@ -26,6 +26,7 @@ from holdfast.runtime.committing.local_level import LocalLevel
 from holdfast.runtime.committing.mending import Mender, mirrors
 from holdfast.runtime.committing.report import Report
 from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.steps_in_hand import StepsInHand
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 _LOWEST_PRIORITY = 19
@@ -67,8 +68,7 @@ class CheckpointCare:
         self._nbytes = plan.layout.nbytes
         self._is_given_up = False
         self.local = _local_level(plan, report)
-        self.putting = threading.Lock()
-        """Held while a step is put into the run directory: save and drain may be of one step."""
+        self.in_hand = StepsInHand()
         mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id, report.disk_moved))
         self._scrubber = Scrubber(
             self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
@@ -124,14 +124,14 @@ class CheckpointCare:
         self._report.record("drained", step=step)
 
     def _put(self, local: LocalLevel, step: int) -> None:
-        with self.putting:
+        with self.in_hand.putting(StagingName(step, self._generation, 1)):
             local.drain(step, time.monotonic())
 
     def _drain_if_due(self, local: LocalLevel, now: float) -> None:
         """Drain the newest step; a failure is told, and saves go on."""
         try:
-            newest = local.store.steps()[:1] if local.is_due(now) else ()
-            for step in newest:
+            step = local.newest() if local.is_due(now) else None
+            if step is not None:
                 self._drain(local, step)
         except CheckpointError as error:
             self._report.record("drain_failed", reason=str(error))
@@ -149,7 +149,8 @@ class CheckpointCare:
     def _make_room(self, needed: int, save: StagingName) -> None:
         now = time.monotonic()
         try:
-            reasons = self._pruner.make_room(needed, save.generation, now, (save,))
+            with self.in_hand.making_room() as others:
+                reasons = self._pruner.make_room(needed, save.generation, now, (save, *others))
         except CheckpointError as error:  # the directory is another job's now
             reasons = (str(error),)
         self._tell_left(reasons)

@@ -19,7 +19,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from holdfast.checkpoint.errors import CheckpointError, StorageFailed
+from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged, StorageFailed
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.format.record import ShardRecord
@@ -65,7 +65,8 @@ class Committer:
         self._newest: Contents | None = None
         self._places = NOWHERE
         """Where the newest save is."""
-        self._is_local_failing = False
+        self._local_failure = ""
+        self._has_told_failure = False
 
     def commit(self, save: HeldSave) -> int:
         """Make a save in memory a durable checkpoint; return its bytes.
@@ -150,7 +151,9 @@ class Committer:
             generation=ticket.generation,
             seconds=round(time.monotonic() - ticket.began, 6),
             bytes=manifest.nbytes,
+            **({} if places.is_run else {"place": "local directory"}),
         )
+        self._tell_local_failure(ticket.step)
         if places.is_local and places.is_run:
             self._report.record("drained", step=ticket.step)
         self._care.committed(ticket.step, places)
@@ -159,22 +162,26 @@ class Committer:
         """Commit a save in the local directory; return None if there is none, or it has failed."""
         if self._care.local is None:
             return None
+        self.plan.ownership.prove()
         try:
             self._care.local.make_directory()
             manifest = self._try(self._care.local.store, ticket, write)
-        except StorageFailed as failure:
-            self._tell_local_failure(ticket.step, failure)
+        except SnapshotDamaged:
+            raise
+        except CheckpointError as error:  # also a step that is there, and cannot be read
+            self._report.record("local_failed", step=ticket.step, reason=str(error))
+            self._local_failure = self._local_failure or str(error)
             return None
-        self._is_local_failing = False
+        self._local_failure, self._has_told_failure = "", False
         return manifest
 
-    def _tell_local_failure(self, step: int, failure: StorageFailed) -> None:
-        self._report.record("local_failed", step=step, reason=str(failure))
-        if not self._is_local_failing:
-            self._is_local_failing = True
+    def _tell_local_failure(self, step: int) -> None:
+        """Tell the first failure in a row, once it is known that the run directory helps."""
+        if self._local_failure and not self._has_told_failure:
+            self._has_told_failure = True
             self._report.notify(
                 f"the local directory has not taken the checkpoint of step {step}, and saves go to "
-                f"the run directory until it does: {failure}"
+                f"the run directory until it does: {self._local_failure}"
             )
 
     def _in_run(self, ticket: SaveTicket, write: _Write) -> Manifest:
@@ -188,7 +195,7 @@ class Committer:
         return self._put(ticket, write)
 
     def _put(self, ticket: SaveTicket, write: _Write) -> Manifest:
-        with self._care.putting:
+        with self._care.in_hand.putting(StagingName(*ticket.key)):
             return self._try(self.store, ticket, write)
 
     def _try(self, store: CheckpointStore, ticket: SaveTicket, write: _Write) -> Manifest:

@@ -5,7 +5,8 @@ its memory, takes milliseconds.  It survives the death of all processes, but not
 So steps drain to the run directory in the background, as a mend of a step that it lacks.
 A job that has resumed from a step of the local directory drains that one first.
 A local directory that takes nothing costs speed and no save: the run directory takes it then.
-Invariant: nothing is removed from the local directory but steps older than two that stay.
+Invariant: nothing is removed from the local directory but steps older than two that stay, and
+the two newest saves of this job stay, though steps with larger numbers may come back with a disk.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class LocalLevel:
         retention = Retention(newest=FEWEST_KEPT)
         self._marks = ReadMarks()
         self._pruner = Pruner(OwnSteps(self.store, run_id), retention, self._marks)
+        self._mine: tuple[int, ...] = ()
+        """The newest saves of this job that are here, oldest first."""
         self._saves = 0
         self._drained_at: float | None = None
         self.drained_step = -1
@@ -76,6 +79,8 @@ class LocalLevel:
     def committed(self, step: int, now: float) -> None:
         """Take note of a save; the first one starts the clock."""
         self._saves += 1
+        self._mine = (*(mine for mine in self._mine if mine != step), step)[-FEWEST_KEPT:]
+        self._pruner.protect(self._mine)
         self._marks.forget(step)
         if self._drained_at is None:
             self._drained_at = now
@@ -93,12 +98,19 @@ class LocalLevel:
         since = now if self._drained_at is None else self._drained_at
         return terms.every_s is not None and self._saves > 0 and now - since >= terms.every_s
 
+    def newest(self) -> int | None:
+        """Return the newest save of this job, or of the jobs before; None without any.
+
+        Raises ``CheckpointError`` if the steps cannot be listed.
+        """
+        return self._mine[-1] if self._mine else max(self.store.steps(), default=None)
+
     def drain(self, step: int, now: float) -> None:
         """Make a step of the local store durable in the run directory, too.
 
         Raises ``CheckpointError`` if it cannot be; the next save tries with its own step.
         """
-        if step > self.drained_step:
+        if step != self.drained_step:
             mend_step(self._holders, step, run_id=self._run_id)
         self.drained(step, now)
 

@@ -17,7 +17,7 @@ from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 _WAITS_S = 10.0
 """The journal of a year is read in a few seconds."""
 
-_TELLING = ("job_started", "job_ended", "relaunch", "rejected", "checkpoint", "mended")
+_TELLING = ("job_started", "job_ended", "relaunch", "rejected", "checkpoint", "drained", "mended")
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
 
@@ -76,7 +76,7 @@ class HistoryReader:
         is_local = "place" in record  # the run directory may have a sound one
         if event == "rejected" and isinstance(step, int) and not is_local:
             self._rejected.add(step)
-        elif event in ("checkpoint", "mended"):
+        elif event in ("checkpoint", "drained", "mended") and not is_local:
             self._rejected.discard(step)
 
     def _open_seconds(self) -> float:

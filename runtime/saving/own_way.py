@@ -131,7 +131,7 @@ class _OwnSave:
         self._ticket = ticket
         self._parts = Parts(ticket, cursor=request.cursor)
         self._commit: Future[None] | None = None
-        self._undescribed: MemoryError | None = None
+        self._unbegun: MemoryError | OSError | None = None
 
     def hand_over(self, state: Tensors, state_digest: str) -> None:
         """Write the records of the copy behind it."""
@@ -139,13 +139,17 @@ class _OwnSave:
         try:
             self._share.describe(self._memory, state, header)
         except MemoryError as error:
-            self._undescribed = error
+            self._unbegun = error
         self._parts.digests[0] = state_digest
 
     def compared(self) -> None:
         """Let the thread commit."""
-        if self._undescribed is None:
+        if self._unbegun is not None:
+            return
+        try:
             self._commit = self._thread.submit(self._run)
+        except OSError as error:
+            self._unbegun = error
 
     def _run(self) -> None:
         committer = self._committer
@@ -155,7 +159,7 @@ class _OwnSave:
     @property
     def is_done(self) -> bool:
         """Whether the commit has ended, or will not begin."""
-        return self._undescribed is not None or (self._commit is not None and self._commit.done())
+        return self._unbegun is not None or (self._commit is not None and self._commit.done())
 
     @property
     def is_being_written(self) -> bool:
@@ -166,7 +170,7 @@ class _OwnSave:
     def failure(self) -> BaseException | None:
         """The error if the commit has failed, else None."""
         if self._commit is None or not self._commit.done():
-            return self._undescribed
+            return self._unbegun
         return self._commit.exception()
 
     def wait(self, timeout_s: float) -> None:

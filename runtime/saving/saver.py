@@ -63,6 +63,8 @@ class Saver:
         self._is_wanted = False
         self._is_asked = False
         """Whether a user waits for a save, which then has to be in the run directory."""
+        self._is_repeated = False
+        """Whether the save in flight is of a state whose save a death has cut off."""
         self._lost_version: int | None = None
         """The state whose save a death has cut off, if no other one was begun since."""
         self._attempt = 0
@@ -82,6 +84,16 @@ class Saver:
     def is_busy(self) -> bool:
         """Whether a checkpoint is in flight."""
         return self._flight is not None
+
+    @property
+    def serves_requests(self) -> bool:
+        """Whether a user who has asked just now may take the save in flight for the answer.
+
+        One that is repeated may be there already, with a record from before the request.
+        """
+        has_local = self._context.config.options.local_dir is not None
+        goes_far = self._flight is not None and (self._flight.goes_through or not has_local)
+        return goes_far and not self._is_repeated
 
     def want(self, agreed: Outcome) -> None:
         """Remember that a checkpoint is wanted, by the clock or by a user."""
@@ -121,6 +133,7 @@ class Saver:
             return False
         self._attempt = next(self._context.saves)
         goes_through = is_last or self._is_asked
+        self._is_repeated = self.has_lost(cursor)
         self._is_wanted = self._is_asked = False
         self._lost_version = None
         with self._context.page.needing_no_peer():  # it may wait for memory, and copies
@@ -174,6 +187,7 @@ class Saver:
         self._check.world_changed()
         if self._flight is not None:
             self._lost_version = self._flight.version
+            self._is_asked = self._is_asked or self._flight.goes_through
             self._flight = None
             self._is_wanted = True
 

@@ -7,6 +7,7 @@ outcome of a call waits for it, as long as is right, and then lets the process g
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable
@@ -32,7 +33,8 @@ class DaemonExecutor:
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run a call later, and return its outcome to come.
 
-        Raises ``RuntimeError`` after the end, or if there is no thread and none can start.
+        Raises ``RuntimeError`` after the end, and ``OSError`` if there is no thread and none can
+        start.
         """
         future: Future[_T] = Future()
         with self._changing:
@@ -58,9 +60,9 @@ class DaemonExecutor:
         )
         try:
             work.start()
-        except RuntimeError:
+        except RuntimeError as error:
             if not self._threads:
-                raise
+                raise OSError(errno.EAGAIN, str(error)) from error
             return
         self._threads.append(work)
 

@@ -321,7 +321,8 @@ class TrainingLoop:
             cursor, lambda: self._state.tensors(cursor), self._fields(), is_last=is_last
         ):
             self._clock.began(now, self._saver.in_flight_bytes)
-            self._context.page.answer(RequestFlag.SAVE)
+            if self._saver.serves_requests:
+                self._context.page.answer(RequestFlag.SAVE)
             self._visit(Site.SAVE, step=cursor.step)
 
     def _fields(self) -> dict[str, object]:

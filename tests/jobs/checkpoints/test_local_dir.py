@@ -115,12 +115,13 @@ def test_local_directory_that_cannot_be_made_costs_no_save(
 
 
 def test_save_that_a_user_asks_for_is_in_the_run_directory(tmp_path: Path) -> None:
-    endless = replace(LONG, epochs=10**6, save_every=5)
+    endless = replace(LONG, epochs=10**6, save_every=1)
     request = request_of(endless, tmp_path / "run", workers=2, options=options_of(tmp_path))
     with start_job(request) as running:
         running.wait_for("checkpoint")
-        saved = order_save(RunDirectory(tmp_path / "run"), timeout_s=BOUND_S, is_waiting=True)
-        assert saved is not None
-        assert CheckpointStore(tmp_path / "run").steps() == (saved.step,)
+        for _ in range(6):
+            saved = order_save(RunDirectory(tmp_path / "run"), timeout_s=BOUND_S, is_waiting=True)
+            assert saved is not None
+            assert saved.step in CheckpointStore(tmp_path / "run").steps()
         running.signal(signal.SIGTERM)
         assert running.wait().exit_code == 75

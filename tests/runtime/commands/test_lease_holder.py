@@ -69,6 +69,17 @@ def test_job_that_has_said_its_end_is_not_lost(directory: RunDirectory, lease: L
     assert find_life(directory)[0] is Life.ENDED
 
 
+def test_job_is_not_taken_for_alive_after_a_command_that_had_its_lease(
+    directory: RunDirectory,
+) -> None:
+    """As `holdfast repair` has."""
+    lease = directory.acquire_lease(takes_orders=False)
+    lease.end()
+    lease.release()
+
+    assert find_life(directory)[0] is Life.ENDED
+
+
 def test_script_without_a_supervisor_is_alone_while_it_holds_the_lease(
     directory: RunDirectory,
 ) -> None:

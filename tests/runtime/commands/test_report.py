@@ -168,7 +168,7 @@ def test_counts_of_checkpoints_leave_out_rare_ones_that_never_happened() -> None
         ({"exit_code": 0, "reason": None}, Life.GONE, "exit 0"),
         ({"exit_code": 70, "reason": "budget"}, Life.SUPERVISED, "exit 70: budget"),
         ({}, Life.ALONE, "still running, without a supervisor"),
-        ({}, Life.ENDED, "ended, but its journal has lost how: was the disk full?"),
+        ({}, Life.ENDED, "over, and its journal does not say how; go on with `holdfast run`"),
         ({}, Life.ELSEWHERE, "moved or copied: `holdfast status` says where its job works"),
         (
             {"completed_step": 0},

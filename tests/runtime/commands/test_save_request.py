@@ -57,6 +57,16 @@ def test_checkpoint_counts_if_it_was_begun_after_the_order() -> None:
     assert watch.saved == Saved(6, 2.0)
 
 
+def test_checkpoint_of_the_local_directory_alone_is_no_answer() -> None:
+    """It goes with its host."""
+    local = {**checkpoint(6, began=3.5, now=4.0), "place": "local directory"}
+    watch = watch_of(local, asked=2.0)
+    assert watch.saved is None
+
+    watch.saw(checkpoint(7, began=4.5, now=5.0))
+    assert watch.saved == Saved(7, 3.0)
+
+
 def test_new_launch_is_asked_again_and_the_first_order_counts() -> None:
     watch = watch_of(LAUNCH, WORLD, asked=2.0)
     assert watch.needs_asking
@@ -209,7 +219,9 @@ def test_full_disk_is_told_instead_of_a_wait_for_a_journal_that_cannot_tell(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_request, "_FULL_FOR_S", 0.0)
-    monkeypatch.setattr(save_request.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0))
+    monkeypatch.setattr(
+        save_request.os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_bfree=0, f_blocks=9)
+    )
     lease = directory.acquire_lease()
     try:
         with pytest.raises(NotSaved, match=r"the file system of .*/run is full, so neither"):

@@ -32,6 +32,7 @@ from holdfast.runtime.committing.checkpoint_care import Places
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave
 from holdfast.runtime.committing.save_plan import SavePlan
+from holdfast.runtime.committing.steps_in_hand import StepsInHand
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 BOUND_S = 60.0
@@ -56,7 +57,7 @@ class _NoCare:
 
     def __init__(self, *arguments: Any) -> None:
         self.steps: list[int] = []
-        self.putting = threading.Lock()
+        self.in_hand = StepsInHand()
 
     def committed(self, step: int, places: Places) -> None:
         self.steps.append(step)

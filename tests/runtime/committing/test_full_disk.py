@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from committing_report import Told
-from host_saves import RUN, Workers, plan_of
+from host_saves import LAUNCH, RUN, Workers, plan_of
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.local_level import LocalTerms
+from holdfast.runtime.committing.steps_in_hand import StepsInHand
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 BOUND_S = 60.0
@@ -117,3 +120,64 @@ def test_steps_of_the_local_directory_find_room(
         store.scan(step).verify()
     assert len(CheckpointStore(local).steps()) <= 3
     workers.close()
+
+
+def test_room_is_made_beside_a_step_in_hand_and_before_another_one_begins() -> None:
+    """What is staged would go for a leftover else."""
+    in_hand, seen = StepsInHand(), list[str]()
+    begun = threading.Event()
+
+    def put() -> None:
+        begun.set()
+        with in_hand.putting(StagingName(20, 7, 1)):
+            seen.append("put")
+
+    with in_hand.putting(StagingName(10, 7, 1)), in_hand.making_room() as others:
+        thread = threading.Thread(target=put)
+        thread.start()
+        assert begun.wait(BOUND_S)
+        seen.append("room")
+    thread.join(BOUND_S)
+
+    assert others == (StagingName(10, 7, 1),)
+    assert seen == ["room", "put"]
+
+
+def test_one_step_is_put_by_one_thread_at_a_time_and_another_one_waits_for_nobody() -> None:
+    in_hand, seen = StepsInHand(), list[int]()
+    begun = threading.Event()
+
+    def put_again() -> None:
+        begun.set()
+        with in_hand.putting(StagingName(10, 7, 2)):
+            seen.append(2)
+
+    with in_hand.putting(StagingName(10, 7, 1)):
+        thread = threading.Thread(target=put_again)
+        thread.start()
+        assert begun.wait(BOUND_S)
+        with in_hand.putting(StagingName(20, 7, 1)):
+            seen.append(1)
+    thread.join(BOUND_S)
+
+    assert seen == [1, 2]
+
+
+def test_room_for_a_drain_spares_what_a_save_has_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    plan = plan_of(tmp_path / "run", local=LocalTerms(tmp_path / "local", every_saves=1000))
+    committer = Committer(plan, Told())
+    care, name = committer._care, StagingName(30, LAUNCH, 3)
+    staging = committer.store.staging(*(name.step, name.generation, name.attempt))
+    leftover = committer.store.staging(20, LAUNCH, 1)
+
+    with care.in_hand.putting(name):
+        assert staging.open()
+        assert leftover.open()
+        care.make_room(1, StagingName(10, LAUNCH, 1))
+
+    assert staging.path.exists()
+    assert not leftover.path.exists()
+    committer.close(BOUND_S)

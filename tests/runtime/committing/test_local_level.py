@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from committing_report import Told
 from host_saves import Workers, plan_of, state_of
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
@@ -150,6 +151,15 @@ class Saves:
         save.ticket = dataclasses.replace(save.ticket, goes_through=goes_through)
         return save
 
+    def restart(self) -> None:
+        """Go on with the committer of another launch."""
+        self.committer.close(BOUND_S)
+        self.committer = Committer(self.workers.plan, self.told)
+
+    def rest(self) -> None:
+        """Wait until the care of old steps is idle."""
+        self.committer._care._thread.submit(int).result(BOUND_S)
+
     def close(self) -> None:
         """Let the care of old steps end, once."""
         if not self._is_closed:
@@ -204,6 +214,59 @@ def test_run_directory_takes_what_the_local_one_refuses(
         "the local directory has not taken the checkpoint of step 20, and saves go to the run "
         "directory until it does"
     ]
+
+
+def test_disk_that_comes_back_with_later_steps_costs_none_of_this_job(saves: Saves) -> None:
+    """It was not mounted when the job began, which therefore trains them again."""
+    for step in (80, 90):
+        saves.commit(step)
+    hidden = saves.local.with_name("hidden")
+    saves.local.rename(hidden)
+    saves.local.write_text("not mounted")
+    saves.restart()
+    saves.commit(10)
+    saves.local.unlink()
+    hidden.rename(saves.local)
+
+    for step in (20, 30, 40):
+        saves.commit(step)
+    saves.rest()
+
+    assert saves.steps() == ((90, 80, 40, 30), (10,))
+    assert saves.committer._care.local is not None
+    assert saves.committer._care.local.newest() == 40, "that is what drains"
+
+
+def test_step_that_the_local_directory_has_and_cannot_read_goes_to_the_run_directory(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves.commit(10)
+    saves.restart()
+
+    def read(files: LocalFileSystem, handle: int, *_: object) -> int:
+        if "/local/" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(files, handle, *_)  # type: ignore[arg-type]
+
+    plain = LocalFileSystem.read
+    monkeypatch.setattr(LocalFileSystem, "read", read)
+    saves.commit(10)
+    saves.commit(10, goes_through=True)
+    monkeypatch.undo()
+
+    assert saves.steps() == ((10,), (10,))
+    assert len(saves.told.of("local_failed")) == 1
+
+
+def test_damaged_memory_is_no_failure_of_the_local_directory(saves: Saves) -> None:
+    save = saves.workers.held(10, 1)
+    saves.workers.flip_a_bit(1)
+
+    with pytest.raises(SnapshotDamaged):
+        saves.committer.commit(save)
+
+    assert saves.told.of("local_failed") == []
+    assert saves.steps() == ((), ())
 
 
 def test_local_directory_that_is_a_file_fails_no_save(saves: Saves) -> None:

@@ -9,7 +9,6 @@ from resumed_run import Run
 
 from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.committing.local_level import local_directory
 from holdfast.runtime.run.failure_history import HistoryReader
 
 
@@ -28,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def local_store(run: Run) -> CheckpointStore:
     assert run.local_dir is not None
-    return CheckpointStore(local_directory(run.local_dir, "run"))
+    return CheckpointStore(run.local_dir / "holdfast-run")
 
 
 def move_to_local(run: Run, step: int, fill: float) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving import own_way, save_in_flight
 from holdfast.runtime.saving.own_way import OwnWay
+from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.saving.saver import MAX_FAILURES, Saver
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
@@ -197,6 +199,45 @@ def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyP
     is_back.set()
 
 
+def test_lack_of_threads_fails_the_save_and_not_the_worker(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("holdfast-committer"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+    saver.before_sum()
+
+    assert saver.bits() == Bit.SETTLED
+    saver.hear(_agreed(saver.bits()))
+    assert not saver.is_busy
+
+
+def test_request_of_a_user_outlives_the_death_that_cuts_off_its_save(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[SaveRequest] = []
+
+    def begin(way: OwnWay, request: SaveRequest, state: Tensors) -> FailingSave:
+        begun.append(request)
+        return FailingSave(looks=9)
+
+    monkeypatch.setattr(OwnWay, "begin", begin)
+    saver.want(replace(_agreed(Bit(0)), is_save_wanted=True, is_drain_wanted=True))
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+    assert saver.serves_requests
+    saver.world_changed()
+    saver.begin(Cursor.start(1), lambda: {"a": np.zeros(3)})
+
+    assert [request.goes_through for request in begun] == [True, True]
+    assert not saver.serves_requests, "it may be there already, from before the next request"
+
+
 def test_thread_that_cannot_be_started_fails_the_save_and_not_the_worker(
     saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +302,7 @@ def test_worker_that_cannot_copy_fails_the_save_and_trains_on(
     assert saver.begin(Cursor.start(1), lambda: state)
 
 
-def test_local_directory_that_cannot_be_made_fails_saves_until_it_can(
+def test_committer_that_cannot_begin_fails_saves_until_it_can(
     saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked for when a world begins, in the loop of training."""

@@ -83,7 +83,7 @@ def test_lack_of_threads_is_told_unless_another_one_takes_the_call(
     monkeypatch.setattr(threading.Thread, "start", start)
 
     assert executor.submit(int).result(BOUND_S) == 0
-    with pytest.raises(RuntimeError, match="new thread"):
+    with pytest.raises(OSError, match="new thread"):
         empty.submit(int)
     executor.shutdown()
 
