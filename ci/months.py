@@ -110,6 +110,7 @@ def watch(place: Path, saves: int, *, has_local: bool) -> int:
     found: dict[str, Series] = defaultdict(Series)
     began = time.monotonic()
     with start_job(request, timeout_s=7200.0) as job:
+        job.wait_for("checkpoint")
         done = 0
         journal = place / "run" / "journal.jsonl"
         while done < saves:

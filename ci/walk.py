@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -97,7 +97,15 @@ def _die(_: Path, job: RunningJob) -> int:
     return 0
 
 
-_WALKS = {"save": _save, "death": _die, "gradient": lambda _place, _job: 0}
+def _train_on(_: Path, __: RunningJob) -> int:
+    return 0
+
+
+_WALKS: dict[str, Callable[[Path, RunningJob], int]] = {
+    "save": _save,
+    "death": _die,
+    "gradient": _train_on,
+}
 
 
 def _open_window(place: Path, window: int) -> None:
