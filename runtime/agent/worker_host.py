@@ -247,10 +247,13 @@ class WorkerHost:
         for hosted in self.workers:
             if hosted.generation == answer["launch"]:
                 hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
+        step, text = answer["step"], None
         if is_durable:
-            self._failed_saves.succeeded()
+            text = self._failed_saves.succeeded(step)
         elif not answer.get("is_expected"):
-            self._notify(self._failed_saves.sentence(answer["step"], answer["reason"]))
+            text = self._failed_saves.sentence(step, answer["reason"])
+        if text is not None:
+            self._notify(text)
 
     def on_writer_notice(self, notice: Message) -> None:
         """Show a sentence of the writer to the user."""

@@ -16,6 +16,7 @@ from holdfast.runtime.commands.report import (
     describe_checkpoints,
     describe_evidence,
     describe_failure,
+    describe_journal,
     describe_ledger,
     describe_lost_lines,
     describe_metrics,
@@ -92,6 +93,7 @@ def _facts(summary: Report, outcome: str) -> Table:
         ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
         ("goodput", f"{summary.goodput:.1%}"),
         ("checkpoints", describe_checkpoints(summary)),
+        ("journal", describe_journal(summary)),
         ("output", describe_lost_lines(summary)),
         ("final sha256", summary.final_sha256 or "-"),
     ):

@@ -250,6 +250,8 @@ class Report:
     pressures: tuple[Pressure, ...] = ()
     completed_step: int | None = None
     """The step that the last launch has completed; its script may go on for a while."""
+    lost_events: int = 0
+    """Events that the journal lacks, so that the numbers are lower bounds."""
     lost_lines: int = 0
     """Lines of the workers and of holdfast that stdout and stderr have not taken."""
     unread_checkpoints: tuple[Unread, ...] = ()
@@ -339,6 +341,13 @@ def describe_time(failure: Failure) -> str:
     if failure.job is None or failure.after_s is None:
         return "-"
     return f"job {failure.job}, {failure.after_s:.1f} s"
+
+
+def describe_journal(report: Report) -> str:
+    """Return whether the journal has every event, in words."""
+    if not report.lost_events:
+        return "whole"
+    return f"{report.lost_events} events were lost, so the numbers here are lower bounds"
 
 
 def describe_lost_lines(report: Report) -> str:

@@ -80,6 +80,7 @@ def summarize(records: Sequence[Record]) -> Report:
         goodput=0.0 if goodput is None else goodput.share,
         final_sha256=completed.get("sha256"),
         pressures=_all(Pressure, records, "pressure"),
+        lost_events=sum(map(_lines_of, records)),
         lost_lines=sum(_lost_lines(job, of) for job in jobs for of in ("workers", "supervisor")),
     )
 
@@ -207,6 +208,11 @@ def _failures(records: Sequence[Record]) -> Iterable[Failure]:
             failure = _take(Failure, record)
             after_s = record["now"] - began
             yield dataclasses.replace(failure, job=job, after_s=after_s) if job else failure
+
+
+def _lines_of(record: Record) -> int:
+    lines = record.get("lines")
+    return lines if record["event"] == "journal_gap" and isinstance(lines, int) else 0
 
 
 def _lost_lines(job: Sequence[Record], of: str) -> int:

@@ -135,7 +135,7 @@ class CheckpointCare:
                 self._drain(local, step)
         except CheckpointError as error:
             self._report.record("drain_failed", reason=str(error))
-            self._report.notify(f"no checkpoint has drained to the run directory: {error}")
+            self._report.notify(f"no newer checkpoint has drained to the run directory: {error}")
 
     def _tidy(self) -> None:
         now = time.monotonic()

@@ -172,6 +172,10 @@ class Committer:
             self._report.record("local_failed", step=ticket.step, reason=str(error))
             self._local_failure = self._local_failure or str(error)
             return None
+        if self._has_told_failure:
+            self._report.notify(
+                f"the local directory takes saves again, from step {ticket.step} on"
+            )
         self._local_failure, self._has_told_failure = "", False
         return manifest
 

@@ -89,14 +89,20 @@ class LocalLevel:
         """Return whether a step should drain now."""
         terms = self._terms
         if self._is_behind is None:
-            newest, drained = self.store.steps()[:1], self._holders.here.steps()[:1]
-            self._is_behind = not self._saves and newest > drained
+            self._is_behind = not self._saves and self._has_newer()
         if self._is_behind:
             return True
         if terms.every_saves is not None:
             return self._saves >= terms.every_saves
         since = now if self._drained_at is None else self._drained_at
         return terms.every_s is not None and self._saves > 0 and now - since >= terms.every_s
+
+    def _has_newer(self) -> bool:
+        """Whether there is a step that is newer than all of the run directory, as far as known."""
+        try:
+            return self.store.steps()[:1] > self._holders.here.steps()[:1]
+        except CheckpointError:  # the first save tells of it
+            return False
 
     def newest(self) -> int | None:
         """Return the newest save of this job, or of the jobs before; None without any.

@@ -164,6 +164,7 @@ class JobOptions:
         "Files that a checkpoint of this host is written as, all at once.",
         None,
         1,
+        check=at_least(1, 1024),
         metavar="N",
         default_text="1 for each 64 MiB, at most 4; more if a file would be larger than 4 GiB",
     )
@@ -304,9 +305,7 @@ class JobOptions:
         is_repeated=True,
         check=check_faults,
     )
-    trains: bool = without_flag(
-        "Only `holdfast import` sets it to false.", default=True, read=read_switch
-    )
+    trains: bool = without_flag("Only `holdfast import` sets it.", default=True, read=read_switch)
 
     def __post_init__(self) -> None:
         """Refuse requests that make no sense, with one sentence each."""

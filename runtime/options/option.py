@@ -157,11 +157,13 @@ def read_words(separator: str) -> Reader:
     return read
 
 
-def at_least(least: int) -> Callable[[int], None]:
-    """Return a check that refuses smaller numbers."""
+def at_least(least: int, most: int | None = None) -> Callable[[int], None]:
+    """Return a check that refuses smaller numbers, and larger ones than ``most``."""
 
     def check(value: int) -> None:
         if value < least:
             raise ValueError(f"must be at least {least}, got {value}")
+        if most is not None and value > most:
+            raise ValueError(f"must be at most {most}, got {value}")
 
     return check

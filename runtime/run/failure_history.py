@@ -34,6 +34,7 @@ class HistoryReader:
         self._seconds = 0.0
         self._failures = 0
         self._saved_step: int | None = None
+        self._local_dir: str | None = None
         self._rejected: set[int] = set()
         self._began: float | None = None  # of a job that has not ended yet
         self._before = b""
@@ -48,6 +49,11 @@ class HistoryReader:
     def saved_step(self) -> int | None:
         """The step of the newest checkpoint that the journal knew of at the last reading."""
         return self._saved_step
+
+    @property
+    def local_dir(self) -> str | None:
+        """The ``--local-dir`` of the last job, None if it had none."""
+        return self._local_dir
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):
@@ -64,6 +70,8 @@ class HistoryReader:
             self._saved_step = record.get("step")
         self._failures += event == "relaunch" and record.get("is_renewal") is not True
         if event == "job_started":
+            local = record.get("local_dir")
+            self._local_dir = local if isinstance(local, str) else None
             self._failures += self._began is not None
             self._seconds += self._open_seconds()
             self._began = now

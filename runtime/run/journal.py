@@ -142,7 +142,6 @@ class Journal:
         fd = open_to_write(self._path, os.O_APPEND)
         try:
             self._is_empty = os.fstat(fd).st_size == 0
-            self._starts_line = self._is_empty or _ends_with_newline(fd)
         except OSError:
             close(fd)
             raise
@@ -177,18 +176,19 @@ class Journal:
 
     def _append(self, line: bytes) -> bool:
         """Write one line as one piece; return whether all of it was taken."""
-        piece = line if self._starts_line else b"\n" + line
         try:
+            # Another process may have torn its line on a full disk.
+            piece = line if _ends_with_newline(self._fd) else b"\n" + line
             written = os.write(self._fd, piece)
         except OSError as error:
             self._warn_once(str(error))
             return False
-        self._starts_line = written == len(piece)
-        if not self._starts_line:
+        is_whole = written == len(piece)
+        if not is_whole:
             self._warn_once(
                 f"the file system took {written} of {len(piece)} bytes, as a full one does"
             )
-        return self._starts_line
+        return is_whole
 
     def _warn_once(self, reason: str) -> None:
         if not self._lost:
@@ -303,8 +303,9 @@ def _has_name(fd: int, path: Path | None = None) -> bool:
 
 
 def _ends_with_newline(fd: int) -> bool:
+    """Return whether an open file is empty or ends with a newline."""
     size = os.fstat(fd).st_size
-    return os.pread(fd, 1, size - 1) == b"\n"
+    return not size or os.pread(fd, 1, size - 1) == b"\n"
 
 
 def _plain(value: object) -> object:

@@ -37,24 +37,26 @@ class RunKeeper:
         self._hand_on = hand_on
         self._failure = ""
 
-    def look(self) -> None:
-        """Make a missing record or lease again, and report it; a failure is reported once."""
+    def look(self) -> bool:
+        """Make a missing record or lease again, and report it; a failure is reported once.
+
+        Returns whether the directory was made again, with another journal.
+        """
+        is_renewed = False
         try:
             is_renewed = self._renew()
         except JobError as error:
             self._tell_once(f"the run can no longer be resumed: {error}")
-            return
         except CommitRefused as error:
             self._tell_once(f"this job saves no more: {error}")
-            return
         except OSError as error:
             self._tell_once(f"{self._directory.path} does not answer ({error}): training goes on")
-            return
         if is_renewed:
             self._tell(
                 f"{self._directory.path} was removed or moved, and is made again without the "
                 "journal and the checkpoints that were in it: training goes on"
             )
+        return is_renewed
 
     def _tell_once(self, failure: str) -> None:
         if failure != self._failure:

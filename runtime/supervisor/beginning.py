@@ -91,7 +91,13 @@ def lost(step: int, setup: JobSetup) -> str:
     text = f"the journal knows of a checkpoint of step {step}, but {left} in {places}: training "
     if options.repair_from is not None:
         return f"{text}takes what {options.repair_from} has, or {begins}"
-    return f"{text}{begins}; to keep it, stop the job and put it back"
+    known = setup.lost_local_dir
+    if known is not None and known != str(options.local_dir):
+        return (
+            f"{text}{begins}; the job before had --local-dir {known}, which may have it: stop this "
+            "job, and give that option again"
+        )
+    return f"{text}{begins}; if you have that checkpoint, stop the job and put it back"
 
 
 def _drains_nothing(options: JobOptions) -> bool:

@@ -69,7 +69,7 @@ class Narration:
 
     def began(self, setup: JobSetup) -> None:
         """Say that the job begins, with its script, workers and seed."""
-        options, record = setup.options, setup.record
+        options = setup.options
         self._begun_step = setup.saved_step
         if setup.warning:
             self._say(f"warning: {setup.warning}")
@@ -81,6 +81,14 @@ class Narration:
             self._not_preloaded(module, "there is no such module; correct --preload or install it")
         if setup.lost_step is not None:
             self.warned(lost(setup.lost_step, setup))
+        self._record_start(setup)
+
+    def lost_journal(self, setup: JobSetup) -> None:
+        """Write down once more how the job began, in a journal that was begun again."""
+        self._record_start(setup)
+
+    def _record_start(self, setup: JobSetup) -> None:
+        options, record = setup.options, setup.record
         self._journal.record(
             "job_started",
             workers=options.workers,
@@ -90,6 +98,7 @@ class Narration:
             threads=record.threads,
             script=str(options.script),
             argv=list(options.argv),
+            local_dir=None if options.local_dir is None else str(options.local_dir),
         )
 
     def took_over(self, setup: JobSetup, takeover: Takeover) -> None:

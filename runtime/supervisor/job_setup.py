@@ -61,6 +61,8 @@ class JobSetup:
     """The newest step of run directory and local directory, None without any."""
     lost_step: int | None = None
     """The newest step that the journal knows of, if none so new is left."""
+    lost_local_dir: str | None = None
+    """The local directory of the job before, which may have that step."""
     is_without_locks: bool = False
     """Whether the lease must be renewed, because its file system has no locks."""
     set_aside: Path | None = None
@@ -170,6 +172,7 @@ def _setup_in(
         is_without_locks=lease.is_renewed,
         set_aside=set_aside,
         lost_step=_lost_step(history, saved_step) if is_resumed else None,
+        lost_local_dir=history.local_dir,
     )
 
 

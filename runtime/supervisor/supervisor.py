@@ -257,7 +257,8 @@ class Supervisor:
     def _decide(self, message: Message) -> None:
         event = event_of(message)
         if isinstance(event, CheckpointCommitted):
-            self._keeper.look()
+            if self._keeper.look():
+                self._narration.lost_journal(self._setup)
             self._batch.saved(message["report"])
         if event is not None:
             self._handle(event)

@@ -14,6 +14,7 @@ newer than all steps here, the disk has lost it.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -117,6 +118,7 @@ class JobRestore:
             if restored is not None:
                 if is_first:
                     self._record(candidate.step)
+                    self._tell_of_rejected(candidate.step, candidates[0].step)
                     self._tries.tell_of_newer(candidate.step)
                 return restored
         candidates = [found for found in candidates if found.step not in self._other_stages]
@@ -141,6 +143,15 @@ class JobRestore:
         self._context.journal.record(
             "restored", step=step, generation=generation, on_disk=step == self.saved_step
         )
+
+    def _tell_of_rejected(self, step: int, newest: int) -> None:
+        """Tell from where training goes on, if a newer step was found damaged."""
+        if newest != step and newest not in {*self._tries.unread, *self._other_stages}:
+            run_dir = shlex.quote(str(self._context.run_dir))
+            self._context.notify(
+                f"training goes on from checkpoint step {step}, because step {newest} is damaged; "
+                f"to mend that from a copy, stop the job: `holdfast repair {run_dir} --from COPY`"
+            )
 
     def _agreed_candidates(self, communicator: Communicator) -> list[_Candidate]:
         """Return the steps that rank 0 finds here and at the second holders, newest first."""

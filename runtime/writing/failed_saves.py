@@ -22,6 +22,7 @@ class FailedSaves:
             return f"the checkpoint of step {step} failed for the same reason"
         return f"the checkpoint of step {step} failed: {reason}"
 
-    def succeeded(self) -> None:
-        """Take note of a save that succeeded."""
-        self._reason = ""
+    def succeeded(self, step: int) -> str | None:
+        """Take note of a save that succeeded; return the line if one has failed before."""
+        had_failed, self._reason = bool(self._reason), ""
+        return f"checkpoints are saved again, from step {step} on" if had_failed else None

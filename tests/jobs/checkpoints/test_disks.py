@@ -157,6 +157,7 @@ def test_run_directory_that_vanishes_whole_holds_a_run_again(
 
     assert (job.exit_code, job.sha256, job.leftovers) == (0, undisturbed(LONG), ())
     assert "was removed or moved, and is made again" in job.stderr
+    assert (job.report.jobs, job.report.exit_code, job.report.wall_s > 0) == (1, 0, True)
     removed = {record["run_id"] for record in job.journal if record["event"] == "journal_removed"}
     assert removed == {began["run_id"]}
     assert resumed.exit_code == 0

@@ -212,7 +212,8 @@ def test_run_directory_takes_what_the_local_one_refuses(
     assert len(saves.told.of("checkpoint")) == 4
     assert [text.split(":")[0] for text in saves.told.sentences] == [
         "the local directory has not taken the checkpoint of step 20, and saves go to the run "
-        "directory until it does"
+        "directory until it does",
+        "the local directory takes saves again, from step 40 on",
     ]
 
 

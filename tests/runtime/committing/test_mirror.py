@@ -61,7 +61,8 @@ def test_holder_of_no_use_costs_one_line(
     (failed,) = run.journal("mend_failed")
     assert failed["step"] is None
     assert words in failed["reason"]
-    assert [words in text for text in run.notices] == [True, False]
+    assert [words in text for text in run.notices] == [True, False, False]
+    assert run.notices[2].startswith("training goes on from checkpoint step 10, because step 20 is")
 
 
 def test_new_run_begins_although_the_holder_is_of_another(

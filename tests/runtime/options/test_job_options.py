@@ -222,6 +222,7 @@ def test_differences_are_named_with_both_values() -> None:
     ("change", "complaint"),
     [
         ({"shards": 0}, "--shards must be at least 1, got 0"),
+        ({"shards": 100_000}, "--shards must be at most 1024, got 100000"),
         ({"snapshot_memory": "20%"}, "--snapshot-memory must be a number of bytes, such as 8GiB"),
         (
             {"drain_every": "epoch"},

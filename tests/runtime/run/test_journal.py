@@ -345,6 +345,20 @@ def test_line_after_a_torn_one_is_not_lost(path: Path) -> None:
     assert [record["step"] for record in read_journal(path)] == [2, 3]
 
 
+def test_line_that_another_process_has_torn_takes_no_other_line_with_it(path: Path) -> None:
+    """As on a full disk, while both have the file open."""
+    journal, other = _journal(path), _journal(path, "worker 0")
+    other.record("step", step=1)
+    with path.open("ab") as file:
+        file.write(b'{"event": "st')
+
+    journal.record("step", step=2)
+    journal.close()
+    other.close()
+
+    assert [record["step"] for record in read_journal(path)] == [1, 2]
+
+
 def test_values_that_json_lacks_are_recorded_as_what_they_stand_for(path: Path) -> None:
     import numpy as np
 

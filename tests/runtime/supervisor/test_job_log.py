@@ -215,7 +215,8 @@ def test_run_that_has_lost_all_checkpoints_says_so(told: Told) -> None:
 
     assert told.lines()[1:] == [
         "holdfast: the journal knows of a checkpoint of step 390, but none is left in "
-        "/run/checkpoints: training begins at step 0; to keep it, stop the job and put it back"
+        "/run/checkpoints: training begins at step 0; if you have that checkpoint, stop the job "
+        "and put it back"
     ]
 
 
@@ -226,8 +227,20 @@ def test_run_whose_newest_checkpoint_is_gone_says_from_which_one_it_goes_on(told
 
     assert told.lines()[1:] == [
         "holdfast: the journal knows of a checkpoint of step 390, but step 380 is the newest in "
-        "/run/checkpoints and in /local of this host: training goes on from step 380; to keep it, "
-        "stop the job and put it back"
+        "/run/checkpoints and in /local of this host: training goes on from step 380; if you "
+        "have that checkpoint, stop the job and put it back"
+    ]
+
+
+def test_checkpoint_in_the_local_directory_of_the_job_before_is_told_with_its_option(
+    told: Told,
+) -> None:
+    told.voice.began(setup_of(is_resumed=True, lost_step=390, lost_local_dir="/local"))
+
+    assert told.lines()[1:] == [
+        "holdfast: the journal knows of a checkpoint of step 390, but none is left in "
+        "/run/checkpoints: training begins at step 0; the job before had --local-dir /local, which "
+        "may have it: stop this job, and give that option again"
     ]
 
 

@@ -263,7 +263,7 @@ def test_checkpoints_that_are_gone_may_come_back_from_a_mirror(tmp_path: Path) -
     newer = dataclasses.replace(mirrored, saved_step=380)
 
     assert lost(390, setup).endswith(
-        "training begins at step 0; to keep it, stop the job and put it back"
+        "training begins at step 0; if you have that checkpoint, stop the job and put it back"
     )
     assert lost(390, mirrored).endswith("takes what /copy has, or begins at step 0")
     assert lost(390, newer).endswith("takes what /copy has, or goes on from step 380")

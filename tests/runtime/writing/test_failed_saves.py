@@ -34,6 +34,6 @@ def test_reason_is_told_in_full_again_after_a_save_that_succeeded() -> None:
     failed = FailedSaves()
     failed.sentence(10, "it is full")
 
-    failed.succeeded()
-
+    assert failed.succeeded(15) == "checkpoints are saved again, from step 15 on"
+    assert failed.succeeded(16) is None
     assert failed.sentence(20, "it is full") == "the checkpoint of step 20 failed: it is full"
