@@ -75,10 +75,7 @@ class StorageFailed(CheckpointError):
         number = error.errno or 0
         name = errno.errorcode.get(number, "no errno")
         advice = _ADVICE.get(number, "look at the file system")
-        super().__init__(
-            f"cannot {operation} {path}: {error.strerror or error} ({name}); "
-            f"{advice} and save or restore again"
-        )
+        super().__init__(f"cannot {operation} {path}: {error.strerror or error} ({name}); {advice}")
         self.errno = number
         self.path = path
 

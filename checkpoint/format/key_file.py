@@ -63,7 +63,7 @@ def read_key(path: Path) -> SigningKey:
 
 def _refuse_unsafe(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise KeyUnusable(f"key file {path} is not a regular file; {_how_to_make(path)}")
+        raise KeyUnusable(f"key file {path} is not a regular file; name another path for the key")
     owners = {os.geteuid(), _ROOT}
     if found.st_uid not in owners:
         known = " or ".join(map(str, sorted(owners)))

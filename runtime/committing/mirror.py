@@ -88,12 +88,12 @@ class Mirror:
         except OSError as error:
             raise MirrorUnusable(f"{self._path} cannot be read: {error.strerror}") from error
         if not is_directory:
-            raise MirrorUnusable(f"{self._path} is not a directory; give a copy of the run's")
+            raise MirrorUnusable(f"{self._path} is not a directory; give a copy of this run")
         steps = there.steps()
         found = self._run_id_there(steps)
         if found not in (None, self._run_id):
             raise MirrorUnusable(
-                f"{self._path} holds run {found}, not {self._run_id}; give a copy of this run's"
+                f"{self._path} holds run {found}, not {self._run_id}; give a copy of this run"
             )
         return steps
 

@@ -18,6 +18,12 @@ def check_timeout(seconds: float) -> None:
         raise ValueError(f"must be a positive number of seconds, got {seconds}")
 
 
+def check_wait(seconds: float) -> None:
+    """Refuse what is no time to wait."""
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a time of 0 s or more, got {seconds}")
+
+
 def check_scrubs(seconds: float) -> None:
     """Refuse what is no time between readings."""
     if not (seconds >= 0 and math.isfinite(seconds)):

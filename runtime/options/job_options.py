@@ -24,6 +24,7 @@ from holdfast.runtime.options.checks import (
     check_scrubs,
     check_space,
     check_timeout,
+    check_wait,
 )
 from holdfast.runtime.options.option import (
     IMPORT,
@@ -245,7 +246,7 @@ class JobOptions:
         0.0,
         read=read_duration,
         metavar="TIME",
-        check=check_scrubs,
+        check=check_wait,
     )
     max_restarts: int = _number(
         "--max-restarts",

@@ -127,8 +127,7 @@ def test_message_of_a_failed_save_names_call_path_values_and_way_out() -> None:
 
     assert str(failure) == (
         "cannot allocate /run/job/checkpoints/.tmp-000000000020-g1-a1/shard-00000-of-00002.h5: "
-        "No space left on device (ENOSPC); free space or keep fewer checkpoints "
-        "and save or restore again"
+        "No space left on device (ENOSPC); free space or keep fewer checkpoints"
     )
 
 

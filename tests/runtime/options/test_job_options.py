@@ -235,7 +235,7 @@ def test_differences_are_named_with_both_values() -> None:
         ({"grace_s": 0.0}, "--grace must be a positive number of seconds, got 0.0"),
         ({"deadline_s": -1.0}, "--deadline must be a positive number of seconds, got -1.0"),
         ({"stall_timeout_s": -1.0}, "--stall-timeout must be a number of seconds, or 0 or never"),
-        ({"wait_lease_s": -1.0}, "--wait-lease must be a number of seconds, or 0 or never"),
+        ({"wait_lease_s": -1.0}, "--wait-lease must be a time of 0 s or more, got -1.0"),
         ({"initial_step": -1}, "--step must be at least 0, got -1"),
     ],
 )
