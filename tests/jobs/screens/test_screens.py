@@ -187,4 +187,4 @@ def test_watch_ends_with_its_job_and_shows_how(tmp_path: Path, traces: JobTraces
     assert "holdfast attach" in orphaned["outcome"]
     assert [worker["worker"] for worker in orphaned["workers"]] == [0]
     assert last["is_over"]
-    assert last["outcome"] == f"completed step {EVEN.steps}, after its supervisor was lost"
+    assert last["outcome"] == f"completed step {EVEN.steps}", "the agent has said its end"
