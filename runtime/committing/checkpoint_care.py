@@ -46,7 +46,6 @@ class Places:
 
 
 NOWHERE = Places(is_local=False, is_run=False)
-IN_RUN = Places(is_local=False, is_run=True)
 
 
 class CheckpointCare:
@@ -214,4 +213,6 @@ def _local_level(plan: SavePlan, report: Report) -> LocalLevel | None:
         return None
     run = plan.open_store()
     run.disk.watch(report.disk_moved)
-    return LocalLevel(plan.local, run, plan.run_id)
+    level = LocalLevel(plan.local, run, plan.run_id)
+    level.store.disk.watch(report.disk_moved)
+    return level

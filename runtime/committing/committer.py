@@ -55,10 +55,7 @@ class Committer:
         self._care = CheckpointCare(plan, report)
         self.store = plan.open_store()
         """That of the run directory."""
-        self._local = None if self._care.local is None else self._care.local.store
-        for store in (self.store, self._local):
-            if store is not None:
-                store.disk.watch(report.disk_moved)
+        self.store.disk.watch(report.disk_moved)
         threads = min(MOST_THREADS, plan.layout.writers)
         self._threads = DaemonExecutor(threads, "holdfast-shard")
         self._downgrades_told: set[str] = set()
@@ -120,13 +117,13 @@ class Committer:
         local, known = self._care.local, self._places
         is_put = known.is_run or (local is not None and local.drained_step == step)
         return Places(
-            is_local=known.is_local and self._has(self._local, step),
+            is_local=known.is_local and local is not None and self._has(local.store, step),
             is_run=is_put and self._has(self.store, step),
         )
 
-    def _has(self, store: CheckpointStore | None, step: int) -> bool:
+    def _has(self, store: CheckpointStore, step: int) -> bool:
         try:
-            return store is not None and store.scan(step).manifest().run_id == self.plan.run_id
+            return store.scan(step).manifest().run_id == self.plan.run_id
         except CheckpointError:
             return False
 

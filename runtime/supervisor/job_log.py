@@ -81,13 +81,10 @@ class Narration:
             self._not_preloaded(module, "there is no such module; correct --preload or install it")
         if setup.lost_step is not None:
             self.warned(lost(setup.lost_step, setup))
-        self._record_start(setup)
+        self.record_start(setup)
 
-    def lost_journal(self, setup: JobSetup) -> None:
-        """Write down once more how the job began, in a journal that was begun again."""
-        self._record_start(setup)
-
-    def _record_start(self, setup: JobSetup) -> None:
+    def record_start(self, setup: JobSetup) -> None:
+        """Write down how the job began, once more in a journal that was begun again."""
         options, record = setup.options, setup.record
         self._journal.record(
             "job_started",

@@ -258,7 +258,7 @@ class Supervisor:
         event = event_of(message)
         if isinstance(event, CheckpointCommitted):
             if self._keeper.look():
-                self._narration.lost_journal(self._setup)
+                self._narration.record_start(self._setup)
             self._batch.saved(message["report"])
         if event is not None:
             self._handle(event)

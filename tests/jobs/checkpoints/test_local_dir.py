@@ -14,7 +14,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.runtime.commands.save_request import order_save
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.testing import start_job
+from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi
 
@@ -26,15 +26,20 @@ def options_of(base: Path, drain_every: str = NEVER) -> list[str]:
     return ["--local-dir", str(base / "local"), "--drain-every", drain_every]
 
 
+def killed_whole(base: Path) -> JobRun:
+    """Run a job whose workers all die in the middle, and return how it has ended."""
+    faults = [f"kill worker={worker} step=12 site=reduce" for worker in range(3)]
+    options = options_of(base)
+    request = request_of(EVEN, base / "run", workers=3, faults=faults, options=options)
+    with start_job(request) as running:
+        return running.wait()
+
+
 def test_relaunch_takes_the_newest_step_of_both_places(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """The run directory has no step yet when all workers die."""
-    faults = [f"kill worker={worker} step=12 site=reduce" for worker in range(3)]
-    options = options_of(tmp_path)
-    request = request_of(EVEN, tmp_path / "run", workers=3, faults=faults, options=options)
-    with start_job(request) as running:
-        job = running.wait()
+    job = killed_whole(tmp_path)
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     (restored,) = job.events("restored")
@@ -99,11 +104,7 @@ def test_local_directory_that_cannot_be_made_costs_no_save(
 ) -> None:
     """All saves go to the run directory instead, and workers that die find them there."""
     (tmp_path / "local").write_text("a file")
-    faults = [f"kill worker={worker} step=12 site=reduce" for worker in range(3)]
-    options = options_of(tmp_path)
-    request = request_of(EVEN, tmp_path / "run", workers=3, faults=faults, options=options)
-    with start_job(request) as running:
-        job = running.wait()
+    job = killed_whole(tmp_path)
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert job.events("restored")[0]["step"] > 0

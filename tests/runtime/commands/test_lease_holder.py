@@ -61,19 +61,12 @@ def test_job_whose_supervisor_has_ended_is_gone(directory: RunDirectory) -> None
     )
 
 
-def test_job_that_has_said_its_end_is_not_lost(directory: RunDirectory, lease: Lease) -> None:
-    """Its journal may have lost it, on a full disk."""
-    lease.end()
-    lease.release()
-
-    assert find_life(directory)[0] is Life.ENDED
-
-
-def test_job_is_not_taken_for_alive_after_a_command_that_had_its_lease(
-    directory: RunDirectory,
+@pytest.mark.parametrize("takes_orders", [True, False])
+def test_job_that_has_said_its_end_is_neither_lost_nor_alive(
+    directory: RunDirectory, *, takes_orders: bool
 ) -> None:
-    """As `holdfast repair` has."""
-    lease = directory.acquire_lease(takes_orders=False)
+    """Its journal may have lost it, on a full disk; `holdfast repair` takes no orders."""
+    lease = directory.acquire_lease(takes_orders=takes_orders)
     lease.end()
     lease.release()
 

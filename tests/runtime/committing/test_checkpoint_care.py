@@ -17,9 +17,10 @@ from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.read_marks import read_back
 from holdfast.checkpoint.upkeep.retention import Pruner, Retention
-from holdfast.runtime.committing.checkpoint_care import IN_RUN, CheckpointCare
+from holdfast.runtime.committing.checkpoint_care import CheckpointCare, Places
 
 BOUND_S = 60.0
+IN_RUN = Places(is_local=False, is_run=True)
 
 
 class Committer:
