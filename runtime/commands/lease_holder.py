@@ -32,7 +32,7 @@ class Life(Enum):
     ORPHANED = "orphaned"
     """Its agent lives without its supervisor."""
     ELSEWHERE = "elsewhere"
-    """It works in another directory: this one was moved or copied."""
+    """Its run is in another directory: this one was moved or copied."""
     ENDED = "ended"
     """It has said its end in the lease."""
     GONE = "gone"
@@ -69,7 +69,7 @@ class NotHeld(NotSaved):
 
 
 class WorksElsewhere(NotSaved):
-    """The job that the lease names holds another directory."""
+    """The run of the job that the lease names is in another directory."""
 
 
 class TakesNoOrders(NotSaved):
@@ -109,6 +109,9 @@ class LeaseHolder:
             holder.close()
             if elsewhere is not None:
                 raise WorksElsewhere(_ELSEWHERE.format(directory.path, pid, elsewhere))
+        place = directory.moved_to()
+        if place is not None:
+            raise WorksElsewhere(_MOVED.format(directory.path, place))
         if _has_agent(directory):
             raise Orphaned(_ORPHANED.format(directory.path, shlex.quote(str(directory.path))))
         is_known = takes_orders or _has_ended(directory)  # as by `holdfast repair`
@@ -180,6 +183,7 @@ _NO_ORDERS = "{} belongs to pid {}, which takes no orders; only a job of `holdfa
 _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
 
 _ELSEWHERE = "{} was moved or copied, and its job (pid {}) works in {}; ask there"
+_MOVED = "{} was moved or copied, and its run is in {}; ask there"
 _ORPHANED = (
     "the job in {} lives, but its supervisor is gone; take it over with `holdfast attach {}`, "
     "then ask again"

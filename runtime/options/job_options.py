@@ -39,6 +39,7 @@ from holdfast.runtime.options.option import (
     read_words,
     without_flag,
 )
+from holdfast.runtime.run.run_directory import LOCAL_PREFIX
 from holdfast.runtime.system.own_process import usable_cores
 
 _BOTH = (RUN, IMPORT)
@@ -321,7 +322,7 @@ class JobOptions:
 
     def local_run_dir(self, run_id: str) -> Path | None:
         """Return the directory of a run below ``--local-dir``, None without one."""
-        return None if self.local_dir is None else self.local_dir / f"holdfast-{run_id}"
+        return None if self.local_dir is None else self.local_dir / f"{LOCAL_PREFIX}{run_id}"
 
     @property
     def named_modules(self) -> tuple[str, ...]:

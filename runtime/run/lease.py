@@ -31,6 +31,7 @@ RENEWED_EVERY_S = 10.0
 
 _TOKEN_BYTES = 8
 _RENEWED = "renewed"
+_DIRECTORY = "directory"
 _HEAD = f'{{"{_RENEWED}": "'.encode()
 _GONE = -1
 
@@ -71,6 +72,7 @@ class Lease:
         """
         owner: dict[str, object] = {_RENEWED: new_secret()} if is_renewed else {}
         owner |= {"host": os.uname().nodename, "pid": os.getpid(), "token": token}
+        owner |= {_DIRECTORY: str(Path(f"/proc/self/fd/{self._descriptor}").readlink().parent)}
         self._write(owner if takes_orders else {**owner, "takes_orders": False})
         self._token = token
 
@@ -190,6 +192,12 @@ def must_be_renewed(owner: Mapping[str, object]) -> bool:
 def has_ended(owner: Mapping[str, object]) -> bool:
     """Return whether the owner of a lease has said that its job is over."""
     return owner.get("ended") is True
+
+
+def directory_in(owner: Mapping[str, object]) -> Path | None:
+    """Return the directory in which a lease was made, None if it does not say."""
+    directory = owner.get(_DIRECTORY)
+    return Path(directory) if isinstance(directory, str) else None
 
 
 def _token_in_bytes(content: bytes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
 from holdfast.runtime.run.transient import is_there, refusal
 
 _MOST_NAMED = 3
@@ -73,4 +73,7 @@ def _begun_in(folder: Path) -> list[Path]:
 
 
 def _is_begun(folder: Path) -> bool:
-    return os.path.lexists(RunDirectory(folder).record_path)
+    """Return whether a job has begun a run here, or keeps local checkpoints of one."""
+    run = RunDirectory(folder)
+    is_local = folder.name.startswith(LOCAL_PREFIX) and os.path.lexists(run.checkpoints_path)
+    return is_local or os.path.lexists(run.record_path)

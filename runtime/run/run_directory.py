@@ -30,7 +30,7 @@ from typing import Any
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.checkpoint.format.names import STORE_NAME, step_of
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.lease import LARGEST_LEASE_BYTES, Lease, owner_in, token_in
+from holdfast.runtime.run.lease import LARGEST_LEASE_BYTES, Lease, directory_in, owner_in, token_in
 from holdfast.runtime.run.lease_file import LeaseFile, Taking
 from holdfast.runtime.run.own_file import (
     ForeignFile,
@@ -43,6 +43,9 @@ from holdfast.runtime.run.own_file import (
 )
 from holdfast.runtime.run.transient import is_there, read_late, refusal
 from holdfast.runtime.system.stillness import Stillness
+
+LOCAL_PREFIX = "holdfast-"
+"""Of the name of a run's own directory on a local disk; its id follows."""
 
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
@@ -213,6 +216,18 @@ class RunDirectory:
             return token_in(self.lease_owner())
         except (FileNotFoundError, ValueError):  # it is being written just now
             return ""
+
+    def moved_to(self) -> Path | None:
+        """Return where the run is, if this directory was moved or copied from there.
+
+        A job makes its directory again when it is moved away.  None if that cannot be told.
+        """
+        with contextlib.suppress(OSError, ValueError, UsageError):
+            place, run = directory_in(self.lease_owner()), self.load_record()
+            if place is not None and run is not None and not place.samefile(self.path):
+                there = RunDirectory(place).load_record()
+                return place if there is not None and there.run_id == run.run_id else None
+        return None
 
     def agent_socket(self) -> Path | None:
         """Return where the agent of the job listens that the lease names, None on another host."""

@@ -135,6 +135,9 @@ def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
 
 def _next(run_dir: Path) -> str:
     """Return what there is to do about a run without a job, in words."""
+    place = RunDirectory(run_dir).moved_to()
+    if place is not None:
+        return f"it was moved or copied, and its run is in {place}"
     reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
     step = None
     with contextlib.suppress(OSError):  # it may not be there

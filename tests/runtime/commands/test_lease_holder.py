@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 from holdfast.runtime.commands.lease_holder import LeaseHolder, Life, find_life
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.system.channel import Listener
 from holdfast.runtime.system.signals import SAVE_SIGNAL
 
@@ -37,9 +38,9 @@ def lease(directory: RunDirectory) -> Iterator[Lease]:
     lease.release()
 
 
-def write_lease(directory: RunDirectory, pid: int, **fields: Any) -> None:
+def write_lease(run: RunDirectory, pid: int, **fields: Any) -> None:
     owner = {"host": os.uname().nodename, "pid": pid, **fields}
-    directory.lease_path.write_text(json.dumps(owner))
+    run.lease_path.write_text(json.dumps(owner))
 
 
 def open_descriptors() -> int:
@@ -137,6 +138,28 @@ def test_copied_lease_does_not_make_its_process_the_owner_of_the_copy(
     )
     lease.release()
     assert find_life(copy)[0] is Life.GONE
+
+
+def test_directory_that_was_moved_names_the_one_its_run_goes_on_in(
+    directory: RunDirectory, lease: Lease, tmp_path: Path
+) -> None:
+    run = RunRecord("run", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
+    directory.create_record(run)
+    moved = RunDirectory(directory.path.rename(tmp_path / "moved"))
+    write_lease(moved, NOBODY, directory=str(directory.path))
+    before = find_life(moved)[0]
+    directory.prepare()
+    directory.create_record(dataclasses.replace(run, run_id="another run"))
+    beside_another_run = find_life(moved)[0]
+    directory.record_path.unlink()
+
+    directory.create_record(run)
+
+    assert (before, beside_another_run) == (Life.GONE, Life.GONE)
+    assert find_life(moved) == (
+        Life.ELSEWHERE,
+        f"{moved.path} was moved or copied, and its run is in {directory.path}; ask there",
+    )
 
 
 @pytest.mark.parametrize("takes_orders", [True, False])

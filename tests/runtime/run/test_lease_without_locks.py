@@ -99,7 +99,7 @@ def test_renewal_changes_nothing_that_a_supervisor_writes(place: Place) -> None:
         assert renew(heir)
         seen.add(place.owner.pop("renewed"))
         found = place.owner
-        assert (found["agent"], found["token"], len(found)) == (str(socket), lease.token, 5)
+        assert (found["agent"], found["token"], len(found)) == (str(socket), lease.token, 6)
     assert len(seen) == 3
     for one in (lease, heir):
         one.release()

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.no_run import no_run, refuse_no_run
+from holdfast.runtime.run.run_directory import RunDirectory
 
 
 def begin(path: Path, name: str = "RUN.json") -> Path:
@@ -65,3 +66,14 @@ def test_relative_path_names_runs_as_one_would_type_them(
 
     for path in (".", "train.py"):
         assert str(no_run(Path(path))).endswith("; runs near it: holdfast-train")
+
+
+def test_local_checkpoints_of_a_run_are_named(tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    checkpoints = RunDirectory(local / "holdfast-0123").checkpoints_path
+    checkpoints.mkdir(parents=True)
+    (local / "mine" / checkpoints.name).mkdir(parents=True)
+
+    assert no_run(local) == (
+        f"{local} is no run: it has no RUN.json; runs near it: {checkpoints.parent}"
+    )

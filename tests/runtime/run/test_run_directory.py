@@ -223,7 +223,8 @@ def test_owner_and_agent_are_named_in_the_lease(directory: RunDirectory) -> None
     owner = json.loads(directory.lease_path.read_bytes())
     host = os.uname().nodename
     agent = "/dev/shm/holdfast-1-x/agent.sock"
-    assert owner == {"host": host, "pid": os.getpid(), "agent": agent, "token": lease.token}
+    named = {"host": host, "pid": os.getpid(), "agent": agent, "token": lease.token}
+    assert owner == named | {"directory": str(directory.path)}
     lease.release()
     assert "agent" not in _owner_of_next_lease(directory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from supervised import WARM, Agent, completed, joined, setup_in
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal, read_journal
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.supervisor import job_run, supervised_job, supervisor
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover
@@ -139,6 +140,22 @@ def test_attach_to_a_run_that_has_completed_nothing_names_the_command_that_begin
 
     with pytest.raises(UsageError, match=r"no job lives in .*; start or resume it with `holdfast"):
         job_run.attach(tmp_path)
+
+
+def test_attach_to_a_directory_that_was_moved_names_the_one_of_its_run(tmp_path: Path) -> None:
+    run, copy = RunDirectory(tmp_path / "run"), tmp_path / "copy"
+    run.prepare()
+    run.create_record(RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1))
+    run.acquire_lease().release()
+    shutil.copytree(run.path, copy)
+
+    with pytest.raises(UsageError) as caught:
+        job_run.attach(copy)
+
+    assert str(caught.value) == (
+        f"no job lives in {copy} on this host without its supervisor; it was moved or copied, "
+        f"and its run is in {run.path}"
+    )
 
 
 def test_attach_that_had_to_end_the_job_names_the_command_that_goes_on(
