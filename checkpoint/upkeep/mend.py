@@ -50,11 +50,16 @@ def plan_mend(manifest: Manifest, here: Inventory, there: Inventory) -> MendPlan
     if missing:
         raise MendImpossible(
             manifest.step,
-            f"neither holder has {_some(missing)} "
-            f"(here: {_some(here.faults)}; there: {_some(there.faults)})",
+            f"neither holder has {_some(missing)} ({_faults(here, there)})",
         )
     kept = here.sound.intersection(parts)
     return MendPlan(kept, frozenset(parts) - kept)
+
+
+def _faults(here: Inventory, there: Inventory) -> str:
+    if here.faults == there.faults:
+        return f"in both: {_some(here.faults)}"
+    return f"here: {_some(here.faults)}; there: {_some(there.faults)}"
 
 
 def _some(sentences: Sequence[str]) -> str:
