@@ -65,7 +65,7 @@ def summarize(records: Sequence[Record]) -> Report:
         repeated=_repeated(jobs, steps),
         recoveries=tuple(recovery for job in jobs for recovery in _recoveries(job)),
         relaunches=tuple(relaunch for job in jobs for relaunch in _relaunches(job)),
-        checkpoints=_all(CheckpointReport, records, "checkpoint"),
+        checkpoints=_all(CheckpointReport, _put_once(records), "checkpoint"),
         failed_checkpoints=_all(Rejected, records, "checkpoint_failed"),
         rejected_checkpoints=_all(Rejected, records, "rejected"),
         unread_checkpoints=_all(Unread, records, "unreadable"),
@@ -83,6 +83,13 @@ def summarize(records: Sequence[Record]) -> Report:
         lost_events=sum(map(_lines_of, records)),
         lost_lines=sum(_lost_lines(job, of) for job in jobs for of in ("workers", "supervisor")),
     )
+
+
+def _put_once(records: Sequence[Record]) -> list[Record]:
+    """Leave out the saves of a local directory that the run directory has taken as well."""
+    saves = [record for record in records if record["event"] == "checkpoint"]
+    lasting = {(r["step"], r.get("generation")) for r in saves if "place" not in r}
+    return [r for r in saves if "place" not in r or (r["step"], r.get("generation")) not in lasting]
 
 
 def _repeated(jobs: Sequence[Sequence[Record]], steps: Sequence[Record]) -> tuple[str, ...]:
