@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import harness
-from checkpoint_commits import DUE, FEW, MANY, NOT_DUE, measure_read_back, measure_workers
-from checkpoint_state import State, make_state, size_of
-from checkpoint_training import speeds
-from checkpoint_ways import IMAGE, OURS, RAW, Way, find_ways, sync_tree
-from snapshot_stall import Stalls, measure_stalls
+from saves.commits import DUE, FEW, MANY, NOT_DUE, measure_read_back, measure_workers
+from saves.stall import Stalls, measure_stalls
+from saves.state import State, make_state, size_of
+from saves.training import speeds
+from saves.ways import IMAGE, OURS, RAW, Way, find_ways, sync_tree
 
 MEMORY = Path("/dev/shm")
 SPACE_FACTOR, SPACE_BYTES = 6, 2**30

@@ -18,7 +18,7 @@ LAYERED = ("runtime", "checkpoint")
 
 
 def _folders() -> Iterator[Path]:
-    for top in ("api", "runtime", "checkpoint", "recovery", "tests"):
+    for top in ("api", "runtime", "checkpoint", "recovery", "tests", "bench", "ci"):
         yield ROOT / top
         yield from (path for path in sorted((ROOT / top).rglob("*")) if path.is_dir())
 

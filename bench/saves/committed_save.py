@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from checkpoint_state import State, size_of
-
 from holdfast.checkpoint.format.layout import ShardLayout, specs_of
 from holdfast.checkpoint.format.share import share_of
 from holdfast.checkpoint.store.share_image import ShareImage
@@ -17,6 +15,7 @@ from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
 from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.shard_count import shard_count
+from saves.state import State, size_of
 
 RUN_ID = "bench"
 KEEP_ALL = 10**6

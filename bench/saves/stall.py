@@ -16,8 +16,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from checkpoint_state import State
-from committed_save import plan_of
 
 from holdfast.checkpoint.format.share import share_of
 from holdfast.checkpoint.format.tensor import bytes_of
@@ -35,6 +33,8 @@ from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.sealed_memory import sealed_memory
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
+from saves.committed_save import plan_of
+from saves.state import State
 
 COPIES, FLAT, OURS = "np.copyto, a tensor", "np.copyto, all at once", "holdfast snapshot"
 BESIDE = "  beside the next step"

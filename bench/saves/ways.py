@@ -10,13 +10,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-from checkpoint_state import State
-from committed_save import CopiedState, committer, plan_of, ticket_of
 
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
+from saves.committed_save import CopiedState, committer, plan_of, ticket_of
+from saves.state import State
 
 RAW = "pwritev, fsync"
 OURS, IMAGE, ONE_SHARD = "holdfast, state", "holdfast, image", "holdfast, one shard"

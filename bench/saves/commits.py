@@ -14,9 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint_state import State
-from committed_save import KEEP_ALL, RUN_ID, CopiedState, committer, plan_of, ticket_of
-
 from holdfast.checkpoint.format.share import share_of
 from holdfast.checkpoint.store.share_image import ShareImage
 from holdfast.checkpoint.store.store import CheckpointStore
@@ -28,6 +25,8 @@ from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.sealed_memory import sealed_memory
 from holdfast.runtime.writing.writer_link import WriterLink
+from saves.committed_save import KEEP_ALL, RUN_ID, CopiedState, committer, plan_of, ticket_of
+from saves.state import State
 
 DUE, NOT_DUE = "read-back is due", "no read-back is due"
 FEW, MANY = 2, 64

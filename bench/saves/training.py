@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoint_state import State, make_state, size_of
+
+from saves.state import State, make_state, size_of
 
 WINDOW_S = 1.5
 _NICENESS = 10
@@ -91,7 +92,7 @@ def _make_step() -> Callable[[], None]:
 
 def _write(orders: Connection, size_bytes: int, directory: Path) -> None:
     """Write the same snapshot again and again, niced, while told to go on."""
-    from checkpoint_ways import image_way
+    from saves.ways import image_way
 
     os.nice(_NICENESS)
     way, turn = image_way(make_state(size_bytes)), 0
