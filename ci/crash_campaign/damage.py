@@ -7,12 +7,12 @@ import traceback
 from pathlib import Path
 from typing import Protocol
 
-import damaged_mend
-import damaged_run
-import damaged_steps
-from damaged_mend import DamagedMend
-from damaged_run import DamagedRun
-from damaged_steps import DamagedSteps
+import damages.mend
+import damages.run
+import damages.steps
+from damages.mend import DamagedMend
+from damages.run import DamagedRun
+from damages.steps import DamagedSteps
 from job import scratch
 from tally import Enough, Tally, Wrong
 
@@ -32,9 +32,9 @@ class _Kind(Protocol):
 
 
 _KINDS: dict[str, tuple[_Kind, int, int]] = {
-    damaged_steps.NAME: (DamagedSteps, damaged_steps.CASES, damaged_steps.SHORT_CASES),
-    damaged_run.NAME: (DamagedRun, damaged_run.CASES, damaged_run.SHORT_CASES),
-    damaged_mend.NAME: (DamagedMend, damaged_mend.CASES, damaged_mend.SHORT_CASES),
+    damages.steps.NAME: (DamagedSteps, damages.steps.CASES, damages.steps.SHORT_CASES),
+    damages.run.NAME: (DamagedRun, damages.run.CASES, damages.run.SHORT_CASES),
+    damages.mend.NAME: (DamagedMend, damages.mend.CASES, damages.mend.SHORT_CASES),
 }
 NAMES = tuple(_KINDS)
 

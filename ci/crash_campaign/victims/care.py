@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from damages.ways import read_files
 from host import LAUNCH, plan_of, ticket_of
 from job import open_store, save_step, spoil, state_of
 from quiet_report import QuietReport
@@ -16,7 +17,6 @@ from supervision import Say
 from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
-from ways_of_damage import read_files
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.names import step_name

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from damages.ways import read_files
 from host import PARTS, Agent, HostMemory, plan_of, settled_by_another, ticket_of
 from job import RUN_ID, open_store, save_step, spoil
 from supervision import Say
 from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
-from ways_of_damage import read_files
 
 from holdfast.checkpoint.format.names import step_name
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from damages.ways import read_files
 from host import plan_of
 from job import RUN_ID, open_store, save_step, spoil
 from quiet_report import QuietReport
@@ -17,7 +18,6 @@ from supervision import Say
 from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
-from ways_of_damage import read_files
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step

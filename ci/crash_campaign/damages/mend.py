@@ -8,8 +8,8 @@ from pathlib import Path
 
 from job import RUN_ID, WRITERS, open_store, same, save_step, state_of
 from tally import Tally, Wrong
-from ways_of_damage import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 
+from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.names import STORE_NAME, step_name
 from holdfast.checkpoint.format.record import Header

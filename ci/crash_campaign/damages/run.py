@@ -17,8 +17,8 @@ from tally import Tally, Wrong
 from verdict import Verdict
 from victim import Aftermath
 from victims.begin import Job, take
-from ways_of_damage import OF_ANY_FILES, Files, read_files, strike, write_files
 
+from damages.ways import OF_ANY_FILES, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore_newest

@@ -1,0 +1,1 @@
+"""The parts of `bench/checkpoint.py`: its state, its ways to save it, and what it times."""
