@@ -60,9 +60,13 @@ class CheckpointStore:
         run_dir: Path,
         filesystem: FileSystem | None = None,
         key: SigningKey | None = None,
+        *,
+        first_stays: bool = True,
     ) -> None:
         self._run_dir = Path(run_dir)
         self.key = key
+        self.first_stays = first_stays
+        """Whether a step stays that is saved again with another state, and the save is none."""
         self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
         self._is_anchored = False
 
@@ -231,7 +235,8 @@ class Staging:
 
         If the step is committed already and verifies, that checkpoint stays and this
         staging is removed; ``disk.downgrades`` tells if its state is another one.  A
-        damaged checkpoint is moved aside.  Raises ``CheckpointError`` if the new
+        damaged checkpoint is moved aside, and so is one of another state in a store in which
+        the first save does not stay.  Raises ``CheckpointError`` if the new
         checkpoint is not durable; then it was not saved.
         """
         self._refuse_other_save(manifest.step, manifest.generation)
@@ -275,19 +280,19 @@ class Staging:
                 )
 
     def _wins(self, target: Path, manifest: Manifest) -> bool:
-        """Rename to ``target``; return False if a valid checkpoint of the same run is there."""
+        """Rename to ``target``; return False if a checkpoint stays that is there already."""
         try:
             self._disk.rename(self.path, target)
         except StorageFailed as failure:
             if failure.errno not in _EXISTS:
                 raise
-            if self._is_valid(target, manifest):
+            if self._stays(target, manifest):
                 return False
             self._disk.rename(target, self._store.directory / self._name.bad_name)
             self._disk.rename(self.path, target)
         return True
 
-    def _is_valid(self, target: Path, manifest: Manifest) -> bool:
+    def _stays(self, target: Path, manifest: Manifest) -> bool:
         try:
             found = self._store.scan(manifest.step).verify()
         except CheckpointUnreadable:
@@ -301,9 +306,9 @@ class Staging:
                 f"{manifest.run_id}; use another run directory"
             )
         difference = tell_difference(self._store.scan(manifest.step), found, manifest)
-        if difference is not None:
+        if difference is not None and self._store.first_stays:
             self._disk.record_downgrade(difference)
-        return True
+        return difference is None or self._store.first_stays
 
     def _settle(self, target: Path) -> None:
         """Make the rename durable, or take it back: a failed save leaves no step behind.

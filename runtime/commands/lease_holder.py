@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from holdfast.runtime.errors import JobError, NotSaved, UsageError
+from holdfast.runtime.run.copies import moved_to
 from holdfast.runtime.run.lease import has_ended
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -109,7 +110,7 @@ class LeaseHolder:
             holder.close()
             if elsewhere is not None:
                 raise WorksElsewhere(_ELSEWHERE.format(directory.path, pid, elsewhere))
-        place = directory.moved_to()
+        place = moved_to(directory)
         if place is not None:
             raise WorksElsewhere(_MOVED.format(directory.path, place))
         if _has_agent(directory):
@@ -183,7 +184,7 @@ _NO_ORDERS = "{} belongs to pid {}, which takes no orders; only a job of `holdfa
 _NOBODY = "no supervisor runs in {}; start the job with `holdfast run`"
 
 _ELSEWHERE = "{} was moved or copied, and its job (pid {}) works in {}; ask there"
-_MOVED = "{} was moved or copied, and its run is in {}; ask there"
+_MOVED = "{} was moved or copied from {}, which holds its run as well; ask there"
 _ORPHANED = (
     "the job in {} lives, but its supervisor is gone; take it over with `holdfast attach {}`, "
     "then ask again"

@@ -105,6 +105,7 @@ class CheckpointCare:
             self._forget(step)
             if self.local is not None:
                 self.local.drained(step, now)
+                self._tell_left(() if places.is_local else self.local.put_elsewhere(step))
 
     def _forget(self, step: int) -> None:
         self._marks.forget(step)

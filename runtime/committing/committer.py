@@ -3,8 +3,8 @@
 There is one on each host, in the agent's writer, and it works in the same way while workers
 live and when they are dead.  Without an agent the first worker has it in a thread.
 
-A save goes to the local directory first, if the job has one.  The run directory takes it as
-well if it has to be there, and instead if the local directory has failed.
+A save goes to the local directory, if the job has one.  The run directory takes it instead if
+it has to be there, or if the local directory has failed.
 
 A save is acknowledged as soon as its rename is durable.  What follows, pruning and reading
 back, belongs to the care of old steps, on a thread of its own.  A save that fails leaves
@@ -129,7 +129,8 @@ class Committer:
 
     def _commit(self, ticket: SaveTicket, write: _Write, places: Places) -> int:
         """Commit a save, which is in ``places``, where it has to be; return the bytes written."""
-        manifest = None if places.is_anywhere else self._on_host(ticket, write)
+        on_host = not (ticket.goes_through or places.is_anywhere)
+        manifest = self._on_host(ticket, write) if on_host else None
         if manifest is not None:
             places = Places(is_local=True, is_run=False)
         if not places.is_run and (ticket.goes_through or not places.is_local):

@@ -5,6 +5,7 @@ its memory, takes milliseconds.  It survives the death of all processes, but not
 So steps drain to the run directory in the background, as a mend of a step that it lacks.
 A job that has resumed from a step of the local directory drains that one first.
 A local directory that takes nothing costs speed and no save: the run directory takes it then.
+It belongs to one run directory, and not to a copy of that (`copies`).
 Invariant: nothing is removed from the local directory but steps older than two that stay, and
 the two newest saves of this job stay, though steps with larger numbers may come back with a disk.
 """
@@ -15,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointError, StorageFailed
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.store.removal import hide_steps
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
 from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT, Pruner, Retention
+from holdfast.runtime.run.copies import another_home, claim, other_home
 from holdfast.runtime.run.run_directory import make_durably
 
 _PRIVATE = 0o700
@@ -54,7 +57,8 @@ class LocalLevel:
     def __init__(self, terms: LocalTerms, run: CheckpointStore, run_id: str) -> None:
         self._terms = terms
         self._run_id = run_id
-        self.store = CheckpointStore(terms.directory, key=run.key)
+        # A disk that comes back may have steps of a job before, with another state.
+        self.store = CheckpointStore(terms.directory, key=run.key, first_stays=False)
         self._holders = Holders(run, self.store)
         retention = Retention(newest=FEWEST_KEPT)
         self._marks = ReadMarks()
@@ -69,12 +73,31 @@ class LocalLevel:
         """Whether the jobs before have left a step that has not drained; None until it is asked."""
 
     def make_directory(self) -> None:
-        """Make the local directory if it is missing; raises ``StorageFailed`` if it cannot be."""
-        directory = self._terms.directory
+        """Make the local directory if it is missing, and mark it as this run directory's.
+
+        Raises:
+            StorageFailed: it cannot be made.
+            CommitRefused: it belongs to a copy of the run directory.
+        """
+        directory, run_dir = self._terms.directory, self._holders.here.directory.parent
         try:
+            other = other_home(directory, run_dir, self._run_id)
+            if other is not None:
+                raise CommitRefused(another_home(directory.parent, other, run_dir))
             make_durably(directory, _PRIVATE)
+            claim(directory, run_dir)
         except OSError as error:
             raise StorageFailed("make directory", directory, error) from error
+
+    def put_elsewhere(self, step: int) -> tuple[str, ...]:
+        """Hide a step that a job before has left here: the run directory has this job's.
+
+        Returns why it is still there.
+        """
+        reasons: list[str] = []
+        if step not in self._mine:
+            hide_steps(self.store.disk, self.store.directory, (step,), reasons)
+        return tuple(reasons)
 
     def committed(self, step: int, now: float) -> None:
         """Take note of a save; the first one starts the clock."""

@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.runtime.run.bounded_calls import BoundedCalls
-from holdfast.runtime.run.intruder import intruder_in
 from holdfast.runtime.run.own_file import close, open_to_read, open_to_write
+from holdfast.runtime.run.run_directory import RunDirectory
 
 Record: TypeAlias = dict[str, Any]
 
@@ -136,7 +136,7 @@ class Journal:
             self._warn_once(str(error))
 
     def _open(self) -> None:
-        intruder = intruder_in(self._path.parent, self._common["run_id"])
+        intruder = RunDirectory(self._path.parent).intruder(self._common["run_id"])
         if intruder is not None:
             raise OSError(f"its directory belongs to run {intruder} now")
         fd = open_to_write(self._path, os.O_APPEND)

@@ -167,7 +167,10 @@ class Lease:
 
 def owner_in(content: bytes) -> dict[str, Any]:
     """Return what a lease says of its owner; raises ``ValueError`` if it says nothing."""
-    owner = json.loads(content)
+    try:
+        owner = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("a lease holds a deep tree, not an object") from error
     if not isinstance(owner, dict):
         raise ValueError(f"a lease holds a {type(owner).__name__}, not an object")
     return owner

@@ -30,7 +30,7 @@ from typing import Any
 from holdfast.checkpoint.errors import TRANSIENT
 from holdfast.checkpoint.format.names import STORE_NAME, step_of
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.lease import LARGEST_LEASE_BYTES, Lease, directory_in, owner_in, token_in
+from holdfast.runtime.run.lease import LARGEST_LEASE_BYTES, Lease, owner_in, token_in
 from holdfast.runtime.run.lease_file import LeaseFile, Taking
 from holdfast.runtime.run.own_file import (
     ForeignFile,
@@ -92,7 +92,10 @@ class RunRecord:
         Raises:
             ValueError: it is not such a record; the text gives the reason.
         """
-        fields = json.loads(content)
+        try:
+            fields = json.loads(content)
+        except RecursionError as error:
+            raise ValueError("it holds a deep tree, not an object") from error
         if not isinstance(fields, dict):
             raise ValueError(f"it holds a {type(fields).__name__}, not an object")
         if fields.get("format") != FORMAT:
@@ -217,18 +220,6 @@ class RunDirectory:
         except (FileNotFoundError, ValueError):  # it is being written just now
             return ""
 
-    def moved_to(self) -> Path | None:
-        """Return where the run is, if this directory was moved or copied from there.
-
-        A job makes its directory again when it is moved away.  None if that cannot be told.
-        """
-        with contextlib.suppress(OSError, ValueError, UsageError):
-            place, run = directory_in(self.lease_owner()), self.load_record()
-            if place is not None and run is not None and not place.samefile(self.path):
-                there = RunDirectory(place).load_record()
-                return place if there is not None and there.run_id == run.run_id else None
-        return None
-
     def agent_socket(self) -> Path | None:
         """Return where the agent of the job listens that the lease names, None on another host."""
         try:
@@ -302,6 +293,18 @@ class RunDirectory:
                 f"{self.record_path} is not a valid run record: {error}; "
                 "restore it, or start over with --fresh (which sets the old run aside)"
             ) from error
+
+    def intruder(self, run_id: str) -> str | None:
+        """Return the id of the run that the directory belongs to, None unless that is another one.
+
+        A user may remove or move a run directory while its job lives, and start another run
+        there.  The lease is a new file then, so both jobs own the directory.
+        """
+        try:
+            record = self.load_record()
+        except UsageError:
+            return None
+        return record.run_id if record is not None and record.run_id != run_id else None
 
     def set_aside(self) -> Path | None:
         """Move an existing run into a new folder ``previous-<n>``; return it, if any.

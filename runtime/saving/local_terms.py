@@ -6,14 +6,17 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
 from holdfast.runtime.committing.local_level import LocalTerms
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.copies import other_home
 from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.worker.context import WorkerContext
 
 
 def local_store(context: WorkerContext) -> CheckpointStore | None:
     """Return the checkpoints in the local directory, None if this host has none for the run."""
-    terms = local_terms(context.config)
+    terms, run_id = local_terms(context.config), context.config.run_id
     if terms is None or not terms.directory.is_dir():
+        return None
+    if other_home(terms.directory, context.run_dir, run_id) is not None:
         return None
     return CheckpointStore(terms.directory, key=key_in(context.config.key_file))
 

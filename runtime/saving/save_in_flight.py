@@ -62,7 +62,6 @@ class SaveInFlight:
 
     def _overdue(self) -> SaveOverdue | None:
         seconds = time.monotonic() - self.began
-        passes = _PASSES * (2 if self.goes_through else 1)  # it may be written to two places
-        if seconds <= ANSWERS_WITHIN_S + passes * self.nbytes / SLOWEST_BYTES_PER_S:
+        if seconds <= ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S:
             return None
         return SaveOverdue(seconds)

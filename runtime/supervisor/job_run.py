@@ -22,6 +22,7 @@ from holdfast.runtime.batch.finding import find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.answering import answering
+from holdfast.runtime.run.copies import moved_to
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -135,9 +136,9 @@ def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
 
 def _next(run_dir: Path) -> str:
     """Return what there is to do about a run without a job, in words."""
-    place = RunDirectory(run_dir).moved_to()
+    place = moved_to(RunDirectory(run_dir))
     if place is not None:
-        return f"it was moved or copied, and its run is in {place}"
+        return f"it was moved or copied from {place}, which holds its run as well"
     reader = JournalReader(RunDirectory(run_dir).journal_path, tail_bytes=TAIL_BYTES)
     step = None
     with contextlib.suppress(OSError):  # it may not be there

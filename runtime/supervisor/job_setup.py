@@ -23,6 +23,7 @@ from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.answering import answering
+from holdfast.runtime.run.copies import another_home, other_home
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.journal import Journal
@@ -152,7 +153,8 @@ def _setup_in(
     set_aside = directory.set_aside() if options.fresh else None
     record, is_resumed = open_or_create_record(directory, options, key_file)
     history = HistoryReader(directory.journal_path)
-    saved_step = _newest_step(directory, options.local_run_dir(record.run_id))
+    local = options.local_run_dir(record.run_id)
+    saved_step = _newest_step(directory, local, record.run_id)
     return JobSetup(
         options=options,
         record=record,
@@ -215,11 +217,22 @@ def _kept(differences: tuple[str, ...]) -> str:
     return f"the job keeps the options that it was started with: {'; '.join(differences)}"
 
 
-def _newest_step(directory: RunDirectory, local: Path | None) -> int | None:
+def _newest_step(directory: RunDirectory, local: Path | None, run_id: str) -> int | None:
     # Asked first: a list that fails just now ends the job here, and is no list without a step.
     here = directory.newest_step if directory.has_checkpoints else None
-    there = None if local is None else RunDirectory(local).newest_step
+    there = None if local is None else _local_step(local, directory.path, run_id)
     return max((step for step in (here, there) if step is not None), default=None)
+
+
+def _local_step(local: Path, run_dir: Path, run_id: str) -> int | None:
+    """Return the newest step of the run in its local directory.
+
+    Raises ``UsageError`` if the local directory belongs to a copy of the run directory.
+    """
+    other = other_home(local, run_dir, run_id)
+    if other is not None:
+        raise UsageError(another_home(local.parent, other, run_dir))
+    return RunDirectory(local).newest_step
 
 
 def _lost_step(history: HistoryReader, saved_step: int | None) -> int | None:

@@ -34,8 +34,8 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.reading.nothing_left import refuse_to_begin
 from holdfast.runtime.reading.shared_tries import WAITS, SharedTries, Target, Waits
-from holdfast.runtime.run.intruder import intruder_in
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.local_terms import local_store
 from holdfast.runtime.saving.ordered_mends import mends_of
@@ -131,7 +131,7 @@ class JobRestore:
     def _refuse_intruder(self) -> None:
         """Refuse to restore from, or to say anything of, the checkpoints of another run."""
         run_dir, run_id = self._context.run_dir, self._context.config.run_id
-        found = intruder_in(run_dir, run_id)
+        found = RunDirectory(run_dir).intruder(run_id)
         if found is not None:
             raise RunDirectoryBusy(
                 f"{run_dir} belongs to run {found} now, not to {run_id}; stop one of the two jobs, "

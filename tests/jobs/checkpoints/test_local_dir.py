@@ -26,6 +26,11 @@ def options_of(base: Path, drain_every: str = NEVER) -> list[str]:
     return ["--local-dir", str(base / "local"), "--drain-every", drain_every]
 
 
+def in_run(job: JobRun) -> list[int]:
+    """Return the steps that were saved to the run directory at once."""
+    return [record["step"] for record in job.events("checkpoint") if "place" not in record]
+
+
 def killed_whole(base: Path) -> JobRun:
     """Run a job whose workers all die in the middle, and return how it has ended."""
     faults = [f"kill worker={worker} step=12 site=reduce" for worker in range(3)]
@@ -45,7 +50,7 @@ def test_relaunch_takes_the_newest_step_of_both_places(
     (restored,) = job.events("restored")
     assert restored["step"] > 0
     assert job.events("mended") == [], "it was read where it was"
-    assert [record["step"] for record in job.events("drained")][-1] == EVEN.steps
+    assert in_run(job)[-1] == EVEN.steps
     assert verify_step(CheckpointStore(tmp_path / "run"), EVEN.steps).is_valid
 
 
@@ -83,7 +88,7 @@ def test_signal_brings_the_newest_step_into_the_run_directory(
 
     assert_whole(job, LONG, undisturbed(LONG))
     (restored,) = job.events("restored")
-    assert [restored["step"]] == [record["step"] for record in stopped.events("drained")]
+    assert [restored["step"]] == in_run(stopped)
 
 
 def test_steps_drain_while_training_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
@@ -94,8 +99,8 @@ def test_steps_drain_while_training_goes_on(tmp_path: Path, undisturbed: Undistu
     assert_whole(job, LONG, undisturbed(LONG))
     drained = [record["step"] for record in job.events("drained")]
     assert len(drained) > 1
-    assert drained[-1] == LONG.steps
-    assert set(CheckpointStore(tmp_path / "run").steps()) <= set(drained)
+    assert in_run(job) == [LONG.steps]
+    assert set(CheckpointStore(tmp_path / "run").steps()) <= {*drained, LONG.steps}
     assert len(list((tmp_path / "local").iterdir())) == 1
 
 
@@ -108,7 +113,7 @@ def test_local_directory_that_cannot_be_made_costs_no_save(
 
     assert_whole(job, EVEN, undisturbed(EVEN))
     assert job.events("restored")[0]["step"] > 0
-    assert len(job.events("local_failed")) == len(job.events("checkpoint"))
+    assert len(job.events("local_failed")) == len(job.events("checkpoint")) - 1, "but the last"
     assert job.events("checkpoint_failed") == []
     told = job.stderr.count("and saves go to the run directory until it does")
     assert told == len(job.events("launch")) == 2
@@ -126,3 +131,24 @@ def test_save_that_a_user_asks_for_is_in_the_run_directory(tmp_path: Path) -> No
             assert saved.step in CheckpointStore(tmp_path / "run").steps()
         running.signal(signal.SIGTERM)
         assert running.wait().exit_code == 75
+
+
+def test_copy_of_a_run_has_no_part_in_its_local_directory(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It is an experiment of its own: the run would go on from its weights."""
+    options = options_of(tmp_path)
+    with start_job(request_of(LONG, tmp_path / "run", workers=2, options=options)) as running:
+        wait_for_checkpoints(running, 1)
+        running.signal(signal.SIGTERM)
+        assert running.wait().exit_code == 75
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    with start_job(request_of(LONG, tmp_path / "copy", workers=2, options=options)) as running:
+        refused = running.wait()
+    with start_job(request_of(LONG, tmp_path / "run", workers=2, options=options)) as running:
+        job = running.wait()
+
+    assert refused.exit_code == 2
+    assert "is a copy of that run; give another --local-dir" in refused.stderr
+    assert_whole(job, LONG, undisturbed(LONG))

@@ -158,7 +158,8 @@ def test_directory_that_was_moved_names_the_one_its_run_goes_on_in(
     assert (before, beside_another_run) == (Life.GONE, Life.GONE)
     assert find_life(moved) == (
         Life.ELSEWHERE,
-        f"{moved.path} was moved or copied, and its run is in {directory.path}; ask there",
+        f"{moved.path} was moved or copied from {directory.path}, which holds its run as well; "
+        "ask there",
     )
 
 

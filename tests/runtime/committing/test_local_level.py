@@ -16,12 +16,15 @@ from host_saves import Workers, plan_of, state_of
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
 from holdfast.checkpoint.format.record import Header
+from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
 from holdfast.runtime.committing.committer import Committer
 from holdfast.runtime.committing.held_save import HeldSave
 from holdfast.runtime.committing.local_level import LocalLevel, LocalTerms
+from holdfast.runtime.run.copies import claim
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 RUN = "a" * 16
 BOUND_S = 60.0
@@ -255,7 +258,7 @@ def test_step_that_the_local_directory_has_and_cannot_read_goes_to_the_run_direc
     saves.commit(10, goes_through=True)
     monkeypatch.undo()
 
-    assert saves.steps() == ((10,), (10,))
+    assert saves.steps()[1] == (10,)
     assert len(saves.told.of("local_failed")) == 1
 
 
@@ -290,7 +293,63 @@ def test_last_save_needs_nothing_of_the_local_directory(saves: Saves) -> None:
     saves.commit(10, goes_through=True)
 
     assert saves.steps() == ((), (10,))
-    assert len(saves.told.of("drained")) == 1
+
+
+def test_save_that_goes_through_calls_nothing_of_the_local_directory(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hang, and a user or the end of the job waits."""
+    asked: list[int] = []
+    level = saves.committer._care.local
+    monkeypatch.setattr(level, "make_directory", lambda: asked.append(1))
+    monkeypatch.setattr(level.store, "staging", lambda *_: asked.append(2))  # type: ignore[union-attr]
+
+    saves.commit(10, goes_through=True)
+
+    assert asked == []
+    assert saves.steps() == ((), (10,))
+
+
+def test_step_of_another_state_gives_way_in_the_local_directory(saves: Saves) -> None:
+    """A disk comes back with what a job of other numerics has saved."""
+    saves.local.mkdir(parents=True)
+    header = Header(saves.workers.plan.run_id, 1, 10)
+    save(CheckpointStore(saves.local), state_of(99), header=header, writers=2)
+
+    saves.commit(10)
+
+    found = restore(CheckpointStore(saves.local), 10).state
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in state_of(10).items()
+    }
+    assert saves.told.of("storage_downgrade") == []
+
+
+def test_save_in_the_run_directory_hides_an_older_state_of_its_step(saves: Saves) -> None:
+    """A restore would take the step of the local directory."""
+    saves.local.mkdir(parents=True)
+    header = Header(saves.workers.plan.run_id, 1, 10)
+    save(CheckpointStore(saves.local), state_of(99), header=header, writers=2)
+
+    saves.commit(10, goes_through=True)
+    saves.rest()
+
+    assert saves.steps() == ((), (10,))
+
+
+def test_local_directory_of_a_copy_takes_no_save(saves: Saves, tmp_path: Path) -> None:
+    record = RunRecord(saves.workers.plan.run_id, FORMAT, 0.0, microbatches=4, seed=0, threads=1)
+    for place in (tmp_path / "run", tmp_path / "copy"):
+        place.mkdir(exist_ok=True)
+        RunDirectory(place).create_record(record)
+    saves.local.mkdir(parents=True)
+    claim(saves.local, tmp_path / "copy")
+
+    saves.commit(10)
+
+    assert saves.steps() == ((), (10,))
+    (failed,) = saves.told.of("local_failed")
+    assert f"holds the checkpoints of {tmp_path / 'copy'}" in failed["reason"]
 
 
 def test_step_that_both_places_have_is_written_no_more(saves: Saves) -> None:

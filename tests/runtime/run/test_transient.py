@@ -21,7 +21,6 @@ from holdfast.runtime.errors import (
 from holdfast.runtime.run import own_file
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.generations import next_generation
-from holdfast.runtime.run.intruder import intruder_in
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.no_run import no_run
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
@@ -144,5 +143,5 @@ def test_history_and_intruder_are_unknown_while_the_files_fail(
     monkeypatch.setattr(own_file, "_open_name", failing(number))
 
     assert HistoryReader(directory.journal_path).read().failures == 0
-    assert intruder_in(directory.path, "ours") is None
+    assert directory.intruder("ours") is None
     assert directory.agent_socket() is None

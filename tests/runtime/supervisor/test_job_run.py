@@ -153,8 +153,8 @@ def test_attach_to_a_directory_that_was_moved_names_the_one_of_its_run(tmp_path:
         job_run.attach(copy)
 
     assert str(caught.value) == (
-        f"no job lives in {copy} on this host without its supervisor; it was moved or copied, "
-        f"and its run is in {run.path}"
+        f"no job lives in {copy} on this host without its supervisor; it was moved or copied "
+        f"from {run.path}, which holds its run as well"
     )
 
 

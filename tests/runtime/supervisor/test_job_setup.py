@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.copies import claim
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor import job_setup
 from holdfast.runtime.supervisor.job_setup import (
@@ -141,6 +143,27 @@ def test_newest_step_is_that_of_run_directory_and_local_directory(
     assert (setup.saved_step, setup.lost_step) == (saved, lost)
     setup.journal.close()
     setup.lease.release()
+
+
+def test_local_directory_of_a_copy_is_refused_with_both_names(tmp_path: Path) -> None:
+    first = setup_in(tmp_path)
+    first.journal.close()
+    first.lease.release()
+    run_dir, copy = first.options.run_dir, tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    options = dataclasses.replace(first.options, run_dir=copy, local_dir=tmp_path / "local")
+    local = options.local_run_dir(first.record.run_id)
+    assert local is not None
+    local.mkdir(parents=True)
+    claim(local, run_dir)
+
+    with pytest.raises(UsageError) as caught:
+        job_setup.prepare_job(options, Stillness())
+
+    assert str(caught.value) == (
+        f"--local-dir {tmp_path / 'local'} holds the checkpoints of {run_dir}, and {copy} is a "
+        "copy of that run; give another --local-dir"
+    )
 
 
 def test_workers_are_told_the_terms_of_the_run_and_those_of_the_launch(prepared: JobSetup) -> None:
