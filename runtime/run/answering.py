@@ -1,4 +1,4 @@
-"""A run directory whose disk may hang, while a job that has not begun asks it for the first time.
+"""A directory whose disk may hang, while a job that has not begun asks it for the first time.
 
 A call into a file system whose server is gone lasts for ever, and no exception ends it.  So
 a thread waits beside the calls: it says that the directory does not answer, and later ends
@@ -21,8 +21,12 @@ GIVES_UP_AFTER_S = 300.0
 
 
 @contextlib.contextmanager
-def answering(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def answering(
+    path: Path, tell: Callable[[str], None], kind: str = "run directory"
+) -> Iterator[None]:
     """Run the body, which asks the directory ``path``; end the process if it never answers.
+
+    ``kind`` says in messages which directory that is.
 
     The body may hang in the kernel, so the end is ``os._exit``, with the exit code of a job
     that can be started again.
@@ -33,13 +37,13 @@ def answering(path: Path, tell: Callable[[str], None]) -> Iterator[None]:
         if has_answered.wait(TELLS_AFTER_S):
             return
         tell(
-            f"the run directory {path} has not answered for {TELLS_AFTER_S:.0f} s; waiting for its "
+            f"the {kind} {path} has not answered for {TELLS_AFTER_S:.0f} s; waiting for its "
             f"disk, {GIVES_UP_AFTER_S:.0f} s at most"
         )
         if has_answered.wait(GIVES_UP_AFTER_S - TELLS_AFTER_S):
             return
         tell(
-            f"the run directory {path} has not answered for {GIVES_UP_AFTER_S:.0f} s: its disk "
+            f"the {kind} {path} has not answered for {GIVES_UP_AFTER_S:.0f} s: its disk "
             "hangs; nothing was started, and nothing is known to be damaged; run again when it "
             "answers"
         )

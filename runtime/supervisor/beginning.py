@@ -34,6 +34,11 @@ def advice(setup: JobSetup) -> Iterator[str]:
     begun_with = setup.record.script_sha256
     if setup.set_aside is not None:
         yield f"--fresh has set the run that was there aside, in {setup.set_aside}"
+    if setup.copied_from is not None:
+        yield (
+            f"{options.run_dir} is a copy of {setup.copied_from}, which holds this run as well: "
+            "from here on each of the two goes its own way"
+        )
     if setup.is_without_locks:
         yield (
             f"the file system of {options.run_dir} has no locks (flock), so this job writes a sign "

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.answering import answering
-from holdfast.runtime.run.copies import another_home, other_home
+from holdfast.runtime.run.copies import another_home, moved_to, other_home
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.generations import next_generation
 from holdfast.runtime.run.journal import Journal
@@ -68,6 +68,8 @@ class JobSetup:
     """Whether the lease must be renewed, because its file system has no locks."""
     set_aside: Path | None = None
     """Where the run lies now that ``--fresh`` has moved out of the way."""
+    copied_from: Path | None = None
+    """The directory that this one was copied from, if that holds the run as well."""
 
     @property
     def missing_modules(self) -> tuple[str, ...]:
@@ -133,12 +135,14 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     with answering(options.run_dir, say):
         directory = RunDirectory(options.run_dir)
         directory.prepare()
+        copied_from = moved_to(directory)  # asked before the lease is this job's
         lease = directory.acquire_lease(watch=watch)
         try:
-            return _setup_in(options, library, verdict, key_file, lease)
+            setup = _setup_in(options, library, verdict, key_file, lease)
         except BaseException:
             lease.end()
             raise
+    return _with_local_steps(replace(setup, copied_from=copied_from))
 
 
 def _setup_in(
@@ -153,8 +157,6 @@ def _setup_in(
     set_aside = directory.set_aside() if options.fresh else None
     record, is_resumed = open_or_create_record(directory, options, key_file)
     history = HistoryReader(directory.journal_path)
-    local = options.local_run_dir(record.run_id)
-    saved_step = _newest_step(directory, local, record.run_id)
     return JobSetup(
         options=options,
         record=record,
@@ -170,11 +172,10 @@ def _setup_in(
         key_file=key_file,
         history=history,
         cwd=Path.cwd(),
-        saved_step=saved_step,
+        # Asked here: a list that fails just now ends the job here, and is no list without a step.
+        saved_step=directory.newest_step if directory.has_checkpoints else None,
         is_without_locks=lease.is_renewed,
         set_aside=set_aside,
-        lost_step=_lost_step(history, saved_step) if is_resumed else None,
-        lost_local_dir=history.local_dir,
     )
 
 
@@ -217,11 +218,24 @@ def _kept(differences: tuple[str, ...]) -> str:
     return f"the job keeps the options that it was started with: {'; '.join(differences)}"
 
 
-def _newest_step(directory: RunDirectory, local: Path | None, run_id: str) -> int | None:
-    # Asked first: a list that fails just now ends the job here, and is no list without a step.
-    here = directory.newest_step if directory.has_checkpoints else None
-    there = None if local is None else _local_step(local, directory.path, run_id)
-    return max((step for step in (here, there) if step is not None), default=None)
+def _with_local_steps(setup: JobSetup) -> JobSetup:
+    """Return the setup with the steps of the local directory, which may hang by itself.
+
+    Raises ``UsageError`` if the local directory belongs to a copy of the run directory.
+    """
+    options, run_id, saved = setup.options, setup.record.run_id, setup.saved_step
+    local = options.local_run_dir(run_id)
+    try:
+        if local is not None:
+            with answering(local.parent, say, "local directory"):
+                there = _local_step(local, options.run_dir, run_id)
+            saved = max((step for step in (saved, there) if step is not None), default=None)
+        lost = _lost_step(setup.history, saved) if setup.is_resumed else None
+    except BaseException:
+        setup.journal.close()
+        setup.lease.end()
+        raise
+    return replace(setup, saved_step=saved, lost_step=lost, lost_local_dir=setup.history.local_dir)
 
 
 def _local_step(local: Path, run_dir: Path, run_id: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.copies import claim
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor import job_setup
+from holdfast.runtime.supervisor.beginning import advice
 from holdfast.runtime.supervisor.job_setup import (
     JobSetup,
     check_files,
@@ -143,6 +145,46 @@ def test_newest_step_is_that_of_run_directory_and_local_directory(
     assert (setup.saved_step, setup.lost_step) == (saved, lost)
     setup.journal.close()
     setup.lease.release()
+
+
+def test_each_directory_that_is_asked_has_its_own_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that hangs is named, and not the other one."""
+    first = setup_in(tmp_path)
+    first.journal.close()
+    first.lease.release()
+    options = dataclasses.replace(first.options, local_dir=tmp_path / "local")
+    watched: list[tuple[Path, ...]] = []
+
+    @contextlib.contextmanager
+    def answering(path: Path, _tell: object, *_kind: str) -> Iterator[None]:
+        watched.append((path, *_kind))
+        yield
+
+    monkeypatch.setattr(job_setup, "answering", answering)
+    setup = job_setup.prepare_job(options, Stillness())
+
+    assert set(watched) == {(options.run_dir,), (tmp_path / "local", "local directory")}
+    setup.journal.close()
+    setup.lease.release()
+
+
+def test_copy_of_a_run_is_told_from_where_it_was_copied(tmp_path: Path) -> None:
+    first = setup_in(tmp_path)
+    first.journal.close()
+    first.lease.release()
+    shutil.copytree(first.options.run_dir, tmp_path / "copy")
+    options = dataclasses.replace(first.options, run_dir=tmp_path / "copy")
+
+    setup = job_setup.prepare_job(options, Stillness())
+    begins_again = job_setup.prepare_job(first.options, Stillness())
+
+    assert (setup.copied_from, begins_again.copied_from) == (first.options.run_dir, None)
+    assert any("each of the two goes its own way" in text for text in advice(setup))
+    for job in (setup, begins_again):
+        job.journal.close()
+        job.lease.release()
 
 
 def test_local_directory_of_a_copy_is_refused_with_both_names(tmp_path: Path) -> None:
