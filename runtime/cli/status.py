@@ -140,6 +140,8 @@ def _metrics(found: JobStatus) -> str:
 def _saves(found: JobStatus) -> str:
     last = found.last_save
     parts = ["none yet" if last is None else f"step {last.step}, {words.duration(last.age_s)} ago"]
+    if last is not None and last.place is not None:
+        parts[0] += f", in the {last.place} only"
     if found.next_save is not None and not found.is_over:
         parts.append(f"next {found.next_save}")
     return "; ".join(parts)

@@ -28,10 +28,14 @@ _PACE_OVER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LastSave:
-    """The newest checkpoint of the journal, and its age in seconds."""
+    """The newest checkpoint of the journal, and its age in seconds.
+
+    ``place`` is where it is, None for the run directory.
+    """
 
     step: int
     age_s: float
+    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,11 @@ def _launched(job: Sequence[Record]) -> int:
 
 def _last_save(records: Sequence[Record], wall: float) -> LastSave | None:
     record = _last(records, "checkpoint")
-    return LastSave(record["step"], max(0.0, wall - record["time"])) if record else None
+    if not record:
+        return None
+    has_drained = _last(records, "drained").get("step") == record["step"]
+    place = None if has_drained else record.get("place")
+    return LastSave(record["step"], max(0.0, wall - record["time"]), place)
 
 
 def _last(records: Sequence[Record], event: str) -> Record:

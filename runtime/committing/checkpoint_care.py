@@ -30,6 +30,7 @@ from holdfast.runtime.committing.steps_in_hand import StepsInHand
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 
 _LOWEST_PRIORITY = 19
+_SPACE = "--keep-space"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ class CheckpointCare:
     def _tell_left(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
             self._report.record("prune_failed", reason=reason)
+            if _SPACE in reason:  # the user has set a bound that does not hold
+                self._report.notify(reason)
 
     def _pruned(self, now: float) -> tuple[str, ...]:
         """Remove what may go; return a reason for each name that is left."""

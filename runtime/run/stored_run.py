@@ -15,10 +15,10 @@ from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
 from holdfast.checkpoint.format.signature import SigningKey
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
-from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader
+from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
 from holdfast.runtime.run.no_run import refuse_no_run
 from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
 from holdfast.runtime.run.run_key import find_key, key_in
 
 _MOST_STEPS = 10
@@ -37,11 +37,19 @@ class StoredRun:
         """Return the run in a directory; with a key, only steps signed with it are valid.
 
         Raises:
-            UsageError: it is no run, or its record or the key cannot be read.
+            UsageError: it is no run, its record or the key cannot be read, or it is another key
+                than the run was begun with.
         """
         refuse_no_run(path)
         record = RunDirectory(path).load_record()
-        store = CheckpointStore(path, key=key_in(find_key(key_file, path)))
+        key = find_key(key_file, path)
+        begun_with = None if record is None else record.key_id
+        if key is not None and begun_with not in (None, key.key_id):
+            raise UsageError(
+                f"the run in {path} was begun with key {begun_with}, and {key.path} holds key "
+                f"{key.key_id}; give the key file that it was begun with"
+            )
+        store = CheckpointStore(path, key=key_in(key))
         return StoredRun(path, store, record.run_id if record else None)
 
     def steps(self) -> tuple[int, ...]:
@@ -63,14 +71,15 @@ class StoredRun:
     def _why_none(self) -> str:
         directory = RunDirectory(self.path)
         reader = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
-        saved: list[object] = []
+        saved: list[Record] = []
         with contextlib.suppress(OSError):
-            saved = [found.get("step") for found in reader.read() if found["event"] == "checkpoint"]
+            saved = [found for found in reader.read() if found["event"] == "checkpoint"]
         if not saved:
             return "its run has saved none yet"
-        return (
-            f"its journal knows of step {saved[-1]}, which was removed, or lies in the job's "
-            f"--local-dir, in holdfast-{self.run_id} there"
+        is_local = "place" in saved[-1]
+        where = f"only the job's --local-dir had, in {LOCAL_PREFIX}{self.run_id} there"
+        return f"its journal knows of step {saved[-1].get('step')}, which " + (
+            where if is_local else "was removed"
         )
 
     def step(self, wanted: int | None) -> int:

@@ -54,6 +54,8 @@ class Narration:
         self._failed_modules: set[str] = set()
         self._completed_step = -1
         self._begun_step: int | None = None
+        self._world_step: int | None = None
+        """From where the newest world trains on."""
         self._lost_lines = 0
         self._deaths = DeathLog()
 
@@ -247,12 +249,18 @@ class Narration:
         is_bad = end.is_failure or not is_well
         tell = self._say if is_bad else self._inform
         tell(("error: " if is_bad else "") + end.reason)
-        if end.exit_code == ExitCode.DONE and self._completed_step == self._begun_step:
+        if end.exit_code == ExitCode.DONE and self._has_trained_nothing:
             self._inform(was_complete(self._completed_step))
         if end.exit_code == ExitCode.RECOVERY_IMPOSSIBLE and not is_their_own:
             for sentence in self._deaths.in_common():
                 self.warned(sentence)
         self._journal.record("job_ended", exit_code=end.exit_code, reason=end.reason)
+
+    @property
+    def _has_trained_nothing(self) -> bool:
+        """Whether the run had the step already; one that was damaged is trained once more."""
+        began_at = {self._begun_step, self._world_step} - {None}
+        return began_at == {self._completed_step}
 
     def failed(self, error: Exception) -> None:
         """Say that the supervisor itself failed, and that the workers go on."""
@@ -268,6 +276,7 @@ class Narration:
         if report.get("kind") == "error":
             self._errors[worker] = dict(report)
         elif report.get("kind") == "world":
+            self._world_step = report.get("step")
             self._say_unsaid()  # the others go on
         elif report.get("kind") == "complete" and report["step"] > self._completed_step:
             self._completed_step = report["step"]

@@ -123,7 +123,8 @@ def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
     try:
         with answering(run_dir, say):
             refuse_no_run(run_dir)
-            takeover = find_takeover(RunDirectory(run_dir))
+            is_copy = moved_to(RunDirectory(run_dir)) is not None
+            takeover = None if is_copy else find_takeover(RunDirectory(run_dir))
     except StoppedAgentEnded as ended:
         raise UsageError(f"{ended}; go on from its newest checkpoint by `holdfast run`") from ended
     if takeover is None:

@@ -85,13 +85,17 @@ class SaveMemory:
         """Return how many buffers fit, and why there are not two."""
         if most is not None and most < BUFFERS * nbytes:
             fitting = min(most // max(nbytes, 1), self._count(nbytes, None)[0])
-            allowed = f"--snapshot-memory allows {most // _MIB} MiB"
-            what = f"two snapshots of {nbytes // _MIB} MiB do not fit: {allowed}"
+            allowed = f"--snapshot-memory allows {_size(most)}"
+            what = f"two snapshots of {_size(nbytes)} do not fit: {allowed}"
             return fitting, f"{what}; {_THEN[fitting]}"
         tightest = min(self._limits(), key=lambda usage: usage.free, default=None)
         if tightest is None or BUFFERS * nbytes <= tightest.free:
             return BUFFERS, ""
         count = 1 if nbytes <= tightest.free else 0
-        left = f"{tightest.place} has {tightest.free // _MIB} MiB left"
-        what = f"two snapshots of {nbytes // _MIB} MiB do not fit: {left}"
+        left = f"{tightest.place} has {_size(tightest.free)} left"
+        what = f"two snapshots of {_size(nbytes)} do not fit: {left}"
         return count, f"{what}; {_THEN[count]}"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes // _MIB} MiB" if nbytes >= _MIB else f"{nbytes} bytes"

@@ -78,6 +78,23 @@ def status_of(
     return job_status(records, ending, found, (story.now, 1e9 + story.now))
 
 
+@pytest.mark.parametrize(
+    ("drained", "place"), [(None, "local directory"), (3, "local directory"), (5, None)]
+)
+def test_newest_save_tells_that_only_the_local_directory_has_it(
+    drained: int | None, place: str | None
+) -> None:
+    story = Story().begin(0, 1).steps(*range(1, 9))
+    story.tell("checkpoint", step=5, seconds=0.1, bytes=10, place="local directory")
+    if drained is not None:
+        story.tell("drained", step=drained)
+
+    status = status_of(story, answer=ANSWER)
+
+    assert status.last_save is not None
+    assert status.last_save.place == place
+
+
 def test_running_job_shows_what_its_agent_says() -> None:
     story = Story().begin(0, 1).steps(*range(1, 9))
     story.tell("checkpoint", step=5, seconds=0.1, bytes=10, after=2.0)

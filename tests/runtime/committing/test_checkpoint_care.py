@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_commit_prunes(committer: Committer) -> None:
 
     assert committer.store.steps() == (30, 20)
     assert committer.told.of("prune_failed") == []
+
+
+def test_space_that_cannot_be_kept_to_is_said_to_the_user_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = Committer(tmp_path / "run", monkeypatch, keep_space="100B")
+    for step in (10, 20, 30):
+        bounded.commit(step)
+
+    (sentence,) = bounded.told.sentences
+    assert re.search(r"take \d+ bytes more than --keep-space allows; give them more", sentence)
 
 
 def test_damage_that_stops_the_pruning_is_recorded(committer: Committer) -> None:

@@ -62,22 +62,47 @@ def test_directory_without_checkpoints_is_refused(tmp_path: Path) -> None:
         saved(tmp_path).step(None)
 
 
-def test_steps_that_the_journal_knows_of_may_be_in_the_local_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({}, "was removed"),
+        (
+            {"place": "local directory"},
+            "only the job's --local-dir had, in holdfast-0a1b there",
+        ),
+    ],
+)
+def test_step_that_the_journal_knows_of_was_removed_or_is_in_the_local_directory(
+    tmp_path: Path, fields: dict[str, str], where: str
+) -> None:
     directory = RunDirectory(tmp_path)
     record = RunRecord("0a1b", FORMAT, 1.5, microbatches=4, seed=0, threads=1)
     directory.create_record(record)
     journal = Journal(directory.journal_path, run_id="0a1b", source="snapshot writer")
     for step in (10, 20):
-        journal.record("checkpoint", step=step)
+        journal.record("checkpoint", step=step, **fields)
     journal.close()
 
     with pytest.raises(UsageError) as caught:
         saved(tmp_path).steps()
 
     assert str(caught.value) == (
-        f"{tmp_path} holds no checkpoint: its journal knows of step 20, which was removed, or lies "
-        "in the job's --local-dir, in holdfast-0a1b there"
+        f"{tmp_path} holds no checkpoint: its journal knows of step 20, which {where}"
     )
+
+
+def test_key_that_the_run_was_not_begun_with_is_refused(tmp_path: Path) -> None:
+    """Else each step would be called damaged, and the user be told to remove it."""
+    key_file = tmp_path / "key"
+    key_file.write_bytes(bytes(range(32)))
+    key_file.chmod(0o600)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    record = RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1, key_id="0123")
+    RunDirectory(run_dir).create_record(record)
+
+    with pytest.raises(UsageError, match=r"begun with key 0123, and .*; give the key file that it"):
+        StoredRun.open(run_dir, key_file)
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])

@@ -193,11 +193,22 @@ def test_fresh_run_says_where_the_old_one_is(told: Told) -> None:
     assert line == "holdfast: --fresh has set the run that was there aside, in /run/previous-2"
 
 
-@pytest.mark.parametrize(("begun", "is_told"), [(12, True), (8, False), (None, False)])
+@pytest.mark.parametrize(
+    ("begun", "worlds", "is_told"),
+    [
+        (12, (), True),
+        (12, (4, 12), True),  # two trainings, and both were complete
+        (12, (8,), False),  # step 12 is damaged
+        (8, (8,), False),
+        (None, (0,), False),
+    ],
+)
 def test_run_that_was_complete_says_how_to_go_on(
-    told: Told, begun: int | None, *, is_told: bool
+    told: Told, begun: int | None, worlds: tuple[int, ...], *, is_told: bool
 ) -> None:
     told.voice.began(setup_of(is_resumed=True, saved_step=begun))
+    for step in worlds:
+        told.report(0, "world", generation=1, workers=[0], step=step)
     told.report(0, "complete", step=12, sha256="ab")
     told.lines()
 

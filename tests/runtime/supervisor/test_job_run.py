@@ -20,6 +20,7 @@ from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.supervisor import job_run, supervised_job, supervisor
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover
+from holdfast.runtime.system.channel import Listener
 from holdfast.runtime.system.held_process import HeldProcess
 
 FREE = "the setup of a job that may begin"
@@ -146,7 +147,10 @@ def test_attach_to_a_directory_that_was_moved_names_the_one_of_its_run(tmp_path:
     run, copy = RunDirectory(tmp_path / "run"), tmp_path / "copy"
     run.prepare()
     run.create_record(RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1))
-    run.acquire_lease().release()
+    lease = run.acquire_lease()
+    listener = Listener(tmp_path / "agent.sock")  # that of the run's own job, which lives
+    lease.name_agent(listener.path)
+    lease.release()
     shutil.copytree(run.path, copy)
 
     with pytest.raises(UsageError) as caught:
@@ -156,6 +160,7 @@ def test_attach_to_a_directory_that_was_moved_names_the_one_of_its_run(tmp_path:
         f"no job lives in {copy} on this host without its supervisor; it was moved or copied "
         f"from {run.path}, which holds its run as well"
     )
+    listener.close()
 
 
 def test_attach_that_had_to_end_the_job_names_the_command_that_goes_on(

@@ -53,7 +53,7 @@ def plan_of(run_dir: Path, shards: int = 2, **changes: Any) -> SavePlan:
     return SavePlan(run_dir, RUN, **whole)
 
 
-_CARE = ("retention", "generation", "scrub_every_s", "repair_from", "unsound")
+_CARE = ("retention", "generation", "scrub_every_s", "repair_from", "unsound", "keep_space")
 
 
 @dataclass(frozen=True)
