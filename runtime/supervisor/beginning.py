@@ -32,19 +32,7 @@ def advice(setup: JobSetup) -> Iterator[str]:
     """Yield a line on each thing that the user may not have meant so."""
     options, parts = setup.options, setup.record.microbatches
     begun_with = setup.record.script_sha256
-    if setup.set_aside is not None:
-        yield f"--fresh has set the run that was there aside, in {setup.set_aside}"
-    if setup.copied_from is not None:
-        yield (
-            f"{options.run_dir} is a copy of {setup.copied_from}, which holds this run as well: "
-            "from here on each of the two goes its own way"
-        )
-    if setup.is_without_locks:
-        yield (
-            f"the file system of {options.run_dir} has no locks (flock), so this job writes a sign "
-            f"of life into its lease every {RENEWED_EVERY_S:.0f} s; should it be killed, the next "
-            f"one waits {LASTS_S:.0f} s for another one, with --wait-lease"
-        )
+    yield from _of_the_directory(setup)
     if _is_resuming(setup) and begun_with not in (None, script_sha256(options.script)):
         yield (
             f"{options.script.name} has changed since this run began. The run goes on with the new "
@@ -70,6 +58,24 @@ def advice(setup: JobSetup) -> Iterator[str]:
             f"{count(parts, 'microbatch', 'microbatches')} for {options.workers} workers: only "
             f"{who}, and the others wait; all compute in a run that begins with "
             f"--microbatches {options.workers}"
+        )
+
+
+def _of_the_directory(setup: JobSetup) -> Iterator[str]:
+    """Yield a line on each thing that is unusual about the run directory."""
+    options = setup.options
+    if setup.set_aside is not None:
+        yield f"--fresh has set the run that was there aside, in {setup.set_aside}"
+    if setup.copied_from is not None:
+        yield (
+            f"{options.run_dir} is a copy of {setup.copied_from}, which holds this run as well: "
+            "from here on each of the two goes its own way"
+        )
+    if setup.is_without_locks:
+        yield (
+            f"the file system of {options.run_dir} has no locks (flock), so this job writes a sign "
+            f"of life into its lease every {RENEWED_EVERY_S:.0f} s; should it be killed, the next "
+            f"one waits {LASTS_S:.0f} s for another one, with --wait-lease"
         )
 
 
