@@ -41,8 +41,12 @@ class SaveWatch:
         self._is_training = False
         self._is_asked = False
         self._asked_at: float | None = None
-        self._newest: Record | None = None
+        self._steps_in_run: set[int] = set()
+        """Those that the run directory has taken, of earlier jobs too."""
         self._last_step: int | None = None
+        """That of the training which has ended last; None once another one has begun."""
+        self._step_of_worker: int | None = None
+        """The last step as a worker of this launch has recorded it."""
         self._failures: list[str] = []
 
     @property
@@ -66,22 +70,27 @@ class SaveWatch:
         match record["event"]:
             case "job_started" | "launch":
                 self._is_training = self._is_asked = self.is_over = False
-            case "world" | "step" | "epoch":
+                self._last_step = self._step_of_worker = None
+            case "world":
+                self._is_training, self._last_step = True, None
+            case "step" | "epoch":
                 self._is_training = True
             case "checkpoint":
                 self._is_training = True
-                self._newest = record
                 self._compare(record)
+            case "drained":
+                self._steps_in_run.add(record["step"])
             case "checkpoint_failed":
                 self._failed(str(record.get("reason")))
             case "completed" | "stopped":
-                self._last_step = record.get("step")
+                self._training_ended(record)
             case "job_ended":
                 self._ended(record["now"])
 
     def _compare(self, record: Record) -> None:
         if "place" in record:  # only the local directory has it, which goes with its host
             return
+        self._steps_in_run.add(record["step"])
         if self._asked_at is not None and record["now"] - record["seconds"] >= self._asked_at:
             self.saved = Saved(record["step"], record["now"] - self._asked_at)
 
@@ -90,12 +99,24 @@ class SaveWatch:
             self._failures.append(reason)
             self._is_asked = False
 
+    def _training_ended(self, record: Record) -> None:
+        """Take note of a training's last step.
+
+        The supervisor repeats it, perhaps when the next training of the script has begun.
+        """
+        step = record.get("step")
+        if record.get("source") != "supervisor":
+            self._step_of_worker = step
+        elif step == self._step_of_worker:
+            return
+        self._last_step = step
+
     def _ended(self, now: float) -> None:
         """Take note of the job's end; the checkpoint of its last step can serve the order."""
         self.is_over, self._is_training = True, False
-        newest = self._newest
-        if self._asked_at is not None and newest and newest["step"] == self._last_step:
-            self.saved = Saved(newest["step"], now - self._asked_at)
+        step = self._last_step
+        if self._asked_at is not None and step is not None and step in self._steps_in_run:
+            self.saved = Saved(step, now - self._asked_at)
 
 
 def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -> Saved | None:

@@ -88,6 +88,69 @@ def test_end_at_the_step_of_an_older_checkpoint_is_an_answer(event: str) -> None
     assert watch.saved == Saved(7, 3.0)
 
 
+WORKER, SUPERVISOR = "worker 0", "supervisor"
+
+
+def ended_at(step: int, *, source: str = WORKER) -> Record:
+    return record("completed", 2.0, step=step, source=source)
+
+
+BEFORE = {
+    "stopped job": [record("stopped", step=7), record("job_ended"), record("job_started")],
+    "completed job": [ended_at(7), record("job_ended"), record("job_started")],
+    "dead launch": [ended_at(7), record("launch")],
+    "earlier training": [ended_at(7)],
+    "earlier training of a slow supervisor": [
+        ended_at(7, source=SUPERVISOR),
+        ended_at(7),
+        record("world"),
+        ended_at(7, source=SUPERVISOR),
+    ],
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_end_at_its_last_checkpoint_is_that_of_the_training_that_was_asked(before: str) -> None:
+    watch = watch_after(record("world"), checkpoint(7, 0.5, 1.0), *BEFORE[before])
+    if before != "earlier training of a slow supervisor":
+        watch.saw(record("world"))
+    watch.asked(3.0)
+
+    watch.saw(record("step", 4.0, step=8))
+    watch.saw(record("job_ended", 5.0))
+
+    assert (watch.saved, watch.is_over) == (None, True)
+
+
+def test_job_that_stops_where_the_last_one_did_has_its_checkpoint() -> None:
+    watch = watch_after(
+        record("world"), checkpoint(7, 0.5, 1.0), record("stopped", step=7), record("job_ended")
+    )
+    for event in ("job_started", "launch", "world"):
+        watch.saw(record(event))
+    watch.asked(3.0)
+
+    watch.saw(record("stopped", 4.0, step=7))
+    watch.saw(record("job_ended", 5.0))
+
+    assert watch.saved == Saved(7, 2.0)
+
+
+@pytest.mark.parametrize(("drained", "saved"), [(7, Saved(7, 3.0)), (6, None)])
+def test_last_step_of_the_local_directory_is_an_answer_once_it_has_drained(
+    drained: int, saved: Saved | None
+) -> None:
+    local = [{**checkpoint(step, 0.5, 1.0), "place": "local directory"} for step in (6, 7)]
+    watch = watch_after(record("world"), *local)
+    watch.asked(2.0)
+
+    watch.saw(record("drained", 3.0, step=drained))
+    watch.saw(record("stopped", 4.0, step=7))
+    watch.saw(record("job_ended", 5.0))
+
+    assert watch.saved == saved
+
+
 def test_end_without_any_checkpoint_is_no_answer() -> None:
     watch = watch_after(record("world"))
     watch.asked(2.0)
