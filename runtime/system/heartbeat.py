@@ -8,9 +8,8 @@ is shared.
 
 The page lies in a memfd: it has no name and needs no clean-up.  It is readable after the
 death of its worker, and then tells the victim's last step and phase.  Every field is one
-aligned 64-bit word with exactly one writer, so no lock is needed.  A request is pending
-while ``asked`` and ``answered`` differ in its bit: the agent writes ``asked``, the worker
-``answered``.
+aligned 64-bit word with exactly one writer, so no lock is needed.  The agent counts the
+requests of a kind, the worker those that it has answered.  One is pending while these differ.
 
 Behind these words lies what the agent wants to know of a worker that fails: the samples of
 the microbatch in hand, and an area for the stacks of its threads (`evidence`).  Between the two
@@ -30,8 +29,9 @@ from enum import IntEnum, IntFlag
 
 from holdfast.runtime.system.sealed_memory import sealed_memory
 
-_COUNTER, _PHASE, _STEP, _GENERATION, _ASKED, _ANSWERED, _DURABLE, _FAILED = range(8)
+_COUNTER, _PHASE, _STEP, _GENERATION, _DURABLE, _FAILED = range(6)
 _TURN, _COMMITS, _WORD_VERSION, _WORD_BYTES = range(8, 12)
+_SAVES_ASKED, _SAVES_ANSWERED, _STOPS_ASKED, _STOPS_ANSWERED = range(12, 16)
 _UPDATE, _MICROBATCH, _COUNT, _IS_VALIDATION = range(16, 20)
 _IDS_AT, _PROGRESS_AT, _WORDS_END = 32 * 8, 16384, 20480
 MOST_IDS = (_PROGRESS_AT - _IDS_AT) // 8
@@ -73,6 +73,10 @@ class RequestFlag(IntFlag):
     NONE = 0
     SAVE = 1
     STOP = 2
+
+
+_ASKED = {RequestFlag.SAVE: _SAVES_ASKED, RequestFlag.STOP: _STOPS_ASKED}
+_ANSWERED = {RequestFlag.SAVE: _SAVES_ANSWERED, RequestFlag.STOP: _STOPS_ANSWERED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +225,24 @@ class HeartbeatPage:
     @property
     def requests(self) -> RequestFlag:
         """The requests that the worker has not answered yet."""
-        pending = self._words[_ASKED] ^ self._words[_ANSWERED]
-        return RequestFlag(pending) if pending else RequestFlag.NONE
+        words = self._words
+        wants_save = words[_SAVES_ASKED] != words[_SAVES_ANSWERED]
+        wants_stop = words[_STOPS_ASKED] != words[_STOPS_ANSWERED]
+        if not (wants_save or wants_stop):
+            return RequestFlag.NONE
+        return RequestFlag(wants_save * RequestFlag.SAVE | wants_stop * RequestFlag.STOP)
+
+    def asked(self, what: RequestFlag) -> int:
+        """Return how often ``what`` was requested so far."""
+        return self._words[_ASKED[what]]
 
     def ask(self, what: RequestFlag) -> None:
         """Make a request of the worker (agent only)."""
-        answered = self._words[_ANSWERED]
-        self._words[_ASKED] = (self._words[_ASKED] ^ answered | what) ^ answered
+        self._words[_ASKED[what]] += 1
 
-    def answer(self, what: RequestFlag) -> None:
-        """Take note that ``what`` was done, if it was asked (worker only)."""
-        self._words[_ANSWERED] ^= self.requests & what
+    def answer(self, what: RequestFlag, asked: int) -> None:
+        """Take note that the first ``asked`` requests of ``what`` were served (worker only)."""
+        self._words[_ANSWERED[what]] = asked
 
     @property
     def failed_save(self) -> int:

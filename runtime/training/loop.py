@@ -316,13 +316,14 @@ class TrainingLoop:
     def _begin_save(self, *, is_last: bool = False) -> None:
         cursor = self._progress.cursor
         self._records.flush()  # the journal is never behind a checkpoint
-        now = time.monotonic()
+        # A request that comes during the copy wants a newer state than this one.
+        asked, now = self._context.page.asked(RequestFlag.SAVE), time.monotonic()
         if self._saver.begin(
             cursor, lambda: self._state.tensors(cursor), self._fields(), is_last=is_last
         ):
             self._clock.began(now, self._saver.in_flight_bytes)
             if self._saver.serves_requests:
-                self._context.page.answer(RequestFlag.SAVE)
+                self._context.page.answer(RequestFlag.SAVE, asked)
             self._visit(Site.SAVE, step=cursor.step)
 
     def _fields(self) -> dict[str, object]:

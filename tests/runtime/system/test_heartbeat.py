@@ -70,8 +70,8 @@ def test_request_is_pending_until_it_is_answered(
     agent.ask(RequestFlag.STOP)
     assert worker.requests == RequestFlag.SAVE | RequestFlag.STOP
 
-    worker.answer(RequestFlag.SAVE)
-    worker.answer(RequestFlag.SAVE)
+    worker.answer(RequestFlag.SAVE, 2)
+    worker.answer(RequestFlag.SAVE, 2)
 
     assert worker.requests == RequestFlag.STOP
     assert agent.requests == RequestFlag.STOP
@@ -79,11 +79,25 @@ def test_request_is_pending_until_it_is_answered(
 
 def test_request_can_be_made_again(sides: tuple[HeartbeatPage, HeartbeatPage]) -> None:
     agent, worker = sides
-    for _ in range(3):
+    for count in (1, 2, 3):
         agent.ask(RequestFlag.SAVE)
         assert worker.requests == RequestFlag.SAVE
-        worker.answer(RequestFlag.SAVE)
+        assert worker.asked(RequestFlag.SAVE) == count
+        worker.answer(RequestFlag.SAVE, count)
         assert not worker.requests
+
+
+def test_request_is_not_answered_with_one_that_came_before(
+    sides: tuple[HeartbeatPage, HeartbeatPage],
+) -> None:
+    agent, worker = sides
+    agent.ask(RequestFlag.SAVE)
+    heard = worker.asked(RequestFlag.SAVE)
+    agent.ask(RequestFlag.SAVE)
+
+    worker.answer(RequestFlag.SAVE, heard)
+
+    assert worker.requests == RequestFlag.SAVE
 
 
 def test_page_cannot_be_cut_under_its_reader(
