@@ -249,9 +249,10 @@ class WorkerHost:
                 hosted.page.answer_save(answer["attempt"], is_durable=is_durable)
         step, text = answer["step"], None
         if is_durable:
-            text = self._failed_saves.succeeded(step)
+            text = self._failed_saves.succeeded(step, is_in_run="place" not in answer)
         elif not answer.get("is_expected"):
-            text = self._failed_saves.sentence(step, answer["reason"])
+            is_of_run = answer.get("is_of_run", False)
+            text = self._failed_saves.sentence(step, answer["reason"], is_of_run=is_of_run)
         if text is not None:
             self._notify(text)
 

@@ -65,6 +65,14 @@ class Committer:
         self._local_failure = ""
         self._has_told_failure = False
 
+    @property
+    def place(self) -> Mapping[str, str]:
+        """Where the newest save is, as records and answers tell it: nothing of the run directory.
+
+        What only the local directory has goes with its host.
+        """
+        return {} if self._places.is_run else {"place": "local directory"}
+
     def commit(self, save: HeldSave) -> int:
         """Make a save in memory a durable checkpoint; return its bytes.
 
@@ -149,7 +157,7 @@ class Committer:
             generation=ticket.generation,
             seconds=round(time.monotonic() - ticket.began, 6),
             bytes=manifest.nbytes,
-            **({} if places.is_run else {"place": "local directory"}),
+            **self.place,
         )
         self._tell_local_failure(ticket.step)
         if places.is_local and places.is_run:

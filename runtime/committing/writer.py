@@ -177,9 +177,11 @@ class HostWriter:
             nbytes = self._commit_held(save)
         except (CheckpointError, OSError) as error:
             self._record_failure(ticket, str(error))
-            self._answer(ticket, "unsaved", reason=str(error))
+            # A local directory that fails is no failure: the run directory takes the save.
+            is_of_run = ticket.goes_through or isinstance(error, StorageFailed)
+            self._answer(ticket, "unsaved", reason=str(error), is_of_run=is_of_run)
             return
-        self._answer(ticket, "saved", bytes=nbytes)
+        self._answer(ticket, "saved", bytes=nbytes, **self._ready().place)
 
     def _hold(self, parts: Parts) -> HeldSave:
         """Return the complete save, which replaces an older one in the same buffer."""

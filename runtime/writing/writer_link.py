@@ -125,7 +125,7 @@ class WriterLink:
         if channel is None:
             self._told.lost()
             if save is not None and save.is_complete:
-                self._answer({**message, "kind": "unsaved", "reason": reason})
+                self._answer(_unsaved(message, reason))
         elif save is not None:
             channel.post(*split(message))
         self._told.close_unused(channel)
@@ -254,8 +254,7 @@ class WriterLink:
         self._being_written = 0
         self._told.lost()
         for save in list(self._pending.values()):
-            reason = f"the process that writes snapshots {why}"
-            self._answer({**save, "kind": "unsaved", "reason": reason})
+            self._answer(_unsaved(save, f"the process that writes snapshots {why}"))
         asked, self._asked = self._asked, deque()
         for kind, then in asked:
             then(_no_answer(kind, f"the process that writes snapshots {why}"))
@@ -273,6 +272,12 @@ class WriterLink:
 
 def _key(message: Message) -> _Key:
     return (message["launch"], message["attempt"])
+
+
+def _unsaved(save: Message, reason: str) -> Message:
+    """Return the answer to a save that no writer has answered, with the fields of its parts."""
+    is_of_run = save.get("goes_through", False)
+    return {**save, "kind": "unsaved", "reason": reason, "is_of_run": is_of_run}
 
 
 def _no_answer(kind: str, reason: str) -> Message:

@@ -308,6 +308,25 @@ def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> N
     assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
 
 
+def test_saves_go_on_again_once_the_run_directory_takes_one(host: Host) -> None:
+    """The local directory takes those meanwhile that nobody has asked for."""
+
+    def answer(kind: str, attempt: int, **fields: object) -> None:
+        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 10 * attempt, **fields}
+        host.real.on_written(message)
+
+    answer("unsaved", 1, reason="it is full", is_of_run=True)
+    answer("saved", 2, place="local directory")
+    answer("unsaved", 3, reason="it is full", is_of_run=True)
+    answer("saved", 4)
+
+    assert host.notices == [
+        "the checkpoint of step 10 failed: it is full",
+        "the checkpoint of step 30 failed for the same reason",
+        "checkpoints are saved again, from step 40 on",
+    ]
+
+
 def test_sentence_of_the_writer_is_shown(host: Host) -> None:
     host.real.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
 

@@ -6,11 +6,13 @@ import dataclasses
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from committing_report import Told
-from host_saves import LAUNCH, RUN, Workers, plan_of
+from host_saves import LAUNCH, RUN, Workers, plan_of, saved_steps
+from host_writer import RunningWriter
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import StorageFailed
@@ -120,6 +122,59 @@ def test_steps_of_the_local_directory_find_room(
         store.scan(step).verify()
     assert len(CheckpointStore(local).steps()) <= 3
     workers.close()
+
+
+@pytest.fixture
+def with_local(tmp_path: Path, writer: RunningWriter) -> Iterator[Workers]:
+    """Return workers of a job with a local directory."""
+    (tmp_path / "run").mkdir()
+    terms = LocalTerms(tmp_path / "local", every_saves=1000)
+    workers = Workers(plan_of(tmp_path / "run", local=terms))
+    writer.use(workers)
+    yield workers
+    workers.close()
+
+
+def refuse(directory: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let a directory take no new file."""
+    plain = LocalFileSystem.create_exclusive
+
+    def create_exclusive(files: LocalFileSystem, path: Path) -> int:
+        if path.is_relative_to(directory):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return plain(files, path)
+
+    patch.setattr(LocalFileSystem, "create_exclusive", create_exclusive)
+
+
+def test_answer_tells_which_directory_has_a_save_or_has_failed(
+    tmp_path: Path, with_local: Workers, writer: RunningWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    with monkeypatch.context() as full:
+        refuse(run, full)
+        assert writer.save(with_local, 10, 1)["place"] == "local directory"
+        assert writer.save(with_local, 20, 2, goes_through=True)["is_of_run"]
+        refuse(local, full)
+        assert writer.save(with_local, 30, 3)["is_of_run"], "it had to take what that refused"
+    with monkeypatch.context() as full:
+        refuse(local, full)
+        assert "place" not in writer.save(with_local, 40, 4)
+    assert "place" not in writer.save(with_local, 50, 5, goes_through=True)
+
+    assert (saved_steps(run), saved_steps(local)) == ((50, 40), (10,))
+
+
+def test_save_that_is_damaged_in_memory_is_no_failure_of_the_run_directory(
+    with_local: Workers, writer: RunningWriter
+) -> None:
+    copied = with_local.copy_all(with_local.ticket(10, 1))
+    with_local.flip_a_bit(1)
+    writer.tell(*copied)
+
+    answer = writer.answer()
+
+    assert (answer["kind"], answer["is_of_run"]) == ("unsaved", False)
 
 
 def test_room_is_made_beside_a_step_in_hand_and_before_another_one_begins() -> None:

@@ -109,6 +109,18 @@ def test_save_is_given_up_when_its_file_takes_too_long(agent: AgentOfFakes) -> N
     assert [answer["kind"] for answer in agent.answers] == ["unsaved"]
 
 
+@pytest.mark.parametrize("goes_through", [False, True])
+def test_answer_for_a_hanging_writer_tells_if_the_run_directory_had_to_take_the_save(
+    agent: AgentOfFakes, *, goes_through: bool
+) -> None:
+    for part in range(2):
+        agent.copied(1, part, goes_through=goes_through)
+
+    wait(agent, ANSWERED_WITHIN_S + 1)
+
+    assert [answer["is_of_run"] for answer in agent.answers] == [goes_through]
+
+
 def test_settle_for_whom_does_not_want_to_wait_has_seconds(agent: AgentOfFakes) -> None:
     found: list[Message] = []
     agent.link.settle(found.append, is_urgent=True)

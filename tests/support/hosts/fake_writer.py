@@ -82,11 +82,11 @@ class AgentOfFakes:
     def on_writer_notice(self, notice: Message) -> None:
         """Ignore a sentence for the user."""
 
-    def copied(self, attempt: int, part: int) -> None:
+    def copied(self, attempt: int, part: int, **fields: object) -> None:
         """Tell that a part of a save was copied."""
         message = {"kind": "copied", "launch": 1, "layout": "L", "generation": 1}
         numbers = {"attempt": attempt, "step": 10 * attempt, "part": part, "parts": PARTS}
-        self.link.copied({**message, **numbers, "buffer": attempt % 2})
+        self.link.copied({**message, **numbers, "buffer": attempt % 2, **fields})
 
     def progress(self, nbytes: int) -> None:
         """Let the writer tell how many bytes are being written."""

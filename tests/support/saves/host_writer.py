@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,18 @@ class RunningWriter:
         for part in copied:
             self._send(part.message, part.content)
 
-    def save(self, workers: Workers, step: int, attempt: int, generation: int = 0) -> Message:
+    def save(
+        self,
+        workers: Workers,
+        step: int,
+        attempt: int,
+        generation: int = 0,
+        *,
+        goes_through: bool = False,
+    ) -> Message:
         """Save the state of a step; return the answer."""
-        self.tell(*workers.copy_all(workers.ticket(step, attempt, generation=generation)))
+        ticket = workers.ticket(step, attempt, generation=generation)
+        self.tell(*workers.copy_all(replace(ticket, goes_through=goes_through)))
         return self.answer()
 
     def mend(self, run_dir: Path, step: int, key_file: KeyFile | None = None) -> Message:
