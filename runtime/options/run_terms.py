@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import time
 from pathlib import Path
 
@@ -29,18 +30,43 @@ def open_or_create_record(
         UsageError: the options or the key are not those that the run was begun with, or
             there are checkpoints without the record of their run.
     """
+    resumed = _terms_in(directory, options, key_file)
+    if resumed is not None:
+        return resumed, True
+    record = _new_record(options, key_file)
+    directory.create_record(record)
+    return record, False
+
+
+def refuse_beforehand(
+    directory: RunDirectory, options: JobOptions, key_file: KeyFile | None
+) -> None:
+    """Refuse a job while it has changed nothing, if the directory shows that it must be refused.
+
+    A lease that it took would end the saves of a job that has made its directory again.  Where
+    there is a lease, its owner comes first: that job may be one to wait for, or to take over.
+
+    Raises:
+        UsageError: what ``open_or_create_record`` raises.
+    """
+    if not options.fresh and not os.path.lexists(directory.lease_path):
+        _terms_in(directory, options, key_file)
+
+
+def _terms_in(
+    directory: RunDirectory, options: JobOptions, key_file: KeyFile | None
+) -> RunRecord | None:
+    """Return the terms of the run in ``directory`` under the wishes of this job, None without."""
     before = directory.load_record()
     if before is not None:
         refuse_other_key(key_file, before.key_id, directory.path)
-        return _resumed(options, before), True
+        return _resumed(options, before)
     if directory.has_checkpoints:
         raise UsageError(
             f"{directory.path} holds checkpoints but no RUN.json, which tells their run; "
             "restore RUN.json, or set the checkpoints aside with --fresh"
         )
-    record = _new_record(options, key_file)
-    directory.create_record(record)
-    return record, False
+    return None
 
 
 def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:

@@ -39,8 +39,11 @@ _GONE = -1
 class Lease:
     """Ownership of a run directory for as long as this descriptor, or a copy, is open."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, is_first: bool = False) -> None:
+        """Hold an open lease file; ``is_first`` is whether it had no owner before."""
         self._descriptor = descriptor
+        self._is_first = is_first
+        self._is_refused = False
         self._token = ""
         self._is_over = threading.Event()
 
@@ -106,11 +109,14 @@ class Lease:
             close(descriptor)
             raise OSError(errno.EAGAIN, str(error)) from error
 
-    def end(self) -> None:
+    def end(self, *, is_refused: bool = False) -> None:
         """Write down that the job has ended, so that the next one need not watch; never waits long.
 
-        Nothing is written into the lease of another job that has taken it since.
+        Nothing is written into the lease of another job that has taken it since.  A job that was
+        refused has changed nothing, so its token must end nobody's saves.  It leaves none in a
+        lease that nobody had before.
         """
+        self._is_refused = is_refused
         self._is_over.set()
         calls = BoundedCalls("holdfast-lease-end")
         calls.run(self._say_ended)
@@ -148,6 +154,8 @@ class Lease:
         with contextlib.suppress(OSError):  # the next job watches it
             owner = self._owner()
             if self._token and token_in(owner) == self._token:
+                if self._is_refused and self._is_first:
+                    del owner["token"]
                 self._write({**owner, "ended": True})
 
     def _owner(self) -> dict[str, object]:

@@ -90,7 +90,8 @@ class LeaseFile:
                 seen = self._refuse_living(descriptor, taking, has_locks=has_locks)
                 if not has_locks:
                     descriptor = self._replace(seen, descriptor)
-            return self._begun(descriptor, taking, has_locks=has_locks)
+            lease = Lease(descriptor, is_first=is_new)
+            return self._begun(lease, taking, has_locks=has_locks)
         except BaseException:
             close(descriptor)
             raise
@@ -204,8 +205,7 @@ class LeaseFile:
                     aside.unlink()
         return open_existing(self.path)
 
-    def _begun(self, descriptor: int, taking: Taking, *, has_locks: bool) -> Lease:
-        lease = Lease(descriptor)
+    def _begun(self, lease: Lease, taking: Taking, *, has_locks: bool) -> Lease:
         token = taking.token or new_secret()
         lease.begin(token, takes_orders=taking.takes_orders, is_renewed=not has_locks)
         if not has_locks:

@@ -19,7 +19,7 @@ from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.mpi_trial.verdict_file import Verdict
 from holdfast.runtime.mpiexec.job_environment import job_environment
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.options.run_terms import open_or_create_record
+from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.answering import answering
@@ -128,6 +128,7 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
     with answering(options.run_dir, say):
         check_files(options)
         key_file = find_key(options.key_file, options.run_dir)
+        refuse_beforehand(RunDirectory(options.run_dir), options, key_file)
     library = identify(find_mpiexec(options.mpiexec))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
     verdict = assess(library, os.environ, needed)
@@ -140,7 +141,8 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         try:
             setup = _setup_in(options, library, verdict, key_file, lease)
         except BaseException:
-            lease.end()
+            # --fresh has perhaps moved what another job has saved: that job must see so.
+            lease.end(is_refused=not options.fresh)
             raise
     return _with_local_steps(replace(setup, copied_from=copied_from))
 
@@ -233,7 +235,7 @@ def _with_local_steps(setup: JobSetup) -> JobSetup:
         lost = _lost_step(setup.history, saved) if setup.is_resumed else None
     except BaseException:
         setup.journal.close()
-        setup.lease.end()
+        setup.lease.end(is_refused=not options.fresh)
         raise
     return replace(setup, saved_step=saved, lost_step=lost, lost_local_dir=setup.history.local_dir)
 

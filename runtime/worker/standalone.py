@@ -42,7 +42,7 @@ from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import RUN
-from holdfast.runtime.options.run_terms import open_or_create_record
+from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
 from holdfast.runtime.options.sources import (
     CONFIG_FILE,
     Sources,
@@ -230,6 +230,7 @@ def _first_config(size: int) -> WorkerConfig:
     options = _options(size)
     key_file = find_key(options.key_file, options.run_dir)
     directory = RunDirectory(options.run_dir)
+    refuse_beforehand(directory, options, key_file)
     directory.prepare()
     lease = _acquire(directory, options.wait_lease_s)
     _hold(lease)

@@ -14,12 +14,15 @@ import pytest
 from configs import worker_config
 from supervised import setup_in
 
+from holdfast.checkpoint.format.names import step_name
 from holdfast.recovery.event import Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.copies import claim
+from holdfast.runtime.run.ownership import Ownership
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor import job_setup
 from holdfast.runtime.supervisor.beginning import advice
@@ -276,17 +279,61 @@ def test_journal_that_cannot_be_written_is_refused(
         open_journal(directory, "r")
 
 
-def test_job_that_is_refused_in_its_directory_leaves_it_to_the_next(
-    options: JobOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without locks the next one would have to watch whether it lives."""
+@pytest.fixture
+def directory(options: JobOptions, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """Return a run directory in which a job may ask for its setup without an MPI library."""
+    library = SimpleNamespace(mpiexec=None, name="none")
     for name in ("find_mpiexec", "identify", "assess", "require"):
-        monkeypatch.setattr(job_setup, name, lambda *_: None)
+        monkeypatch.setattr(job_setup, name, lambda *_: library)
     directory = RunDirectory(options.run_dir)
     directory.prepare()
+    return directory
+
+
+def test_job_that_is_refused_in_its_directory_leaves_it_to_the_next(
+    options: JobOptions, directory: RunDirectory
+) -> None:
+    """Without locks the next one would have to watch whether it lives."""
+    directory.acquire_lease().release()
     directory.record_path.write_text("no record")
 
     with pytest.raises(UsageError, match="not a valid run record"):
         job_setup.prepare_job(options, Stillness())
 
     assert directory.lease_owner()["ended"] is True
+    assert directory.lease_token() != ""
+
+
+def test_refusal_that_is_known_beforehand_leaves_the_saves_of_a_living_job(
+    options: JobOptions, directory: RunDirectory
+) -> None:
+    """A user has moved its directory away, and its writer has made that again for a save."""
+    lease = directory.acquire_lease()
+    owner = Ownership(options.run_dir, "a" * 16, lease.token)
+    directory.path.rename(directory.path.with_name("moved"))
+    (directory.checkpoints_path / step_name(40)).mkdir(parents=True)
+
+    with pytest.raises(UsageError, match=r"holds checkpoints but no RUN\.json"):
+        job_setup.prepare_job(options, Stillness())
+
+    owner.prove()
+    assert [path.name for path in directory.path.iterdir()] == ["checkpoints"]
+    lease.release()
+
+
+def test_refusal_that_only_the_lease_shows_leaves_the_saves_of_a_living_job(
+    options: JobOptions, directory: RunDirectory
+) -> None:
+    """A user has removed its lease."""
+    lease = directory.acquire_lease()
+    record, _ = open_or_create_record(directory, options, None)
+    owner = Ownership(options.run_dir, record.run_id, lease.token)
+    directory.lease_path.unlink()
+    directory.journal_path.mkdir()
+
+    with pytest.raises(UsageError, match=r"journal\.jsonl"):
+        job_setup.prepare_job(options, Stillness())
+
+    owner.prove()
+    assert directory.lease_owner()["ended"] is True
+    lease.release()

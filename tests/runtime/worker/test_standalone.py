@@ -119,6 +119,18 @@ def test_busy_directory_is_waited_for_if_that_was_asked_for(
     ]
 
 
+def test_checkpoints_without_their_record_are_refused_without_a_lease(
+    directory: RunDirectory,
+) -> None:
+    """The lease would end the saves of a job that has made its directory again."""
+    (directory.checkpoints_path / "step-000000000040").mkdir(parents=True)
+
+    with pytest.raises(UsageError, match="holds checkpoints but no"):
+        standalone._agreed_config(Rank(0))
+
+    assert not directory.lease_path.exists()
+
+
 @pytest.mark.parametrize("way", ["well", "badly", "among others", "badly among others"])
 def test_end_is_said_in_the_lease_unless_others_may_live(
     directory: RunDirectory, ends: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, way: str
