@@ -12,6 +12,7 @@
     ├── KeyUnusable             a key file cannot be read, is not secret, or holds another key
     ├── MendImpossible          both holders of a step together lack some of its parts
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
+        ├── OtherRuns               it may be whole, and is another run's
         └── CheckpointUnreadable    it could not be read now; the next read may succeed
 """
 
@@ -121,6 +122,10 @@ class CheckpointInvalid(CheckpointError):
         super().__init__(self.sentence.format(step, reason))
         self.step = step
         self.reason = reason
+
+
+class OtherRuns(CheckpointInvalid):
+    """A committed step may be whole, and is another run's."""
 
 
 class CheckpointUnreadable(CheckpointInvalid):

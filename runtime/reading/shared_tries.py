@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from holdfast.checkpoint.errors import (
     CheckpointError,
     CheckpointInvalid,
     CheckpointUnreadable,
+    OtherRuns,
     StorageFailed,
 )
 from holdfast.checkpoint.format.names import STORE_NAME, step_name
@@ -72,6 +74,8 @@ class Trouble:
     path: str = ""
     seconds: float = 0.0
     tries: int = 1
+    is_other_runs: bool = False
+    """Whether the step is rejected only because another run has saved it."""
 
     @property
     def error(self) -> str:
@@ -110,6 +114,8 @@ class SharedTries:
         self._spent_s = 0.0
         self.unread: dict[int, Trouble] = {}
         """The steps on the disk that were given up, and that may be whole."""
+        self.damaged: set[int] = set()
+        """The steps of this run in its directory that did not verify at their last read."""
 
     def succeed(
         self,
@@ -131,7 +137,16 @@ class SharedTries:
             self.unread.pop(target.step, None)
             if trouble is not None and trouble.finding.is_unread:
                 self.unread[target.step] = trouble
+            if not target.place:
+                self._sort(target.step, trouble)
         return trouble is None
+
+    def _sort(self, step: int, trouble: Trouble | None) -> None:
+        """Take note of whether a step of the run directory is damaged."""
+        self.damaged.discard(step)
+        is_damaged = trouble is not None and trouble.finding is Finding.DAMAGED
+        if is_damaged and trouble is not None and not trouble.is_other_runs:
+            self.damaged.add(step)
 
     def insist(self, communicator: Communicator, attempt: Callable[[], None]) -> None:
         """Return once ``attempt``, which lists the checkpoints, has succeeded.
@@ -204,13 +219,25 @@ class SharedTries:
         with self._context.page.needing_no_peer():
             self._waits.sleep(nap_s)
 
+    def tell_of_rejected(self, restored: int) -> None:
+        """Tell from where training goes on, as newer steps were rejected; what can be mended."""
+        newest = max(self.damaged, default=restored)
+        text = f"training goes on from checkpoint step {restored}"
+        if newest > restored:
+            run_dir = shlex.quote(str(self._context.run_dir))
+            text += (
+                f", because step {newest} is damaged; to mend that from a copy, stop the job: "
+                f"`holdfast repair {run_dir} --from COPY`"
+            )
+        self._context.notify(text)
+
     def _tell(self, target: Target, trouble: Trouble) -> None:
         """Record why a step was given up; a step that may be whole is not rejected."""
         step, reason = target.step, trouble.reason
         if trouble.finding is Finding.DAMAGED and step not in self.unread:
             place = {"place": target.place} if target.place else {}
             self._context.journal.record("rejected", step=step, reason=reason, **place)
-            self._context.warn(f"{target} was rejected: {reason}{self._advice(target)}")
+            self._context.warn(f"{target} was rejected: {reason}{self._advice(target, trouble)}")
             return
         self._context.journal.record(
             "unreadable",
@@ -222,14 +249,15 @@ class SharedTries:
             tries=trouble.tries,
         )
 
-    def _advice(self, target: Target) -> str:
+    def _advice(self, target: Target, trouble: Trouble) -> str:
         if not target.needs_advice or target.step is None:
             return ""
         run_dir = self._context.run_dir
-        return (
-            f"; mend it from a copy with `holdfast repair {run_dir} --from COPY`, "
-            f"or remove {run_dir / STORE_NAME / step_name(target.step)}"
-        )
+        place = run_dir / STORE_NAME / step_name(target.step)
+        if trouble.is_other_runs:
+            return f"; move {place} to where that run is"
+        mend = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
+        return f"; {mend}, or remove {place}"
 
 
 def _worst(cards: Sequence[_Card]) -> Trouble:
@@ -246,7 +274,8 @@ def _trouble_of(attempt: Callable[[], None]) -> Trouble:
         reason = error.reason if isinstance(error, CheckpointUnreadable) else str(error)
         return Trouble(finding, reason, error.errno, str(error.path or ""))
     except CheckpointInvalid as error:
-        return Trouble(Finding.DAMAGED, error.reason)
+        is_other_runs = isinstance(error, OtherRuns)
+        return Trouble(Finding.DAMAGED, error.reason, is_other_runs=is_other_runs)
     except CheckpointError as error:
         return Trouble(Finding.DAMAGED, str(error))
     except MemoryError:

@@ -14,7 +14,6 @@ newer than all steps here, the disk has lost it.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -145,13 +144,9 @@ class JobRestore:
         )
 
     def _tell_of_rejected(self, step: int, newest: int) -> None:
-        """Tell from where training goes on, if a newer step was found damaged."""
-        if newest != step and newest not in {*self._tries.unread, *self._other_stages}:
-            run_dir = shlex.quote(str(self._context.run_dir))
-            self._context.notify(
-                f"training goes on from checkpoint step {step}, because step {newest} is damaged; "
-                f"to mend that from a copy, stop the job: `holdfast repair {run_dir} --from COPY`"
-            )
+        is_told = newest in {*self._tries.unread, *self._other_stages}
+        if newest != step and (not is_told or max(self._tries.damaged, default=step) > step):
+            self._tries.tell_of_rejected(step)
 
     def _agreed_candidates(self, communicator: Communicator) -> list[_Candidate]:
         """Return the steps that rank 0 finds here and at the second holders, newest first."""

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from mirrored_run import NEWEST, flip_a_byte, mirrored_run, shard
+from mirrored_run import NEWEST, flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
@@ -63,6 +63,16 @@ def test_holder_of_no_use_costs_one_line(
     assert words in failed["reason"]
     assert [words in text for text in run.notices] == [True, False, False]
     assert run.notices[2].startswith("training goes on from checkpoint step 10, because step 20 is")
+
+
+def test_step_that_only_the_holder_has_is_not_called_damaged(run: Run) -> None:
+    """The run directory has nothing that `holdfast repair` could mend."""
+    flip_a_byte(there(run), shard(2), 5000)
+    shutil.rmtree(run.store.directory / NEWEST)
+
+    assert run.restore(2) == [(10, 1.0)] * 2
+    assert any("checkpoint step 20 was not mended" in text for text in run.notices)
+    assert not any("is damaged" in text for text in run.notices)
 
 
 def test_new_run_begins_although_the_holder_is_of_another(

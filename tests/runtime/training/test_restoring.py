@@ -9,6 +9,7 @@ import pytest
 from resumed_run import Run, Weights
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.save import save
 from holdfast.recovery.cursor import Cursor
@@ -234,6 +235,22 @@ def test_checkpoint_of_another_run_is_rejected(run: Run) -> None:
 
     assert run.restore(ranks=2) == [(10, 1.0)] * 2
     assert run.reasons() == ["it belongs to run other, not to run"]
+    assert not any("is damaged" in text or "holdfast repair" in text for text in run.notices)
+    assert "training goes on from checkpoint step 10" in run.notices
+    assert any(f"; move {run.store.directory / step_name(20)} to" in text for text in run.notices)
+
+
+def test_damaged_step_below_that_of_another_run_is_named(run: Run) -> None:
+    run.save(10, 1.0, writers=2)
+    directory = run.save(20, 2.0, writers=2)
+    (directory / "MANIFEST.json").write_bytes(b"{}\n")
+    state = JobState(Weights(3.0), Alone()).tensors(Cursor.start(1))
+    save(run.store, state, header=Header("other", 1, 30), cursor=dict(run.job.identity))
+
+    assert run.restore(ranks=2) == [(10, 1.0)] * 2
+    told = [text for text in run.notices if text.startswith("training goes on")]
+    assert len(told) == 1
+    assert "from checkpoint step 10, because step 20 is damaged; to mend that" in told[0]
 
 
 def test_checkpoint_of_unknown_numerics_is_refused(tmp_path: Path) -> None:
