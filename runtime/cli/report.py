@@ -11,17 +11,16 @@ from rich.text import Text
 
 from holdfast.runtime.cli.output import output
 from holdfast.runtime.commands.lease_holder import life_of
+from holdfast.runtime.commands.outcome import describe_journal, describe_outcome
 from holdfast.runtime.commands.report import (
     Report,
     describe_checkpoints,
     describe_evidence,
     describe_failure,
-    describe_journal,
     describe_ledger,
     describe_lost_lines,
     describe_metrics,
     describe_ms,
-    describe_outcome,
     describe_suspected,
     describe_time,
     describe_troubles,
@@ -48,8 +47,9 @@ def report(run_dir: Path, *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(summary))
     else:
-        outcome = describe_outcome(summary, life_of(RunDirectory(run_dir)), run_dir)
-        _print(summary, outcome, output())
+        life = life_of(RunDirectory(run_dir))
+        outcome = describe_outcome(summary, life, run_dir)
+        _print(summary, (outcome, describe_journal(summary, life)), output())
 
 
 def _read(run_dir: Path) -> list[dict[str, object]]:
@@ -68,8 +68,8 @@ def _read(run_dir: Path) -> list[dict[str, object]]:
     return records
 
 
-def _print(summary: Report, outcome: str, console: Console) -> None:
-    console.print(_facts(summary, outcome))
+def _print(summary: Report, words: tuple[str, str], console: Console) -> None:
+    console.print(_facts(summary, *words))
     tables = (_deaths(summary), _repeats(summary), _recoveries(summary))
     more = (_relaunches(summary), _troubles(summary))
     for table in (*tables, *more):
@@ -79,7 +79,7 @@ def _print(summary: Report, outcome: str, console: Console) -> None:
         console.print(Text(line))  # no markup: [w0] is the user's
 
 
-def _facts(summary: Report, outcome: str) -> Table:
+def _facts(summary: Report, outcome: str, journal: str) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")  # a digest may be broken, but never cut short
@@ -93,7 +93,7 @@ def _facts(summary: Report, outcome: str) -> Table:
         ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
         ("goodput", f"{summary.goodput:.1%}"),
         ("checkpoints", describe_checkpoints(summary)),
-        ("journal", describe_journal(summary)),
+        ("journal", journal),
         ("output", describe_lost_lines(summary)),
         ("final sha256", summary.final_sha256 or "-"),
     ):

@@ -9,10 +9,8 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.commands.lease_holder import Life
 from holdfast.runtime.evidence.repeats import describe_work
 
 
@@ -252,36 +250,16 @@ class Report:
     """The step that the last launch has completed; its script may go on for a while."""
     lost_events: int = 0
     """Events that the journal lacks, so that the numbers are lower bounds."""
+    is_begun_again: bool = False
+    """Whether the journal was removed during a job, so that it lacks all that was before."""
     lost_lines: int = 0
     """Lines of the workers and of holdfast that stdout and stderr have not taken."""
     unread_checkpoints: tuple[Unread, ...] = ()
 
 
-_LIVES = {
-    Life.SUPERVISED: "still running",
-    Life.ORPHANED: "still running without its supervisor: take it over with `holdfast attach {}`",
-    Life.ELSEWHERE: "moved or copied: `holdfast status` says where its job works",
-    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
-    Life.GONE: "lost with its supervisor: go on with `holdfast run`",
-    Life.ALONE: "still running, without a supervisor",
-    Life.UNKNOWN: "still running, or its supervisor was lost",
-}
-
-
 def to_json(report: Report) -> str:
     """Return the report as strict JSON; numbers that JSON lacks (NaN) become null."""
     return json.dumps(finite(dataclasses.asdict(report)), indent=2, allow_nan=False)
-
-
-def describe_outcome(report: Report, life: Life, run_dir: Path) -> str:
-    """Return how the last job ended, in words, or whether it lives."""
-    if report.exit_code is None:
-        done = report.completed_step
-        has_completed = "" if done is None else f"completed step {done}; "
-        if life is Life.GONE and done is not None:
-            return f"completed step {done}, after its supervisor was lost"
-        return has_completed + _LIVES[life].format(run_dir)
-    return f"exit {report.exit_code}" + (f": {report.reason}" if report.reason else "")
 
 
 def describe_ledger(report: Report) -> str:
@@ -341,13 +319,6 @@ def describe_time(failure: Failure) -> str:
     if failure.job is None or failure.after_s is None:
         return "-"
     return f"job {failure.job}, {failure.after_s:.1f} s"
-
-
-def describe_journal(report: Report) -> str:
-    """Return whether the journal has every event, in words."""
-    if not report.lost_events:
-        return "whole"
-    return f"{report.lost_events} events were lost, so the numbers here are lower bounds"
 
 
 def describe_lost_lines(report: Report) -> str:

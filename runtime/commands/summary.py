@@ -81,6 +81,7 @@ def summarize(records: Sequence[Record]) -> Report:
         final_sha256=completed.get("sha256"),
         pressures=_all(Pressure, records, "pressure"),
         lost_events=sum(map(_lines_of, records)),
+        is_begun_again=any(record["event"] == "journal_removed" for record in records),
         lost_lines=sum(_lost_lines(job, of) for job in jobs for of in ("workers", "supervisor")),
     )
 

@@ -9,6 +9,7 @@ import pytest
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
 
 SHA256 = "0123456789abcdef" * 4
 
@@ -65,6 +66,22 @@ def test_tables_tell_what_happened(run_dir: Path, capsys: pytest.CaptureFixture[
         "step 1 did not verify any more",
     ):
         assert fact in text
+
+
+def test_journal_without_the_end_of_a_job_that_has_ended_is_not_called_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its disk was full to the end, so not even the gap is in it."""
+    lease = RunDirectory(tmp_path).acquire_lease()
+    journal = Journal(tmp_path / "journal.jsonl", run_id="r1", source="supervisor")
+    journal.record("job_started", workers=2)
+    journal.close()
+    lease.end()
+    lease.release()
+
+    assert _report(str(tmp_path)) == ExitCode.DONE
+
+    assert "lacks the end of the last job; so the" in capsys.readouterr().out
 
 
 def test_evidence_of_a_death_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

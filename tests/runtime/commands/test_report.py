@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.commands.lease_holder import Life
+from holdfast.runtime.commands.outcome import describe_journal, describe_outcome
 from holdfast.runtime.commands.report import (
     CheckpointReport,
     EpochReport,
@@ -30,7 +31,6 @@ from holdfast.runtime.commands.report import (
     describe_lost_lines,
     describe_metrics,
     describe_ms,
-    describe_outcome,
     describe_suspected,
     describe_time,
     describe_troubles,
@@ -187,6 +187,34 @@ def test_outcome_tells_the_end_or_what_is_left(
     facts: dict[str, Any], life: Life, words: str
 ) -> None:
     assert describe_outcome(report_of(**facts), life, RUN) == words
+
+
+@pytest.mark.parametrize(
+    ("facts", "life", "words"),
+    [
+        ({"jobs": 1}, Life.SUPERVISED, "whole"),
+        ({"jobs": 1}, Life.GONE, "whole"),
+        ({"jobs": 1, "exit_code": 0}, Life.ENDED, "whole"),
+        ({}, Life.ENDED, "whole"),
+        ({"jobs": 1}, Life.ENDED, "lacks the end of the last job; so the numbers"),
+        ({"lost_events": 1}, Life.SUPERVISED, "lacks 1 event that could not be written; so"),
+        (
+            {"jobs": 1, "exit_code": 0, "is_begun_again": True},
+            Life.ENDED,
+            "lacks all that was before it was removed during a job; so the numbers here are lower",
+        ),
+        (
+            {"jobs": 1, "lost_events": 3, "is_begun_again": True},
+            Life.ENDED,
+            "lacks all that was before it was removed during a job, and 3 events that could not "
+            "be written, and the end of the last job; so",
+        ),
+    ],
+)
+def test_journal_is_called_whole_only_if_nothing_is_known_to_lack(
+    facts: dict[str, Any], life: Life, words: str
+) -> None:
+    assert describe_journal(report_of(**facts), life).startswith(words)
 
 
 @pytest.mark.parametrize(

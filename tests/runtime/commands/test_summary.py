@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.commands.lease_holder import Life
+from holdfast.runtime.commands.outcome import describe_outcome
 from holdfast.runtime.commands.report import (
     Failure,
     Rejected,
@@ -17,7 +18,6 @@ from holdfast.runtime.commands.report import (
     describe_evidence,
     describe_failure,
     describe_ledger,
-    describe_outcome,
     describe_troubles,
     to_json,
 )
@@ -433,6 +433,11 @@ def test_failure_has_the_number_of_its_job_and_the_time_in_it(story: Story) -> N
     failures = summarize(story.records).failures
 
     assert [(failure.job, failure.after_s) for failure in failures] == [(1, 2.5), (2, 4.0)]
+
+
+def test_journal_that_was_begun_again_is_known(story: Story) -> None:
+    assert not summarize(story.records).is_begun_again
+    assert summarize(story.tell("journal_removed").records).is_begun_again
 
 
 def test_lost_lines_are_counted_over_jobs_and_agents(story: Story) -> None:
