@@ -30,7 +30,7 @@ from holdfast.runtime.commands.sound_records import sound_records
 from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import read_journal
-from holdfast.runtime.run.no_run import refuse_no_run
+from holdfast.runtime.run.no_run import refuse_no_job
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.transient import refusal
@@ -53,7 +53,7 @@ def report(run_dir: Path, *, as_json: bool) -> None:
 
 
 def _read(run_dir: Path) -> list[dict[str, object]]:
-    refuse_no_run(run_dir)
+    refuse_no_job(run_dir)
     path = RunDirectory(run_dir).journal_path
     try:
         records = sound_records(read_journal(path))

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
-from holdfast.runtime.run.no_run import no_run
+from holdfast.runtime.run.no_run import no_job
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05
@@ -127,7 +127,7 @@ def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -
     Raises:
         NotSaved: no job runs there, it ended or failed to save, or time ran out.
     """
-    reason = no_run(directory.path)
+    reason = no_job(directory.path)
     if reason is not None:
         raise NotSaved(reason)
     with LeaseHolder.find(directory) as holder:

@@ -18,7 +18,7 @@ from holdfast.runtime.commands.lease_holder import Life, find_life
 from holdfast.runtime.commands.sound_records import sound_records
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import JournalReader, Record, completed_step
-from holdfast.runtime.run.no_run import refuse_no_run
+from holdfast.runtime.run.no_run import refuse_no_job
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.transient import refusal
@@ -58,7 +58,7 @@ class StatusSource:
         self._question.close()
 
     def _check(self) -> None:
-        refuse_no_run(self._directory.path)
+        refuse_no_job(self._directory.path)
         self._directory.load_record()  # one that makes no sense is refused
 
     def _read(self) -> None:

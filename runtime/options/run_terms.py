@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.run.no_run import refuse_local_directory
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import refuse_other_key
@@ -47,8 +48,9 @@ def refuse_beforehand(
     there is a lease, its owner comes first: that job may be one to wait for, or to take over.
 
     Raises:
-        UsageError: what ``open_or_create_record`` raises.
+        UsageError: what ``open_or_create_record`` raises, or it is the local directory of a run.
     """
+    refuse_local_directory(directory.path)
     if not options.fresh and not os.path.lexists(directory.lease_path):
         _terms_in(directory, options, key_file)
 

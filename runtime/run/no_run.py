@@ -1,9 +1,14 @@
-"""A path that is no run: one sentence for all commands, with the runs that are near it."""
+"""A path that is no run: one sentence for all commands, with the runs that are near it.
+
+The directory that a run has below ``--local-dir`` holds checkpoints and nothing else.  So it
+is as good as a copy for commands that read checkpoints, and no place to ask for a job.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +20,9 @@ _MOST_NAMED = 3
 _MOST_ENTRIES = 1000
 """Of a folder that is looked through: a sentence must not take long."""
 
+_LOCAL_NAME = re.compile(rf"{re.escape(LOCAL_PREFIX)}([0-9a-f]{{16}})")
+"""As ``RunRecord.new_id`` makes the id: other names with this prefix are the user's."""
+
 
 def no_run(path: Path) -> str | None:
     """Return why ``path`` is no run, and which runs are near it; None if it is one.
@@ -25,17 +33,8 @@ def no_run(path: Path) -> str | None:
         RunUnreadable: that cannot be told just now.
     """
     directory = RunDirectory(path)
-    files = (
-        directory.record_path,
-        directory.journal_path,
-        directory.checkpoints_path,
-        directory.lease_path,
-    )
-    try:
-        if any(map(is_there, files)):
-            return None
-    except OSError as error:
-        raise refusal(path, error, f"{path} cannot be looked at: {error}") from error
+    if _has(path, directory.checkpoints_path) or _is_owned(directory):
+        return None
     why = "it has no RUN.json" if os.path.isdir(path) else "it is no directory"
     near = list(itertools.islice(_near(path), _MOST_NAMED))
     runs = f"runs near it: {', '.join(near)}" if near else "give the directory of a run"
@@ -48,9 +47,65 @@ def refuse_no_run(path: Path) -> None:
     Raises:
         UsageError: it is none; one sentence says why.
     """
-    sentence = no_run(path)
+    _refuse(no_run(path))
+
+
+def no_job(path: Path) -> str | None:
+    """Return why no job can be found at ``path``; None if it is a run directory.
+
+    Raises:
+        RunUnreadable: that cannot be told just now.
+    """
+    return no_run(path) or _local_directory(path)
+
+
+def refuse_no_job(path: Path) -> None:
+    """Refuse a path at which no job can be found.
+
+    Raises:
+        UsageError: it is no run directory; one sentence says why.
+    """
+    _refuse(no_job(path))
+
+
+def refuse_local_directory(path: Path) -> None:
+    """Refuse the local directory of a run for another run: its steps are that run's.
+
+    Raises:
+        UsageError: it is one; the sentence names the run.
+    """
+    _refuse(_local_directory(path))
+
+
+def _refuse(sentence: str | None) -> None:
     if sentence is not None:
         raise UsageError(sentence)
+
+
+def _local_directory(path: Path) -> str | None:
+    """Return, in words, that ``path`` is the local directory of a run; None if it is not."""
+    found = _LOCAL_NAME.fullmatch(Path(os.path.abspath(path)).name)
+    directory = RunDirectory(path)
+    if found is None or _is_owned(directory) or not _has(path, directory.checkpoints_path):
+        return None
+    return (
+        f"{path} is the local directory of run {found[1]}: its checkpoints here are seen by "
+        "`holdfast inspect` and `holdfast verify`, and for all else give the run directory of "
+        "that run"
+    )
+
+
+def _is_owned(directory: RunDirectory) -> bool:
+    """Return whether a job has written more into the directory than checkpoints."""
+    files = (directory.record_path, directory.journal_path, directory.lease_path)
+    return any(_has(directory.path, file) for file in files)
+
+
+def _has(path: Path, file: Path) -> bool:
+    try:
+        return is_there(file)
+    except OSError as error:
+        raise refusal(path, error, f"{path} cannot be looked at: {error}") from error
 
 
 def _near(path: Path) -> Iterator[str]:

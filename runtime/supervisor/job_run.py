@@ -24,7 +24,7 @@ from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.answering import answering
 from holdfast.runtime.run.copies import moved_to
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
-from holdfast.runtime.run.no_run import refuse_no_run
+from holdfast.runtime.run.no_run import refuse_no_job
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.agent_process import AgentTerms, begin_agent, dismiss_agent
 from holdfast.runtime.supervisor.batch_job import BatchJob
@@ -122,7 +122,7 @@ def attach(run_dir: Path, *, paint: Paint | None = None) -> int:
     """
     try:
         with answering(run_dir, say):
-            refuse_no_run(run_dir)
+            refuse_no_job(run_dir)
             is_copy = moved_to(RunDirectory(run_dir)) is not None
             takeover = None if is_copy else find_takeover(RunDirectory(run_dir))
     except StoppedAgentEnded as ended:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.no_run import no_run, refuse_no_run
+from holdfast.runtime.run.no_run import no_job, no_run, refuse_local_directory, refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
 
 
@@ -77,3 +77,40 @@ def test_local_checkpoints_of_a_run_are_named(tmp_path: Path) -> None:
     assert no_run(local) == (
         f"{local} is no run: it has no RUN.json; runs near it: {checkpoints.parent}"
     )
+
+
+ID = "3f0b5ec9f31f4da5"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    return begin(tmp_path / f"holdfast-{ID}" / "checkpoints" / "step-000000000040").parents[1]
+
+
+def test_local_directory_of_a_run_has_checkpoints_and_no_job(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert no_run(local) is None
+    assert no_job(local) == (
+        f"{local} is the local directory of run {ID}: its checkpoints here are seen by `holdfast "
+        "inspect` and `holdfast verify`, and for all else give the run directory of that run"
+    )
+    monkeypatch.chdir(local)
+    assert str(no_job(Path())).startswith(f". is the local directory of run {ID}: ")
+    with pytest.raises(UsageError, match="is the local directory of run"):
+        refuse_local_directory(local)
+
+
+@pytest.mark.parametrize("name", ["RUN.json", "journal.jsonl", "lease"])
+def test_directory_of_a_job_is_no_local_directory(local: Path, name: str) -> None:
+    begin(local, name)
+
+    assert no_job(local) is None
+    refuse_local_directory(local)
+
+
+@pytest.mark.parametrize("name", ["holdfast-2", "holdfast-train", ID, f"holdfast-{ID}0"])
+def test_copy_of_checkpoints_under_another_name_is_no_local_directory(
+    local: Path, name: str
+) -> None:
+    assert no_job(local.rename(local.with_name(name))) is None

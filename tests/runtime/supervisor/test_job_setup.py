@@ -321,6 +321,24 @@ def test_refusal_that_is_known_beforehand_leaves_the_saves_of_a_living_job(
     lease.release()
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_local_directory_of_a_run_is_not_taken_for_another(
+    options: JobOptions,
+    directory: RunDirectory,
+    fresh: bool,  # noqa: FBT001
+) -> None:
+    local = RunDirectory(directory.path.with_name(f"holdfast-{'a' * 16}"))
+    step = local.checkpoints_path / step_name(40)
+    step.mkdir(parents=True)
+
+    with pytest.raises(UsageError, match=f"is the local directory of run {'a' * 16}"):
+        job_setup.prepare_job(
+            dataclasses.replace(options, run_dir=local.path, fresh=fresh), Stillness()
+        )
+
+    assert list(local.path.rglob("*")) == [local.checkpoints_path, step]
+
+
 def test_refusal_that_only_the_lease_shows_leaves_the_saves_of_a_living_job(
     options: JobOptions, directory: RunDirectory
 ) -> None:
