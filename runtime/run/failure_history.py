@@ -17,7 +17,10 @@ from holdfast.runtime.run.journal import JournalReader, Record, parse_line
 _WAITS_S = 10.0
 """The journal of a year is read in a few seconds."""
 
-_TELLING = ("job_started", "job_ended", "relaunch", "rejected", "checkpoint", "drained", "mended")
+_TELLING = (
+    *("job_started", "job_ended", "journal_removed", "relaunch"),
+    *("rejected", "checkpoint", "drained", "mended"),
+)
 # Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
 _MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
 
@@ -75,6 +78,9 @@ class HistoryReader:
             self._failures += self._began is not None
             self._seconds += self._open_seconds()
             self._began = now
+        elif event == "journal_removed":  # its job goes on, and writes down its begin once more
+            self._seconds += self._open_seconds()
+            self._began = None
         elif event == "job_ended" and self._began is not None:
             self._seconds += max(0.0, now - self._began)
             self._began = None

@@ -2,19 +2,98 @@
 
 Training goes on without a run directory, and the next checkpoint makes the directory
 again.  Without ``RUN.json`` no job could resume from it.  Without the lease two jobs might
-own it.
+own it.  A journal is made again by whoever writes next.  It does not know of the job then, so
+its begin must be written down once more.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import JobError, UsageError
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.own_file import open_to_read
 from holdfast.runtime.run.ownership import Ownership
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+
+_LONGEST_HEAD_BYTES = 1 << 12
+_BEGUN_AGAIN = b'"journal_removed"'
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """What of a run directory was removed."""
+
+    has_record: bool = False
+    has_lease: bool = False
+    has_journal: bool = False
+
+    @property
+    def words(self) -> str:
+        """What to say of it, with a place for the directory; a lease alone is not worth a word."""
+        if self.has_record and self.has_lease and self.has_journal:
+            return (
+                "{} was removed or moved, and is made again without the journal and the "
+                "checkpoints that were in it"
+            )
+        return _WORDS[self.has_record, self.has_journal]
+
+
+_WORDS = {
+    (False, False): "",
+    (True, False): "RUN.json was removed from {}, and is made again",
+    (False, True): "journal.jsonl was removed from {}, and is begun again without what it held",
+    (True, True): (
+        "RUN.json and journal.jsonl were removed from {}, and are made again without what the "
+        "journal held"
+    ),
+}
+"""By whether the record and the journal were removed."""
+
+
+class _JournalHead:
+    """The first line of a journal, which tells it from one that was begun again.
+
+    A name tells nothing, as any process of the job begins it again.  Nor does the number of a
+    file, which is given to the next one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: bytes | None = None
+        self.remember()
+
+    def is_kept(self) -> bool | None:
+        """Return whether the journal is the one that was there; None if none was."""
+        if self._known is None:
+            return None if self._read() is None else True
+        found = self._read()
+        if found is None:
+            return False
+        if not self._known:  # it was empty: the first line of a journal that was removed says so
+            return _BEGUN_AGAIN not in found
+        return found.startswith(self._known)
+
+    def remember(self) -> None:
+        """Take the journal that is there now for the known one; None if it is still to come."""
+        self._known = self._read()
+
+    def _read(self) -> bytes | None:
+        """Return the first line, the known one if it cannot be read just now; None if it is gone.
+
+        Raises no error of the file: that is its writers' matter.
+        """
+        try:
+            with open_to_read(self._path) as file:
+                return file.readline(_LONGEST_HEAD_BYTES).rstrip(b"\n")
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return self._known
 
 
 class RunKeeper:
@@ -36,46 +115,49 @@ class RunKeeper:
         self._tell = tell
         self._hand_on = hand_on
         self._failure = ""
+        self._journal = _JournalHead(directory.journal_path)
 
     def look(self) -> bool:
         """Make a missing record or lease again, and report it; a failure is reported once.
 
-        Returns whether the directory was made again, with another journal.
+        Returns whether the journal was begun again, and does not know of the job.
         """
-        is_renewed = False
+        lost = _Lost()
         try:
-            is_renewed = self._renew()
+            lost = self._renew()
         except JobError as error:
             self._tell_once(f"the run can no longer be resumed: {error}")
         except CommitRefused as error:
             self._tell_once(f"this job saves no more: {error}")
         except OSError as error:
             self._tell_once(f"{self._directory.path} does not answer ({error}): training goes on")
-        if is_renewed:
-            self._tell(
-                f"{self._directory.path} was removed or moved, and is made again without the "
-                "journal and the checkpoints that were in it: training goes on"
-            )
-        return is_renewed
+        if lost.words:
+            self._tell(f"{lost.words.format(self._directory.path)}: training goes on")
+        return lost.has_journal
 
     def _tell_once(self, failure: str) -> None:
         if failure != self._failure:
             self._failure = failure
             self._tell(failure)
 
-    def _renew(self) -> bool:
-        if self._directory.record_path.exists():
+    def _renew(self) -> _Lost:
+        """Make again what is missing; return that."""
+        is_kept = self._journal.is_kept()
+        has_record = self._directory.record_path.exists()
+        if has_record:
             self._ownership.prove()
-            if not self._has_lease():
-                self._take_lease()
-            return False
-        if not self._directory.path.parent.is_dir():  # perhaps its file system is gone
+        elif not self._directory.path.parent.is_dir():  # perhaps its file system is gone
             raise UsageError(f"{self._directory.path} and its parent directory were removed")
-        self._directory.prepare()
-        if not self._has_lease():
+        else:
+            self._directory.prepare()
+        has_lease = self._has_lease()
+        if not has_lease:
             self._take_lease()
-        self._directory.create_record(self._record)
-        return True
+        if not has_record:
+            self._directory.create_record(self._record)
+        self._journal.remember()
+        is_begun_again = not (has_record or has_lease) if is_kept is None else not is_kept
+        return _Lost(not has_record, not has_lease, is_begun_again)
 
     def _take_lease(self) -> None:
         """Take the lease again, whose file was removed; it keeps its token."""

@@ -127,7 +127,7 @@ class Supervisor:
         while self._end is None:
             self._reactor.run_once(_LOOK_S)
             self._look(time.monotonic())
-        self._keeper.look()
+        self._look_after_run()
         if self._end.exit_code == ExitCode.DONE:
             for sentence in missed_faults(self._setup.options):
                 self._narration.warned(sentence)
@@ -257,11 +257,15 @@ class Supervisor:
     def _decide(self, message: Message) -> None:
         event = event_of(message)
         if isinstance(event, CheckpointCommitted):
-            if self._keeper.look():
-                self._narration.record_start(self._setup)
+            self._look_after_run()
             self._batch.saved(message["report"])
         if event is not None:
             self._handle(event)
+
+    def _look_after_run(self) -> None:
+        """Make again what was removed of the run directory; a new journal must know of the job."""
+        if self._keeper.look():
+            self._narration.record_start(self._setup)
 
     def _look(self, now: float) -> None:
         """Now and then: see whether the agent lives, and whether the launch is overdue."""

@@ -6,13 +6,14 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
@@ -61,10 +62,99 @@ def test_removed_directory_is_made_again_with_record_and_lease(run: Run) -> None
 def test_removed_record_is_written_again_under_the_same_lease(run: Run) -> None:
     run.directory.record_path.unlink()
 
-    run.keeper.look()
+    assert not run.keeper.look()
 
     assert run.directory.load_record() == RECORD
-    assert len(run.told) == 1
+    assert run.told == [
+        f"RUN.json was removed from {run.directory.path}, and is made again: training goes on"
+    ]
+
+
+@dataclass
+class Journalled:
+    """A run whose journal is written, too."""
+
+    run: Run
+    journal: Journal
+
+    def lose(self, *names: str) -> list[bool]:
+        """Remove these files; return what three looks say, with an event before the second one."""
+        for name in names:
+            (self.run.directory.path / name).unlink()
+        looks = [self.run.keeper.look()]
+        self.journal.record("step", step=2)
+        return [*looks, self.run.keeper.look(), self.run.keeper.look()]
+
+
+@pytest.fixture(params=["begun", "resumed"])
+def journalled(run: Run, request: pytest.FixtureRequest) -> Iterator[Journalled]:
+    """Return a job that has seen its journal empty, or with the lines of another job."""
+    journal = Journal(run.directory.journal_path, run_id=RECORD.run_id, source="test")
+    if request.param == "resumed":
+        journal.record("job_started", workers=1)
+        run.keeper = RunKeeper(run.directory, RECORD, run.lease, run.told.append)
+    else:
+        run.keeper = RunKeeper(run.directory, RECORD, run.lease, run.told.append)
+        journal.record("job_started", workers=1)
+    yield Journalled(run, journal)
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], None),
+        (["lease"], None),
+        (["RUN.json"], "RUN.json was removed from {}, and is made again"),
+        (["RUN.json", "lease"], "RUN.json was removed from {}, and is made again"),
+        (
+            ["journal.jsonl"],
+            "journal.jsonl was removed from {}, and is begun again without what it held",
+        ),
+        (
+            ["RUN.json", "journal.jsonl"],
+            "RUN.json and journal.jsonl were removed from {}, and are made again without what the "
+            "journal held",
+        ),
+        (
+            ["RUN.json", "journal.jsonl", "lease"],
+            "{} was removed or moved, and is made again without the journal and the checkpoints "
+            "that were in it",
+        ),
+    ],
+)
+def test_what_was_removed_is_told_and_a_new_journal_once(
+    journalled: Journalled, names: list[str], words: str | None
+) -> None:
+    run = journalled.run
+
+    looks = journalled.lose(*names)
+
+    assert looks == ["journal.jsonl" in names, False, False]
+    told = [] if words is None else [f"{words.format(run.directory.path)}: training goes on"]
+    assert run.told == told
+    assert run.directory.load_record() == RECORD
+
+
+def test_journal_that_a_worker_has_begun_again_is_seen(journalled: Journalled) -> None:
+    run = journalled.run
+    shutil.rmtree(run.directory.path)
+    journalled.journal.record("step", step=2)
+
+    assert [run.keeper.look(), run.keeper.look()] == [True, False]
+    assert run.told[0].startswith(f"{run.directory.path} was removed or moved")
+
+
+def test_journal_that_cannot_be_read_is_taken_for_the_one_that_was_there(
+    journalled: Journalled,
+) -> None:
+    run = journalled.run
+    run.keeper.look()
+    run.directory.journal_path.unlink()
+    run.directory.journal_path.symlink_to("/dev/null")
+
+    assert not run.keeper.look()
+    assert run.told == []
 
 
 def test_directory_that_another_run_has_taken_is_told_once(run: Run) -> None:

@@ -17,6 +17,8 @@ from supervised import COLD, ENDED, WARM, Agent, Job, completed, exited, joined,
 from holdfast.recovery.event import ExitCode, Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.batch.allocation import Allocation, Scheduler
+from holdfast.runtime.run.failure_history import HistoryReader
+from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.supervisor import supervisor as module
 from holdfast.runtime.supervisor.batch_job import BatchJob
@@ -316,6 +318,26 @@ def test_run_directory_that_was_removed_is_made_again_and_its_lease_handed_on(ma
     assert job.directory.load_record() == job.setup.record
     assert job.directory.agent_socket() == job.base / "agent.sock"
     os.close(lease[FDS][0])
+    job.supervisor._keeper.lease.release()
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["record", "all"])
+def test_job_is_one_job_in_the_journal_whatever_was_removed(make: Make, *, is_whole: bool) -> None:
+    """A second begin in a journal that was not lost would be a second job, and a failure."""
+    agent = Agent()
+    job = make(agent)
+    job.setup.journal.record("job_started", workers=2)
+    job.begin(WARM, *joined(0, 1))
+    if is_whole:
+        shutil.rmtree(job.directory.path)
+    else:
+        job.directory.record_path.unlink()
+
+    job.supervisor._on_message(report(0, "checkpoint", step=5))
+
+    events = [record["event"] for record in read_journal(job.directory.journal_path)]
+    assert events.count("job_started") == 1
+    assert HistoryReader(job.directory.journal_path).read().failures == 0
     job.supervisor._keeper.lease.release()
 
 
