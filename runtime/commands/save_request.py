@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
-from holdfast.runtime.run.no_run import no_job
+from holdfast.runtime.run.no_run import refuse_no_job
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05
@@ -125,11 +125,10 @@ def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -
     Returns ``None`` as soon as the workers are asked unless ``is_waiting``.
 
     Raises:
+        UsageError: the directory holds no run.
         NotSaved: no job runs there, it ended or failed to save, or time ran out.
     """
-    reason = no_job(directory.path)
-    if reason is not None:
-        raise NotSaved(reason)
+    refuse_no_job(directory.path)
     with LeaseHolder.find(directory) as holder:
         return _Order(directory, holder, timeout_s).carry_out(is_waiting=is_waiting)
 
