@@ -50,7 +50,7 @@ def claim(local: Path, run_dir: Path) -> None:
 
     Raises ``OSError`` if it cannot be written.
     """
-    if _home_of(local) == run_dir:
+    if home_of(local) == run_dir:
         return
     path, draft = local / HOME_NAME, local / f".{HOME_NAME}"
     draft.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def another_home(local_dir: Path, other: Path, run_dir: Path) -> str:
 
 def other_home(local: Path, run_dir: Path, run_id: str) -> Path | None:
     """Return the other directory of the run that ``local`` belongs to, None if there is none."""
-    home = _home_of(local)
+    home = home_of(local)
     if home is None or home == run_dir:
         return None
     with contextlib.suppress(OSError, UsageError):
@@ -85,7 +85,7 @@ def _is_copy(place: Path, run_dir: Path, run_id: str) -> bool:
     return record is not None and record.run_id == run_id
 
 
-def _home_of(local: Path) -> Path | None:
+def home_of(local: Path) -> Path | None:
     """Return the path that ``local`` names, None without one that can be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return Path(json.loads(read_at_most(local / HOME_NAME, _LARGEST_BYTES))["run_dir"])

@@ -1,6 +1,6 @@
 """A path that is no run: one sentence for all commands, with the runs that are near it.
 
-The directory that a run has below ``--local-dir`` holds checkpoints and nothing else.  So it
+The directory that a run has below ``--local-dir`` holds checkpoints and no job's files.  So it
 is as good as a copy for commands that read checkpoints, and no place to ask for a job.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.copies import home_of
 from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
 from holdfast.runtime.run.transient import is_there, refusal
 
@@ -88,10 +89,11 @@ def _local_directory(path: Path) -> str | None:
     directory = RunDirectory(path)
     if found is None or _is_owned(directory) or not _has(path, directory.checkpoints_path):
         return None
+    home = home_of(path)
+    wanted = "the run directory of that run" if home is None else f"its run directory, {home}"
     return (
         f"{path} is the local directory of run {found[1]}: its checkpoints here are seen by "
-        "`holdfast inspect` and `holdfast verify`, and for all else give the run directory of "
-        "that run"
+        f"`holdfast inspect` and `holdfast verify`, and for all else give {wanted}"
     )
 
 

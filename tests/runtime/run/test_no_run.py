@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.copies import claim
 from holdfast.runtime.run.no_run import no_job, no_run, refuse_local_directory, refuse_no_run
 from holdfast.runtime.run.run_directory import RunDirectory
 
@@ -99,6 +100,12 @@ def test_local_directory_of_a_run_has_checkpoints_and_no_job(
     assert str(no_job(Path())).startswith(f". is the local directory of run {ID}: ")
     with pytest.raises(UsageError, match="is the local directory of run"):
         refuse_local_directory(local)
+
+
+def test_local_directory_names_the_run_directory_that_it_belongs_to(local: Path) -> None:
+    claim(local, Path("/data/run"))
+
+    assert str(no_job(local)).endswith("and for all else give its run directory, /data/run")
 
 
 @pytest.mark.parametrize("name", ["RUN.json", "journal.jsonl", "lease"])
