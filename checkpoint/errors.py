@@ -12,7 +12,6 @@
     ├── KeyUnusable             a key file cannot be read, is not secret, or holds another key
     ├── MendImpossible          both holders of a step together lack some of its parts
     └── CheckpointInvalid       a committed step does not verify, so nothing of it was used
-        ├── OtherRuns               it may be whole, and is another run's
         └── CheckpointUnreadable    it could not be read now; the next read may succeed
 """
 
@@ -114,18 +113,18 @@ class MendImpossible(CheckpointError):
 
 
 class CheckpointInvalid(CheckpointError):
-    """A committed step does not verify, so nothing of it was used."""
+    """A committed step does not verify, so nothing of it was used.
+
+    ``is_other_runs`` says that it may be whole, and is another run's.
+    """
 
     sentence = "checkpoint step {} is invalid: {}; use an older step with --step N"
 
-    def __init__(self, step: int, reason: str) -> None:
+    def __init__(self, step: int, reason: str, *, is_other_runs: bool = False) -> None:
         super().__init__(self.sentence.format(step, reason))
         self.step = step
         self.reason = reason
-
-
-class OtherRuns(CheckpointInvalid):
-    """A committed step may be whole, and is another run's."""
+        self.is_other_runs = is_other_runs
 
 
 class CheckpointUnreadable(CheckpointInvalid):

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
     CommitRefused,
     ManifestInvalid,
-    OtherRuns,
     StateUnsupported,
 )
 from holdfast.checkpoint.format.entries import PieceEntry, Placed, ShardEntry, TensorEntry
@@ -108,9 +108,10 @@ class Manifest:
         return data
 
     def refuse_other_run(self, run_id: str | None) -> None:
-        """Raise ``OtherRuns`` if the step belongs to another run than ``run_id``."""
+        """Raise ``CheckpointInvalid`` if the step belongs to another run than ``run_id``."""
         if run_id is not None and self.run_id != run_id:
-            raise OtherRuns(self.step, f"it belongs to run {self.run_id}, not to {run_id}")
+            reason = f"it belongs to run {self.run_id}, not to {run_id}"
+            raise CheckpointInvalid(self.step, reason, is_other_runs=True)
 
     @staticmethod
     def decode(data: bytes, key: SigningKey | None = None) -> Manifest:

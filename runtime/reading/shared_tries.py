@@ -23,7 +23,6 @@ from holdfast.checkpoint.errors import (
     CheckpointError,
     CheckpointInvalid,
     CheckpointUnreadable,
-    OtherRuns,
     StorageFailed,
 )
 from holdfast.checkpoint.format.names import STORE_NAME, step_name
@@ -274,8 +273,7 @@ def _trouble_of(attempt: Callable[[], None]) -> Trouble:
         reason = error.reason if isinstance(error, CheckpointUnreadable) else str(error)
         return Trouble(finding, reason, error.errno, str(error.path or ""))
     except CheckpointInvalid as error:
-        is_other_runs = isinstance(error, OtherRuns)
-        return Trouble(Finding.DAMAGED, error.reason, is_other_runs=is_other_runs)
+        return Trouble(Finding.DAMAGED, error.reason, is_other_runs=error.is_other_runs)
     except CheckpointError as error:
         return Trouble(Finding.DAMAGED, str(error))
     except MemoryError:
