@@ -177,7 +177,8 @@ class Journal:
     def _append(self, line: bytes) -> bool:
         """Write one line as one piece; return whether all of it was taken."""
         try:
-            # Another process may have torn its line on a full disk.
+            # Another process may have torn its line on a full disk.  One that is being written
+            # looks like that, too: then an empty line comes between them, and readers skip it.
             piece = line if _ends_with_newline(self._fd) else b"\n" + line
             written = os.write(self._fd, piece)
         except OSError as error:

@@ -317,7 +317,8 @@ def test_lines_of_many_threads_and_journals_stay_whole(path: Path) -> None:
 
     records = read_journal(path)
     assert len(records) == 400
-    assert all(json.loads(line) for line in path.read_text().splitlines())
+    # A line that is being written looks torn to another journal, which then begins a new one.
+    assert all(json.loads(line) for line in path.read_text().splitlines() if line)
 
 
 @pytest.mark.parametrize(
