@@ -23,8 +23,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
     """Ask the job that runs in RUN_DIR for a checkpoint now, and wait until it is committed.
 
-    Exits with 0 when it is, with 75 when no job runs there or it could not be saved, and with 2
-    when RUN_DIR holds no run.
+    Exits with 0 when it is, with 75 when no job runs there (yet) or it could not be saved.
     """
     saved = order_save(RunDirectory(run_dir.absolute()), timeout_s=timeout, is_waiting=wait)
     if saved is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
-from holdfast.runtime.run.no_run import refuse_no_job
+from holdfast.runtime.run.no_run import no_job
 from holdfast.runtime.run.run_directory import RunDirectory
 
 _LOOK_S = 0.05
@@ -125,10 +125,12 @@ def order_save(directory: RunDirectory, *, timeout_s: float, is_waiting: bool) -
     Returns ``None`` as soon as the workers are asked unless ``is_waiting``.
 
     Raises:
-        UsageError: the directory holds no run.
-        NotSaved: no job runs there, it ended or failed to save, or time ran out.
+        NotSaved: no job runs there, or none has begun the run yet; it ended or failed to save, or
+            time ran out.
     """
-    refuse_no_job(directory.path)
+    reason = no_job(directory.path)
+    if reason is not None:
+        raise NotSaved(reason)
     with LeaseHolder.find(directory) as holder:
         return _Order(directory, holder, timeout_s).carry_out(is_waiting=is_waiting)
 

@@ -56,18 +56,19 @@ def test_bad_request_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "code"),
     [
-        ["attach"],
-        ["report"],
-        ["status"],
-        ["save"],
-        ["run", "--run-dir"],
-        ["run", "--fresh", "--run-dir"],
+        (["attach"], ExitCode.USAGE),
+        (["report"], ExitCode.USAGE),
+        (["status"], ExitCode.USAGE),
+        (["save"], ExitCode.STOPPED_EARLY),
+        (["run", "--run-dir"], ExitCode.USAGE),
+        (["run", "--fresh", "--run-dir"], ExitCode.USAGE),
     ],
 )
 def test_local_directory_of_a_run_is_called_that_and_left_alone(
     command: list[str],
+    code: ExitCode,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -79,7 +80,7 @@ def test_local_directory_of_a_run_is_called_that_and_left_alone(
     (tmp_path / "train.py").touch()
     script = ["train.py"] if command[0] == "run" else []
 
-    assert _exit_code(*command, str(local), *script) == ExitCode.USAGE
+    assert _exit_code(*command, str(local), *script) == code
 
     words = capsys.readouterr().err.splitlines()[-1]
     assert words.startswith("holdfast: error: ")

@@ -15,7 +15,7 @@ from holdfast.runtime.cli.main import main
 from holdfast.runtime.commands import lease_holder, save_request
 from holdfast.runtime.commands.lease_holder import LeaseHolder, Life, life_of
 from holdfast.runtime.commands.save_request import Saved, SaveWatch, order_save
-from holdfast.runtime.errors import NotSaved, UsageError
+from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import Journal, Record
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Listener
@@ -329,5 +329,5 @@ def test_command_says_that_no_job_runs(
 
 
 def test_save_of_a_directory_that_is_missing_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"/nosuch is no run: it is no directory"):
+    with pytest.raises(NotSaved, match=r"/nosuch is no run: it is no directory"):
         order_save(RunDirectory(tmp_path / "nosuch"), timeout_s=1.0, is_waiting=True)
