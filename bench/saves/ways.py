@@ -44,7 +44,7 @@ def find_ways(state: State, words: Sequence[str] | None = None) -> list[Way]:
 
     No words stand for all peers.  Prints which peer is not installed.
     """
-    ways = [_raw(state), state_way(state), image_way(state), _one_shard(state)]
+    ways = [_raw(state), _state_way(state), image_way(state), _one_shard(state)]
     for name, make in _PEERS.items():
         if words is not None and not any(word in name for word in words):
             continue
@@ -106,7 +106,7 @@ def _empty(state: State) -> State:
     return {name: np.empty_like(tensor) for name, tensor in state.items()}
 
 
-def state_way(state: State) -> Way:
+def _state_way(state: State) -> Way:
     """What a host without memory for a copy does, while the training loop waits."""
 
     def write(directory: Path) -> None:

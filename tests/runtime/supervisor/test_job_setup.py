@@ -36,6 +36,14 @@ from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.stillness import Stillness
 
 
+def ended(tmp_path: Path) -> JobSetup:
+    """Return the setup of a job that has begun a run and left it."""
+    setup = setup_in(tmp_path)
+    setup.journal.close()
+    setup.lease.release()
+    return setup
+
+
 @pytest.fixture
 def options(tmp_path: Path) -> JobOptions:
     script = tmp_path / "train.py"
@@ -154,9 +162,7 @@ def test_each_directory_that_is_asked_has_its_own_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hangs is named, and not the other one."""
-    first = setup_in(tmp_path)
-    first.journal.close()
-    first.lease.release()
+    first = ended(tmp_path)
     options = dataclasses.replace(first.options, local_dir=tmp_path / "local")
     watched: list[tuple[Path, ...]] = []
 
@@ -174,9 +180,7 @@ def test_each_directory_that_is_asked_has_its_own_watch(
 
 
 def test_copy_of_a_run_is_told_from_where_it_was_copied(tmp_path: Path) -> None:
-    first = setup_in(tmp_path)
-    first.journal.close()
-    first.lease.release()
+    first = ended(tmp_path)
     shutil.copytree(first.options.run_dir, tmp_path / "copy")
     options = dataclasses.replace(first.options, run_dir=tmp_path / "copy")
 
@@ -191,9 +195,7 @@ def test_copy_of_a_run_is_told_from_where_it_was_copied(tmp_path: Path) -> None:
 
 
 def test_local_directory_of_a_copy_is_refused_with_both_names(tmp_path: Path) -> None:
-    first = setup_in(tmp_path)
-    first.journal.close()
-    first.lease.release()
+    first = ended(tmp_path)
     run_dir, copy = first.options.run_dir, tmp_path / "copy"
     shutil.copytree(run_dir, copy)
     options = dataclasses.replace(first.options, run_dir=copy, local_dir=tmp_path / "local")
