@@ -2,6 +2,8 @@
 
 A call into a disk of NFS that hangs can be killed, and one of FUSE cannot.  So the call hangs in
 Python here.  The care of old steps has the lowest priority, so the end waits for the hang.
+
+A busy disk takes fewer saves than the three that a run keeps.  So training waits for each one.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "02_custom_replica.py"
 LAST_STEP = 130
 BOUND_S = 300.0
 PROGRAM = """
-import runpy, sys, threading
+import itertools, runpy, sys, threading
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.runtime.committing.checkpoint_care import CheckpointCare
 
+example = runpy.run_path(sys.argv[0])
+replica = example["SoftmaxRegression"]
 plain_unlink, plain_close = LocalFileSystem.unlink, CheckpointCare.close
-hangs = threading.Event()
+plain_committed, plain_apply = CheckpointCare.committed, replica.apply
+hangs, saved, steps = threading.Event(), threading.Semaphore(0), itertools.count(1)
 
 def unlink(files, path):
     if ".del-" in str(path):
@@ -38,8 +43,18 @@ def close(care, within_s):
     print("hangs" if hangs.wait(120.0) else "does not hang", file=sys.stderr, flush=True)
     plain_close(care, within_s)
 
+def committed(care, step, places):
+    plain_committed(care, step, places)
+    saved.release()
+
+def apply(self, total, samples):
+    if next(steps) in range(26, 130, 25):
+        saved.acquire()
+    plain_apply(self, total, samples)
+
 LocalFileSystem.unlink, CheckpointCare.close = unlink, close
-runpy.run_path(sys.argv[0], run_name="__main__")
+CheckpointCare.committed, replica.apply = committed, apply
+example["main"]()
 """
 
 
