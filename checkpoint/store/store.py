@@ -69,6 +69,7 @@ class CheckpointStore:
         """Whether a step stays that is saved again with another state, and the save is none."""
         self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
         self._is_anchored = False
+        self._was_removed = False
 
     @property
     def directory(self) -> Path:
@@ -160,10 +161,16 @@ class CheckpointStore:
             is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
             if is_new or not self._is_anchored:
                 self._anchor(path, is_new=is_new)
+            self._was_removed |= is_new and self._is_anchored
         if not self._disk.is_directory(self.directory):
             error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
             raise StorageFailed("use", self.directory, error)
         self._is_anchored = True
+
+    def take_removal(self) -> bool:
+        """Return whether the directory was made again since this was asked last."""
+        was_removed, self._was_removed = self._was_removed, False
+        return was_removed
 
     def _anchor(self, path: Path, *, is_new: bool) -> None:
         try:

@@ -80,6 +80,7 @@ _WORDS: Mapping[str, Callable[[Record], str]] = {
     "restored": lambda r: f"restored step {r['step']}",
     "stalled": lambda r: f"{_named(r['workers'])} stood still for {words.duration(r['seconds'])}",
     "stopped": lambda r: f"stopped at step {r['step']} with a checkpoint",
+    "store_removed": lambda r: f"{r['directory']} was removed, or its disk unmounted",
     "supervisor_failed": lambda r: f"the supervisor failed: {r.get('reason')}",
     "suspected": lambda r: f"worker {r['worker']} has not come on after step {r['step']}",
     "suspicion": _text,

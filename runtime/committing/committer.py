@@ -221,6 +221,7 @@ class Committer:
             raise
         finally:
             self._tell_downgrades(store)
+        self._tell_removal(store, ticket.step)
         return manifest
 
     def _at_once(
@@ -230,6 +231,17 @@ class Committer:
         writes = [self._threads.submit(write, shard) for shard in shards]
         wait(writes)
         return [found.result() for found in writes]
+
+    def _tell_removal(self, store: CheckpointStore, step: int) -> None:
+        """Tell that the older steps are gone, now that a newer one is there."""
+        if not store.take_removal():
+            return
+        directory = str(store.directory)
+        self._report.record("store_removed", directory=directory, step=step)
+        self._report.notify(
+            f"{directory} was removed, or its disk unmounted: it has no checkpoint before step "
+            f"{step}"
+        )
 
     def _tell_downgrades(self, store: CheckpointStore) -> None:
         for reason in store.disk.new_downgrades(self._downgrades_told):

@@ -51,7 +51,7 @@ EVENTS = frozenset({
     "mend_failed", "mended", "numerics_differ", "output_dropped", "pool_restarted",
     "preload_failed", "pressure", "prune_failed", "recovery", "rejected", "relaunch", "renewing",
     "restored", "scrub_failed", "scrubbed", "signal_repeated",
-    "stalled", "step", "stopped", "storage_downgrade", "supervisor_failed",
+    "stalled", "step", "stopped", "storage_downgrade", "store_removed", "supervisor_failed",
     "suspected", "suspicion", "taken_over", "unreadable", "warning", "world",
 })  # fmt: skip
 """Every event that some process of a job records."""

@@ -264,11 +264,13 @@ def test_steps_of_a_large_store_cost_one_call() -> None:
 
 def test_directory_that_somebody_removed_is_made_again(store: CheckpointStore) -> None:
     store.stage(10, 1, 1).abandon()
+    assert not store.take_removal(), "it was made, and not removed"
     store.directory.rmdir()
 
     save(store, state_of(1.0), header=HEADER)
 
     assert store.steps() == (30,)
+    assert [store.take_removal(), store.take_removal()] == [True, False]
 
 
 def test_directory_that_became_a_link_fails_the_save(

@@ -59,6 +59,11 @@ TOLD: list[tuple[str, dict[str, Any], str]] = [
         "worker 3 stood still for 3:05",
     ),
     ("stopped", {"step": 4}, "stopped at step 4 with a checkpoint"),
+    (
+        "store_removed",
+        {"directory": "/l/checkpoints", "step": 20},
+        "/l/checkpoints was removed, or its disk unmounted",
+    ),
     ("supervisor_failed", {"reason": "OSError: no"}, "the supervisor failed: OSError: no"),
     (
         "suspected",

@@ -241,6 +241,16 @@ def test_disk_that_comes_back_with_later_steps_costs_none_of_this_job(saves: Sav
     assert saves.committer._care.local.newest() == 40, "that is what drains"
 
 
+def test_local_disk_that_is_unmounted_is_told_of(saves: Saves) -> None:
+    saves.commit(10)
+    saves.local.rename(saves.local.with_name("hidden"))
+
+    saves.commit(20)
+
+    assert "it has no checkpoint before step 20" in saves.told.sentences[0]
+    assert saves.steps() == ((20,), ())
+
+
 def test_step_that_the_local_directory_has_and_cannot_read_goes_to_the_run_directory(
     saves: Saves, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -314,3 +315,20 @@ def test_plan_that_comes_again_for_another_world_costs_nothing(
     assert writer.save(workers, 20, 2)["kind"] == "saved"
     assert writer.kept() == 20
     assert saved_steps(tmp_path) == (20, 10)
+
+
+def test_checkpoints_that_somebody_removed_are_told_of_once(
+    workers: Workers, writer: RunningWriter, tmp_path: Path
+) -> None:
+    writer.save(workers, 10, 1)
+    shutil.rmtree(tmp_path / "checkpoints")
+
+    for attempt, step in enumerate((20, 30), 2):
+        assert writer.save(workers, step, attempt)["kind"] == "saved"
+
+    directory = tmp_path / "checkpoints"
+    assert saved_steps(tmp_path) == (30, 20)
+    assert [r["directory"] for r in journal(tmp_path, "store_removed")] == [str(directory)]
+    assert writer.notices == [
+        f"{directory} was removed, or its disk unmounted: it has no checkpoint before step 20"
+    ]
