@@ -126,7 +126,7 @@ def job_status(
         steps_per_s=pace_of(steps).per_s if trains else 0.0,
         epoch=EndedEpoch.of(epoch) if epoch else None,
         last_save=_last_save(records, wall),
-        next_save=None if progress is None else next_save_of(progress, monotonic),
+        next_save=_next_save(progress, _last(records, "checkpoint"), monotonic),
         goodput=goodput_of(records, None if ending.is_over else monotonic),
         events=told_events(records, MOST_EVENTS),
     )
@@ -187,6 +187,15 @@ def _last_save(records: Sequence[Record], wall: float) -> LastSave | None:
     has_drained = _last(records, "drained").get("step") == record["step"]
     place = None if has_drained else record.get("place")
     return LastSave(record["step"], max(0.0, wall - record["time"]), place)
+
+
+def _next_save(progress: StepReport | None, saved: Record, now: float) -> str | None:
+    """Return when the next save comes, unless it came after the agent was told of it."""
+    if progress is None:
+        return None
+    if saved and saved["step"] == progress.next_save_step and saved["now"] > progress.now:
+        return None
+    return next_save_of(progress, now)
 
 
 def _last(records: Sequence[Record], event: str) -> Record:

@@ -110,6 +110,25 @@ def test_running_job_shows_what_its_agent_says() -> None:
     assert status.steps_per_s == pytest.approx(1.0)
 
 
+def test_next_save_of_a_schedule_by_time_is_told_before_the_first_one() -> None:
+    report = dataclasses.replace(REPORT, next_save_step=None, next_save_at=170.0)
+
+    status = status_of(Story().begin(0, 1), answer=ANSWER | {"progress": report.to_json()})
+
+    assert status.next_save == "in 1:10"
+
+
+@pytest.mark.parametrize(("after", "told"), [(0.1, None), (-1.0, "at step 20")])
+def test_next_save_that_has_come_since_the_agent_was_told_is_none(
+    after: float, told: str | None
+) -> None:
+    """An older checkpoint of that step is of a launch before, which has lost it."""
+    story = Story().begin(0, 1)
+    story.tell("checkpoint", step=20, seconds=0.1, bytes=10, after=REPORT.now - story.now + after)
+
+    assert status_of(story, answer=ANSWER).next_save == told
+
+
 def test_script_that_goes_on_after_its_training_is_not_shown_as_training() -> None:
     story = Story().begin(0, 1).steps(*range(1, 9))
 
