@@ -10,7 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
+
+_EXEC_WITHIN_S = 1.0
+"""A program is loaded within milliseconds, unless the disk that it is on hangs."""
+_LOOK_S = 0.001
 
 
 def marked_processes(mark: str) -> dict[int, str]:
@@ -32,19 +37,40 @@ def bears_mark(pid: int, mark: str) -> bool:
 
 
 def variables_of(pid: int) -> list[bytes]:
-    """Return the variables of a process, none if it has ended or is another user's."""
+    """Return the variables of a process, none if it has ended or is another user's.
+
+    In the midst of an ``exec`` it shows none for a moment, which is waited for.
+    """
+    until = time.monotonic() + _EXEC_WITHIN_S
+    while not (found := _read(pid, "environ")) and _is_within_exec(pid):
+        if time.monotonic() > until:
+            break
+        time.sleep(_LOOK_S)
+    return (found or _read(pid, "environ")).split(b"\0")
+
+
+def _is_within_exec(pid: int) -> bool:
+    """Whether a process has a new program, but no arguments of that yet (``fs/exec.c``).
+
+    A zombie and a thread of the kernel have no program.
+    """
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        os.readlink(f"/proc/{pid}/exe")
     except OSError:
-        return []
+        return False
+    return not _read(pid, "cmdline")
 
 
 def command_line(pid: int) -> str:
     """Return the arguments of a process, each ended by a NUL; empty if it has ended."""
+    return _read(pid, "cmdline").decode(errors="replace")
+
+
+def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return ""
+        return b""
 
 
 def signal_marked(pid: int, mark: str, *numbers: signal.Signals) -> bool:

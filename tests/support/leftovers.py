@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.system.marked_processes import marked_processes
 from holdfast.runtime.system.processes import wait_all_ended
 
 MARK = "HOLDFAST_TEST_RUN"
@@ -86,7 +87,7 @@ class Leftovers:
         return init
 
     def _alive(self, *, thoroughly: bool) -> set[int]:
-        marked = _marked(f"{MARK}={self._token}") if thoroughly else set()
+        marked = set(marked_processes(f"{MARK}={self._token}")) if thoroughly else set()
         return (marked | _children()) - self._kept
 
     def _wait(self, pids: set[int]) -> None:
@@ -159,22 +160,6 @@ def _children() -> set[int]:
         except FileNotFoundError:  # the thread has ended
             continue
     return found
-
-
-def _marked(mark: str) -> set[int]:
-    """Return the processes whose environment holds ``mark``."""
-    return {
-        int(directory.name)
-        for directory in Path("/proc").iterdir()
-        if directory.name.isdigit() and mark.encode() in _environment(directory)
-    }
-
-
-def _environment(directory: Path) -> list[bytes]:
-    try:
-        return (directory / "environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is somebody else's
-        return []
 
 
 def _describe(pid: int) -> str:

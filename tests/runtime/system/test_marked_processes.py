@@ -57,3 +57,31 @@ def test_signal_does_not_reach_a_process_without_the_mark() -> None:
     """A process id may have been used again."""
     assert not bears_mark(os.getpid(), "HOLDFAST_TEST_MARK=nobody")
     assert not signal_marked(os.getpid(), "HOLDFAST_TEST_MARK=nobody", signal.SIGKILL)
+
+
+def test_process_that_has_just_started_bears_its_mark() -> None:
+    """It shows no variables until its program is loaded, which takes longer on a busy host."""
+    token = secrets.token_hex(8)
+    mark = f"HOLDFAST_TEST_MARK={token}"
+    found = []
+    for _ in range(300):
+        environment = {**os.environ, "HOLDFAST_TEST_MARK": token}
+        with subprocess.Popen(["sleep", "600"], env=environment) as process:
+            found.append(bears_mark(process.pid, mark))
+            process.kill()
+
+    assert found == [True] * 300
+
+
+def test_process_without_variables_bears_no_mark() -> None:
+    with subprocess.Popen(["sleep", "600"], env={}) as process:
+        assert not bears_mark(process.pid, "HOLDFAST_TEST_MARK=nobody")
+        process.kill()
+
+
+def test_process_that_has_ended_bears_no_mark() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+        assert not bears_mark(process.pid, "HOLDFAST_TEST_MARK=nobody")
+        assert command_line(process.pid) == ""
