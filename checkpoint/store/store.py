@@ -156,12 +156,17 @@ class CheckpointStore:
             reasons.append(str(failure))
 
     def make_directory(self) -> None:
-        """Make the store's directory durable once, and again after it was removed."""
+        """Make the store's directory durable once, and again after it was removed.
+
+        Threads that write shards may call it at once.
+        """
+        was_anchored = self._is_anchored
         for path in (self._run_dir, self.directory):
             is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
             if is_new or not self._is_anchored:
                 self._anchor(path, is_new=is_new)
-            self._was_removed |= is_new and self._is_anchored
+            if is_new and was_anchored:
+                self._was_removed = True
         if not self._disk.is_directory(self.directory):
             error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
             raise StorageFailed("use", self.directory, error)

@@ -166,12 +166,14 @@ class Committer:
 
     def _on_host(self, ticket: SaveTicket, write: _Write) -> Manifest | None:
         """Commit a save in the local directory; return None if there is none, or it has failed."""
-        if self._care.local is None:
+        local = self._care.local
+        if local is None:
             return None
         self.plan.ownership.prove()
         try:
-            self._care.local.make_directory()
-            manifest = self._try(self._care.local.store, ticket, write)
+            local.make_directory()
+            with local.taking(ticket.step):
+                manifest = self._try(local.store, ticket, write)
         except SnapshotDamaged:
             raise
         except CheckpointError as error:  # also a step that is there, and cannot be read

@@ -12,6 +12,9 @@ the two newest saves of this job stay, though steps with larger numbers may come
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +68,9 @@ class LocalLevel:
         self._pruner = Pruner(OwnSteps(self.store, run_id), retention, self._marks)
         self._mine: tuple[int, ...] = ()
         """The newest saves of this job that are here, oldest first."""
+        self._staying = threading.Lock()
+        self._taken: list[int] = []
+        """Saves that are being put here, or are here and not taken note of yet."""
         self._saves = 0
         self._drained_at: float | None = None
         self.drained_step = -1
@@ -99,14 +105,38 @@ class LocalLevel:
             hide_steps(self.store.disk, self.store.directory, (step,), reasons)
         return tuple(reasons)
 
+    @contextlib.contextmanager
+    def taking(self, step: int) -> Iterator[None]:
+        """Put a save here in the block; it stays, until note is taken of it.
+
+        Another thread may prune at any time after it is there.
+        """
+        self._let_stay(step)
+        try:
+            yield
+        except BaseException:
+            self._let_go(step)
+            raise
+
     def committed(self, step: int, now: float) -> None:
         """Take note of a save; the first one starts the clock."""
         self._saves += 1
         self._mine = (*(mine for mine in self._mine if mine != step), step)[-FEWEST_KEPT:]
-        self._pruner.protect(self._mine)
+        self._let_go(step)
         self._marks.forget(step)
         if self._drained_at is None:
             self._drained_at = now
+
+    def _let_stay(self, step: int) -> None:
+        with self._staying:
+            self._taken.append(step)
+            self._pruner.protect((*self._mine, *self._taken))
+
+    def _let_go(self, step: int) -> None:
+        with self._staying:
+            if step in self._taken:  # not one that is here already, and is now in the run directory
+                self._taken.remove(step)
+            self._pruner.protect((*self._mine, *self._taken))
 
     def is_due(self, now: float) -> bool:
         """Return whether a step should drain now."""

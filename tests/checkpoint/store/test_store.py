@@ -273,6 +273,26 @@ def test_directory_that_somebody_removed_is_made_again(store: CheckpointStore) -
     assert [store.take_removal(), store.take_removal()] == [True, False]
 
 
+def test_directory_that_two_threads_make_was_not_removed(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes in and goes while the first one makes its name durable."""
+    plain, made = store.disk.fsync_parent, list[Path]()
+
+    def fsync_parent(path: Path) -> None:
+        made.append(path)
+        if made == [path]:
+            store.make_directory()
+        plain(path)
+
+    monkeypatch.setattr(store.disk, "fsync_parent", fsync_parent)
+
+    store.make_directory()
+
+    assert len(made) > 2, "both made it"
+    assert not store.take_removal()
+
+
 def test_directory_that_became_a_link_fails_the_save(
     store: CheckpointStore, tmp_path: Path
 ) -> None:

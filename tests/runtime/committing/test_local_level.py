@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from collections.abc import Iterator
@@ -10,24 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from committing_report import Told
-from host_saves import Workers, plan_of, state_of
+from host_saves import state_of
+from local_saves import Saves, sound_steps
 
 from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged
+from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged, StorageFailed
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.save import save
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import verify_step
-from holdfast.runtime.committing.committer import Committer
-from holdfast.runtime.committing.held_save import HeldSave
 from holdfast.runtime.committing.local_level import LocalLevel, LocalTerms
 from holdfast.runtime.run.copies import claim
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 RUN = "a" * 16
-BOUND_S = 60.0
 
 
 class Level:
@@ -42,7 +38,8 @@ class Level:
 
     def save(self, step: int, now: float = 0.0) -> None:
         state = {"a": np.full(5000, step)}
-        save(self.level.store, state, header=Header(RUN, 1, step), writers=2)
+        with self.level.taking(step):
+            save(self.level.store, state, header=Header(RUN, 1, step), writers=2)
         self.level.committed(step, now)
 
 
@@ -131,60 +128,22 @@ def test_two_newest_steps_stay_in_the_local_directory(tmp_path: Path) -> None:
     assert found.level.store.steps() == (4, 3)
 
 
-class Saves:
-    """A committer with a local directory that drains nothing by itself."""
-
-    def __init__(self, base: Path) -> None:
-        (base / "run").mkdir()
-        self.local = base / "disk" / "local"
-        terms = LocalTerms(self.local, every_saves=1000)
-        self.workers, self.told = Workers(plan_of(base / "run", local=terms)), Told()
-        self.committer = Committer(self.workers.plan, self.told)
-        self._attempt = 0
-        self._base = base
-        self._is_closed = False
-
-    def commit(self, step: int, *, goes_through: bool = False) -> None:
-        """Save a step; one that goes through has to be in the run directory."""
-        self._attempt += 1
-        self.committer.commit(self._held(step, goes_through=goes_through))
-
-    def _held(self, step: int, *, goes_through: bool) -> HeldSave:
-        save = self.workers.held(step, self._attempt)
-        save.ticket = dataclasses.replace(save.ticket, goes_through=goes_through)
-        return save
-
-    def restart(self) -> None:
-        """Go on with the committer of another launch."""
-        self.committer.close(BOUND_S)
-        self.committer = Committer(self.workers.plan, self.told)
-
-    def rest(self) -> None:
-        """Wait until the care of old steps is idle."""
-        self.committer._care._thread.submit(int).result(BOUND_S)
-
-    def close(self) -> None:
-        """Let the care of old steps end, once."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.committer.close(BOUND_S)
-            self.workers.close()
-
-    def steps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the sound steps of the local directory, and of the run directory."""
-        return _sound(self.local), _sound(self._base / "run")
-
-
-def _sound(directory: Path) -> tuple[int, ...]:
-    store = CheckpointStore(directory)
-    return tuple(step for step in store.steps() if verify_step(store, step).is_valid)
-
-
 @pytest.fixture
 def saves(tmp_path: Path) -> Iterator[Saves]:
     found = Saves(tmp_path)
     yield found
     found.close()
+
+
+def test_save_that_has_failed_keeps_no_older_step_of_its_number(tmp_path: Path) -> None:
+    found = Level(tmp_path, every_saves=100, every_s=None)
+    for step in (1, 2, 3, 4):
+        found.save(step)
+    with pytest.raises(StorageFailed), found.level.taking(1):
+        raise StorageFailed("write", tmp_path, OSError(errno.EIO, "it is refused"))
+
+    assert found.level.prune(0.0, 1) == ()
+    assert found.level.store.steps() == (4, 3)
 
 
 def refuse_local(patch: pytest.MonkeyPatch, number: int) -> None:
@@ -237,8 +196,27 @@ def test_disk_that_comes_back_with_later_steps_costs_none_of_this_job(saves: Sav
     saves.rest()
 
     assert saves.steps() == ((90, 80, 40, 30), (10,))
-    assert saves.committer._care.local is not None
-    assert saves.committer._care.local.newest() == 40, "that is what drains"
+    assert saves.level.newest() == 40, "that is what drains"
+
+
+def test_save_that_is_just_there_stays_beside_later_steps(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old steps may be looked at before the care knows of the save."""
+    for step in (80, 90, 10, 20):
+        saves.commit(step)
+    saves.rest()
+    plain = saves.told.record
+
+    def record(event: str, /, **fields: object) -> None:
+        plain(event, **fields)
+        saves.tidy()
+
+    monkeypatch.setattr(saves.told, "record", record)
+    saves.commit(30)
+    saves.rest()
+
+    assert saves.steps() == ((90, 80, 30, 20), ())
 
 
 def test_local_disk_that_is_unmounted_is_told_of(saves: Saves) -> None:
@@ -290,7 +268,7 @@ def test_local_directory_that_is_a_file_fails_no_save(saves: Saves) -> None:
     saves.commit(10)
     saves.commit(20, goes_through=True)
 
-    assert _sound(saves.local.parents[1] / "run") == (20, 10)
+    assert sound_steps(saves.local.parents[1] / "run") == (20, 10)
     assert saves.local.read_text() == "mine"
 
 
@@ -360,6 +338,15 @@ def test_local_directory_of_a_copy_takes_no_save(saves: Saves, tmp_path: Path) -
     assert saves.steps() == ((), (10,))
     (failed,) = saves.told.of("local_failed")
     assert f"holds the checkpoints of {tmp_path / 'copy'}" in failed["reason"]
+
+
+def test_last_save_is_taken_note_of_where_the_local_directory_has_it(saves: Saves) -> None:
+    saves.commit(10)
+    saves.commit(10, goes_through=True)
+    saves.rest()
+
+    assert saves.steps() == ((10,), (10,))
+    assert (saves.level.drained_step, saves.level.newest()) == (10, 10)
 
 
 def test_step_that_both_places_have_is_written_no_more(saves: Saves) -> None:
