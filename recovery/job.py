@@ -8,11 +8,11 @@ is up, no worker could go on after a death.)
     LAUNCHING --all joined--> RUNNING --launch ended--> LAUNCHING or OVER
         └──a death──> ENDING --launch ended--> LAUNCHING or OVER
 
-A launch that has lost more than half of its workers, and gets on, is *renewed*: its workers
-stop with a checkpoint, and a launch of all workers follows.  Nothing is lost by it, so the
-budget is not charged.  Only a commit of the worn world renews: the disk takes checkpoints then,
-and the last one will not fail.  A launch that follows one without a checkpoint is as large as
-the last world, or as the world that made the newest checkpoint, if that was smaller.
+A launch that has lost more than half of its workers, and gets on, is *renewed*: its workers stop
+with a checkpoint, and a launch of all workers follows.  Nothing is lost by it, so the budget is not
+charged.  Only a commit of the worn world renews: the disk takes checkpoints then, and the last one
+will not fail.  A launch that follows one without a checkpoint is as large as the last world.  It is
+smaller if the world that made the newest checkpoint was.
 
 Each wait for such an event has a bound (`recovery.launch_clock`).  A launch that is overdue
 is killed; one that does not even end then is killed together with its agent.

@@ -1,8 +1,8 @@
 """When the scripts of the workers have gone apart: one has ended, another trains once more.
 
-Theory.  Each training needs all workers of the world.  A script that counts its trainings by
-a clock, or trains on one worker only, lets one worker begin a training to which another one
-will never come.  The first would wait for ever.
+Theory.  Each training needs all workers of the world.  A script may count its trainings by a clock,
+or train on one worker only.  Then one worker begins a training to which another one will never
+come.  The first would wait for ever.
 
 A worker that is merely slower may still come.  So only a worker whose script has ended is
 ever named, and only if another one has begun more trainings than it has.  A dead worker is

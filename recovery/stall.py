@@ -1,10 +1,9 @@
 """Whether all workers of a launch wait for each other, or for one that does not come on.
 
-Theory.  A survivor leaves an exchange only if MPI tells it of a death.  MPI may lose the
-event, or hang in Shrink or Agree; nothing inside MPI bounds that.  But a step is a cycle:
-while one worker computes, the others may wait for it as long as it takes.  When *every*
-worker waits, and none has begun or ended a piece of work for longer than the limit, nobody
-is left whom they could wait for.
+Theory.  A survivor leaves an exchange only if MPI tells it of a death.  MPI may lose the event, or
+hang in Shrink or Agree; nothing inside MPI bounds that.  But a step is a cycle: while one worker
+computes, the others may wait for it as long as it takes.  *Every* worker may wait, and none begin
+or end a piece of work for longer than the limit.  Then nobody is left whom they could wait for.
 
 Each worker counts its turns: the pieces of work that it has begun.  The verdict needs only
 two readings of these counts.  As with heartbeats, a look adds at most a quarter of the limit,

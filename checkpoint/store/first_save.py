@@ -1,8 +1,8 @@
 """Whether the first save of a step, which stays, has the state that a later save has.
 
-A run that goes on from a checkpoint meets the same state again at each later step, so it
-does not matter which save of a step stays.  Other numerics, or a bug, break this.  Then
-the state on the disk is not the one that was to be saved, and people must be told.
+A run that goes on from a checkpoint meets the same state again at each later step.  So it does not
+matter which save of a step stays.  Other numerics, or a bug, break this.  Then the state on the
+disk is not the one that was to be saved, and people must be told.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ class Staging:
     ) -> ShardRecord:
         """Write one writer's shard and make it durable; ``state`` may not change meanwhile.
 
-        The state is not copied.  Digests are of its memory, and are taken as it is written, so
-        any damage on the way to the disk makes the checkpoint fail its verification.
+        The state is not copied.  Digests are of its memory, and are taken as it is written.  So any
+        damage on the way to the disk makes the checkpoint fail its verification.
 
         Raises ``CheckpointError`` and leaves no shard behind if anything fails.
         Safe in a background thread: the large calls release the GIL.

@@ -1,8 +1,8 @@
 """The warm process that workers are forked from.
 
-Importing TensorFlow is most of a worker's start.  This process, a child of the
-agent, imports the heavy modules once and then forks a worker on each request,
-within milliseconds, for every launch of the job.
+Importing TensorFlow is most of a worker's start.  This process, a child of the agent, imports the
+heavy modules once. Then it forks a worker on each request, within milliseconds, for every launch of
+the job.
 
 Three rules make that safe.  When the pool forks, it has one thread: a fork copies only the
 calling thread, so a lock held by another thread would stay locked.  It installs no signal

@@ -1,10 +1,10 @@
 """What callbacks remember, as JSON notes and arrays: patience, best values, counters, weights.
 
-A callback is an object of the script.  Its attributes are its state, but for those that
-never change (its settings), those that only refer to other things (the model, functions,
-files), and those that Keras sets anew.  So an attribute is kept if it differs from what it
-was before the training or at its start.  A changed setting of a script that is run again
-then counts, and what the training has changed goes on.
+A callback is an object of the script.  Its attributes are its state.  Left out are those that never
+change (its settings), that refer to other things (the model, functions, files), and that Keras sets
+anew.  So an attribute is kept if it differs from what it was before the training or at its start.
+A changed setting of a script that is run again then counts, and what the training has changed goes
+on.
 
 A callback with ``get_state`` and ``set_state`` keeps what it says instead.  The same
 methods count for an object that stands in an attribute, such as a random generator.

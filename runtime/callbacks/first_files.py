@@ -5,8 +5,8 @@ agreements of the workers are a *round*.  While a round runs, this module stands
 the hooks and the disk:
 
 * on the first worker files are what they always are;
-* on the others a file that is opened to be written lies in a private folder (*staged*), and
-  other changes of the disk are put off (*deferred*).
+* on the others a file that is opened to be written lies in a private folder (*staged*).  Other
+  changes of the disk are put off (*deferred*).
 
 An agreement proves that the first worker has finished the round.  So staged files and
 deferred changes of the round are dropped.  A file that is still open stays staged, and the

@@ -2,8 +2,8 @@
 
 A script may load the best weights of one ``fit``, and let the next one save its own to the same
 file.  A relaunch in that one runs the script from its first line: it would load what the next
-``fit`` has written.  So the first worker copies a file that the script has loaded before the run
-writes it again, and the same load of a later launch gets the copy.
+``fit`` has written.  So the first worker copies a file that the script has loaded, before the run
+writes it again.  The same load of a later launch gets the copy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Plain Python values as JSON and back: exact, and nothing is ever executed.
 
-JSON itself has no tuples, bytes, NaN, NumPy scalars and arrays, and its keys are strings.
-So each value that is not a list, a string, a finite number, a boolean or None becomes an
-object with one field, whose name says the kind: ``{"tuple": [1, 2]}``.  Dictionaries are
-lists of pairs, in their order.
+JSON itself has no tuples, bytes, NaN, NumPy scalars and arrays, and its keys are strings.  Lists,
+strings, finite numbers, booleans and None stay.  Each other value becomes an object with one field,
+whose name says the kind: ``{"tuple": [1, 2]}``.  Dictionaries are lists of pairs, in their order.
 
 A function is kept by its name, and only if it is one of Keras, NumPy or `operator`, or of a
 module that the caller trusts.  Nothing is imported to find it.

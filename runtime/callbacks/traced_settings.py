@@ -1,9 +1,9 @@
 """Settings that the graph of a step holds as constants, watched while callbacks begin.
 
-Keras traces a step when the first one runs.  A replica traces it before, to learn what the
-step is made of.  So a setting of an optimizer or a layer that ``on_train_begin`` changes,
-such as ``clipnorm`` or ``rate``, or a layer that it freezes, would have effect in Keras and
-none here.  Numbers in variables, such as the learning rate, always have.
+Keras traces a step when the first one runs.  A replica traces it before, to learn what the step is
+made of.  ``on_train_begin`` may freeze a layer, or change a setting such as ``clipnorm`` or
+``rate``.  That would have effect in Keras and none here.  Numbers in variables, such as the
+learning rate, always have.
 
 An attribute with the name of an argument of ``__init__`` is a setting, and is refused.  Any
 other number may be one that the step reads, or the script's own: there the user is told.

@@ -1,8 +1,8 @@
 """A file system that chaos mounted for one job, and fills for a while.
 
-Only places of chaos's own are filled: a tmpfs in a mount namespace that nobody else is in.  So
-no other program on the machine meets a full disk or a full ``/dev/shm``, and the kernel
-removes both with the last process of the namespace.
+Only places of chaos's own are filled: a tmpfs in a mount namespace that nobody else is in.  So no
+other program on the machine meets a full disk or a full ``/dev/shm``.  The kernel removes both with
+the last process of the namespace.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How long each strike kept a run from training; pure.
 
-A repair or a relaunch belongs to the last strike before its end that can have caused it, and
-to the last strike at all if none can.  A strike with such gaps has cost the time up to the end
-of the first one: a stopped agent is found and replaced only after a while.  A strike without
-one has cost the time to the first step that began after it.  Each further gap of a strike, and
-a gap before all strikes, has no explanation: a healthy worker may have been fenced.
+A repair or a relaunch belongs to the last strike before its end that can have caused it.  If none
+can, it belongs to the last strike at all.  A strike with such gaps has cost the time up to the end
+of the first one: a stopped agent is found and replaced only after a while.  A strike without one
+has cost the time to the first step that began after it.  Each further gap of a strike, and a gap
+before all strikes, has no explanation: a healthy worker may have been fenced.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The node-local level of checkpoints: every save goes there, and now and then one drains.
 
-A run directory on a shared file system may take minutes for a save.  A disk of the node, or
-its memory, takes milliseconds.  It survives the death of all processes, but not of the node.
-So steps drain to the run directory in the background, as a mend of a step that it lacks.
-A job that has resumed from a step of the local directory drains that one first.
-A local directory that takes nothing costs speed and no save: the run directory takes it then.
-It belongs to one run directory, and not to a copy of that (`copies`).
-Invariant: nothing is removed from the local directory but steps older than two that stay, and
-the two newest saves of this job stay, though steps with larger numbers may come back with a disk.
+A run directory on a shared file system may take minutes for a save.  A disk of the node, or its
+memory, takes milliseconds.  It survives the death of all processes, but not of the node.  So steps
+drain to the run directory in the background, as a mend of a step that it lacks.  A job that has
+resumed from a step of the local directory drains that one first.  A local directory that takes
+nothing costs speed and no save: the run directory takes it then.  It belongs to one run directory,
+and not to a copy of that (`copies`).
+Invariant: nothing is removed from the local directory but steps older than two that stay.  The two
+newest saves of this job stay, though steps with larger numbers may come back with a disk.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A step tried on a batch and on its parts, before the first microbatch.
 
-A script updates some metrics with values of single samples, and others with one value of the
-batch.  Both are right for a batch, but their sums over microbatches differ.  The trial tells
-which is which, for numbers of the logs too.  It also tells whether the gradients of the parts
-add up to those of the batch, as means or as sums over samples, and what becomes of state beside
-the metrics.  All samples draw the same random numbers in it.
+A script updates some metrics with values of single samples, and others with one value of the batch.
+Both are right for a batch, but their sums over microbatches differ.  The trial tells which is
+which, for numbers of the logs too.  It also tells whether the gradients of the parts add up to
+those of the batch, as means or as sums over samples.  And it tells what becomes of state beside the
+metrics.  All samples draw the same random numbers in it.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ them.  Only deaths of a worker's own count, not those of workers that were kille
   victims were computing is named with its samples.  Deaths before any step accuse none.
 * *Samples* are named if the newest deaths, three at least, of different microbatches had them
   in hand: a sample comes back in each epoch, in other company.
-* A *place* (a worker id, a rank at launch or a core) is named if it has three deaths, and
-  three times as many as each place has on average.  On a job of two cores no core is named:
-  chance alone would do that.
+* A *place* is a worker id, a rank at launch or a core.  It is named if it has three deaths, and
+  three times as many as each place has on average.  On a job of two cores no core is named: chance
+  alone would do that.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Measures:
     def sums(self, values: Sequence[Any], loss: LossParts, samples: int, *, shown: Any) -> Any:
         """Return the metrics part of one microbatch as a tensor.
 
-        ``values`` are the variables after the update, ``shown`` is the loss that Keras shows
-        if it is another one than the loss that is differentiated, else None.
+        ``values`` are the variables after the update.  ``shown`` is the loss that Keras shows, None
+        if it is the loss that is differentiated.
         """
         extra: dict[Hashable, Any] = {}
         numerators = loss.numerators()

@@ -136,8 +136,8 @@ def hidden_state(graph: Any) -> Iterator[str]:
 def notices_of_rows(optimizer: Any, paths: Sequence[str]) -> tuple[str, ...]:
     """Return what a user should know of weights whose gradients TensorFlow keeps by rows.
 
-    Keras on TensorFlow applies nonlinear functions, such as the square of Adam, to the gradient
-    of each row that a batch names, and then adds up rows that are named twice.
+    Keras on TensorFlow applies nonlinear functions, such as the square of Adam, to the gradient of
+    each row that a batch names.  Then it adds up rows that are named twice.
     """
     kind = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
     if not paths or kind in _LINEAR_OPTIMIZERS:

@@ -1,9 +1,9 @@
 """The agent's answers to the binds of mpiexec: all interfaces become the loopback interface.
 
-The kernel stops a process that has the filter of `become_mpiexec` in each ``bind``, and asks
-here (seccomp_unotify(2)).  A socket that would listen on the network is bound to the same
-port of the loopback interface instead, by this process, on a copy of the descriptor.  Every
-other bind goes on as it is.
+The kernel stops a process that has the filter of `become_mpiexec` in each ``bind``, and asks here
+(seccomp_unotify(2)).  A socket that would listen on the network is bound to the same port of the
+loopback interface instead.  This process does so, on a copy of the descriptor.  Every other bind
+goes on as it is.
 
 The invariant: *each question is answered*, if need be by letting the call go on.  A process
 whose question stays open would hang.

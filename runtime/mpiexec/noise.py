@@ -1,9 +1,9 @@
 """Remarks of libraries that mean nothing to a user whose job goes on.
 
-After a death Open MPI and PMIx print lines about broken pipes and aborted
-schedules, and banners that announce the end of a job that does not end.  Only lines known
-from real runs are noise; any other line is shown.  The runs had Open MPI 5.0.9, and ranks
-killed in collectives and in point to point, over shared memory and TCP.
+After a death Open MPI and PMIx print lines about broken pipes and aborted schedules.  Their banners
+announce the end of a job that does not end.  Only lines known from real runs are noise; any other
+line is shown.  The runs had Open MPI 5.0.9, and ranks killed in collectives and in point to point,
+over shared memory and TCP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a user asks of a job: every option with its flag, its default and its bounds.
 
-One field is one option, so a new option is a field here and a line where it is used.  The
-value is built once (`sources`), checked here without touching a file, and travels as it
-is to the supervisor, into the launch message and to each worker.
+One field is one option, so a new option is a field here and a line where it is used.  The value is
+built once (`sources`), and checked here without touching a file.  It travels as it is to the
+supervisor, into the launch message and to each worker.
 """
 
 from __future__ import annotations

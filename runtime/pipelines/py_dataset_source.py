@@ -1,8 +1,8 @@
 """A ``keras.utils.PyDataset`` (or ``Sequence``) as a source: its batches are read by number.
 
-Before each call of the user's methods the global generators of Python and NumPy are seeded from
-the run's seed, the pass and the batch, and afterwards they are as before.  So a batch that draws
-from them is the same in every process, and nothing before it must be read.
+Before each call of the user's methods the global generators of Python and NumPy are seeded from the
+run's seed, the pass and the batch.  Afterwards they are as before.  So a batch that draws from them
+is the same in every process, and nothing before it must be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A stream that one worker of the world reads, and all workers have.
 
 The lowest rank reads a batch and broadcasts it whole.  So any survivor can compute any of its
-microbatches again.  When the reader dies, the next one opens its own pipeline, reads up to the
-position, and compares what it sees with what the dead reader has sent.
+microbatches again.  When the reader dies, the next one opens its own pipeline and reads up to the
+position.  It compares what it sees with what the dead reader has sent.
 """
 
 from __future__ import annotations

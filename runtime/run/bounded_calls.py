@@ -1,9 +1,9 @@
 """Calls into a file system that may hang, made in order by a thread of their own.
 
 A server that is gone lets a call hang for ever, and no signal ends it.  So a thread makes the
-calls, and the caller waits for each of them, but not for long.  From the first call that
-takes too long, nobody waits for any until the thread has caught up and a number of calls in
-a row were quick: a disk may be slow for days.  Calls queue meanwhile, up to a limit.
+calls, and the caller waits for each of them, but not for long.  From the first call that takes too
+long, nobody waits for any.  That ends when the thread has caught up and a number of calls in a row
+were quick: a disk may be slow for days.  Calls queue meanwhile, up to a limit.
 
 As long as the file system answers, a call is over when ``run`` returns.
 """

@@ -3,10 +3,10 @@
 Its token is a secret that each owner writes when it takes the lease.  A job that finds
 another token than its own has been replaced.
 
-Where the file system has no locks, the record begins with the word ``renewed``, and each
-process that holds the lease writes another value there again and again.  It has a fixed
-place and width, so processes that renew and a supervisor that writes names do not undo each
-other's work.  A job that wants the directory watches for a change (`lease_file`).
+Where the file system has no locks, the record begins with the word ``renewed``.  Each process that
+holds the lease writes another value there again and again.  It has a fixed place and width, so
+processes that renew and a supervisor that writes names do not undo each other's work.  A job that
+wants the directory watches for a change (`lease_file`).
 """
 
 from __future__ import annotations

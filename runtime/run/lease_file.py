@@ -1,7 +1,7 @@
 """The file ``lease`` of a run directory, and how a job takes it.
 
-With locks: ``flock``.  It belongs to the open file description, so each process that has
-inherited the descriptor holds it, and the kernel frees it when the last of them is gone.
+With locks: ``flock``.  It belongs to the open file description, so each process that has inherited
+the descriptor holds it.  The kernel frees it when the last of them is gone.
 
 Without (Lustre mounted without ``flock``, NFS without a lock manager): the process that
 *makes* the file has the directory, and renews it.  Another job takes it from an owner that

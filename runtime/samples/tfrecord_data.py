@@ -19,9 +19,8 @@ from holdfast.runtime.samples.record_index import ENDING, offsets_of
 class TFRecordData:
     """Records of TFRecord files without compression, read by number through an index.
 
-    Exact on resume because a record is found by its place in the index, the index by the
-    length, the time and the checksum of the file that it was made from, and each record that
-    is read by its own checksum.
+    A resume is exact: a record is found by its place in the index.  The index names the length, the
+    time and the checksum of its file.  Each record that is read has a checksum of its own.
 
     The index is made by one scan over the lengths of the records, and kept beside each file,
     under its name and ``.index``.

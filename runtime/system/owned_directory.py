@@ -1,14 +1,14 @@
 """Private directories of jobs in memory, and those whose job is dead.
 
-A job that is killed as a whole, by the OOM killer or by the end of its cgroup, cannot remove
-its directory in ``/dev/shm``, and memory stays taken until the machine starts again.  So
-each later job of the same user looks for such directories.
+The OOM killer or the end of a cgroup kills a job as a whole.  It cannot remove its directory in
+``/dev/shm`` then, and memory stays taken until the machine starts again.  So each later job of the
+same user looks for such directories.
 
-Invariant: each process that a job needs to go on holds a lock on the directory's marker, and
-the kernel lets go of it when the process ends.  A directory whose marker nobody holds
-belongs to nobody.  The marker gets its name when it is locked already, so a directory that
-is just being made is never taken for a dead one.  It names its host: a ``TMPDIR`` may lie on
-a file server whose locks hold on one host only.
+Invariant: each process that a job needs to go on holds a lock on the directory's marker.  The
+kernel lets go of it when the process ends.  A directory whose marker nobody holds belongs to
+nobody.  The marker gets its name when it is locked already, so a directory that is just being made
+is never taken for a dead one.  It names its host: a ``TMPDIR`` may lie on a file server whose locks
+hold on one host only.
 """
 
 from __future__ import annotations

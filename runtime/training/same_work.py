@@ -1,7 +1,7 @@
 """The check that all do the same work, on the same data: all workers, and a run that goes on.
 
-Every worker runs the whole script.  A script that draws its data from an unseeded generator
-has other data on each worker, and trains on a mixture that no run would give again.
+Every worker runs the whole script.  A script may draw its data from an unseeded generator.  It has
+other data on each worker then, and trains on a mixture that no run would give again.
 
 A run is begun by one model on some samples.  A script with other ones is refused when it resumes.
 """

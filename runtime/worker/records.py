@@ -5,9 +5,9 @@ committed within a quarter of a second are written together.  If rank 0 dies bef
 the next rank 0 writes the records that may be missing.  Readers take the last of equal
 records.
 
-A journal must not grow by a line for each step of a month.  After the first five minutes of
-a launch one line stands for all steps of a while, which is a thousandth of the launch so
-far and at most ten seconds.
+A journal must not grow by a line for each step of a month.  After the first five minutes of a
+launch one line stands for all steps of a while.  That is a thousandth of the launch so far, and at
+most ten seconds.
 
 Rank 0 also tells the agent of each epoch, for the line that people read.  The next rank 0
 tells the last one again: who shows it shows it once.

@@ -1,9 +1,9 @@
 """The memory that the workers of a host copy their saves into; the agent owns it.
 
-So it outlives the workers, and the writer too.  There are two buffers: one is filled while
-the other is written.  Linux gives out memory that it does not have, and ends a process when
-it is used.  So the buffers are counted against the limits of the host before they are made,
-and there are fewer of them, or none, where they do not fit.
+So it outlives the workers, and the writer too.  There are two buffers: one is filled while the
+other is written.  Linux gives out memory that it does not have, and ends a process when it is used.
+So the buffers are counted against the limits of the host before they are made.  There are fewer of
+them, or none, where they do not fit.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SaveMemory:
     def buffers(self, launch: int, question: Mapping[str, Any]) -> tuple[Buffers, bool]:
         """Return the buffers for a worker's question, and whether they are new.
 
-        The question has the name of the layout, the size of a buffer, the bytes of it that
-        are ever written, and the most bytes that the user allows for all, if any.
+        The question has the name of the layout, the size of a buffer, and the bytes of it that are
+        ever written.  If the user allows only so many bytes for all, it has those too.
         """
         layout = question["layout"]
         found = self._current
