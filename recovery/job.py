@@ -126,7 +126,7 @@ class JobMachine:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody has asked for the end of the job."""
+        """Whether the end of the job was asked for."""
         return self._stop_code is not None
 
     @property

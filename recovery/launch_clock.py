@@ -1,4 +1,4 @@
-"""The bounds of a launch: how long it may start, end, and stop, before somebody steps in.
+"""The bounds of a launch: how long it may start, end, and stop, before it is ended.
 
 Theory.  Nothing that a launch waits for can be trusted to come: a pool may hang in an import,
 mpiexec before its first rank, a killed process in the kernel, a worker in its last save.  So

@@ -1,7 +1,7 @@
 """The acting layer: everything that touches a clock, a process, a socket, MPI or TensorFlow.
 
-Each room is a package, whose docstring lists its duties and the packages it may import.
-Scripts import from ``holdfast``; the paths that version 0.1 documented still work here.
+Each room is a package, whose docstring names its duties, the rooms that it imports, and its limits.
+Scripts import from ``holdfast``; the paths that were documented before still work here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Return a name that scripts of version 0.1 import from here (PEP 562)."""
+        """Return a name that older scripts import from here (PEP 562)."""
         if name in __all__:
             return getattr(importlib.import_module("holdfast"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Moved(ModuleType):
-    """A module of version 0.1: at its first use it loads the module that has replaced it."""
+    """A module of older scripts: at its first use it loads the module that has replaced it."""
 
     def __getattr__(self, name: str) -> object:
         """Return the name from the module's new home.

@@ -1,5 +1,5 @@
 """Writing, committing and reading checkpoints.
 
-May import ``disk`` and ``format``.  Invariants: a visible step is complete and on the
+Imports ``disk`` and ``format``.  Invariants: a visible step is complete and on the
 disk, and every byte that a reader returns was verified by its digest.
 """

@@ -1,5 +1,5 @@
 """Old checkpoints: verified, compared, mended from another holder, kept or pruned.
 
-May import ``store``, ``disk`` and ``format``.  Must not remove a step before a newer one
+Imports ``store``, ``disk`` and ``format``.  Must not remove a step before a newer one
 was read back.
 """

@@ -2,7 +2,7 @@
 
 A user may copy the steps of one run into the directory of another, and two jobs may have
 met in one directory.  A step of another run is no step to go back to, so it must not push
-out an own one.  It may be the only copy of somebody's work, so it is never removed.
+out an own one.  It may be the only copy of a person's work, so it is never removed.
 
 The manifest says whose a step is.  It is read once by each process: a step changes its
 run only when it is saved again, and then it is forgotten here.

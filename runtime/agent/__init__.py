@@ -1,5 +1,6 @@
 """A host's processes: agent, workers, the pool of warm processes, and the link to the writer.
 
-May import ``mpiexec``, ``options`` and ``system``.  Must not load NumPy, MPI, TensorFlow or
-HDF5: the pool imports them for the workers that it forks.
+Imports ``writing``, ``options``, ``run``, ``mpiexec``, ``watch``, ``evidence``, ``progress``,
+``system`` and ``recovery``.  Must not load NumPy, MPI, TensorFlow or HDF5: the pool imports
+them for the workers that it forks.
 """

@@ -1,9 +1,9 @@
 """The workers of a host: each tied to its guard, watched, and fenced when silent.
 
 The invariant: *a worker lives exactly as long as its guard*.  If a guard is gone, its
-worker gets a SIGKILL.  If a worker ends without leaving, its guard loses the connection
-and kills itself, and MPI tells the survivors.  So every death becomes one that ULFM
-handles.
+worker gets a SIGKILL.  If a worker ends without leaving, its guard gets one, and MPI tells
+the survivors.  A guard that loses its agent kills itself.  So every death becomes one that
+ULFM handles.
 
 Death by silence is not decided here: `fencing` looks at the heartbeat pages.
 """

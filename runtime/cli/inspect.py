@@ -19,7 +19,7 @@ from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.upkeep.comparison import Comparison, Difference, Opened, compare_steps
 from holdfast.runtime.cli.option_flags import key_option
-from holdfast.runtime.cli.output import output
+from holdfast.runtime.terminal.output import output
 from holdfast.runtime.commands.inspection import (
     Inspection,
     StepSummary,

@@ -10,7 +10,7 @@ import click
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.upkeep.inventory import CountBytes
 from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
-from holdfast.runtime.cli.byte_progress import ByteProgress
+from holdfast.runtime.terminal.byte_progress import ByteProgress
 from holdfast.runtime.cli.option_flags import key_option
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory

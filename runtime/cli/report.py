@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.cli.output import output
+from holdfast.runtime.terminal.output import output
 from holdfast.runtime.commands.lease_holder import life_of
 from holdfast.runtime.commands.outcome import describe_journal, describe_outcome
 from holdfast.runtime.commands.report import (

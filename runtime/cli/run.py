@@ -93,7 +93,7 @@ def painter() -> Paint | None:
     """Return what colours the live line, None where nobody would see it: rich takes 50 ms."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
-    from holdfast.runtime.cli.live_colours import paint
+    from holdfast.runtime.terminal.live_colours import paint
 
     return paint
 

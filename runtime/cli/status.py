@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.cli.output import output
+from holdfast.runtime.terminal.output import output
 from holdfast.runtime.commands.goodput import Bucket
 from holdfast.runtime.commands.job_status import JobStatus, to_json
 from holdfast.runtime.commands.status_source import StatusSource

@@ -1,5 +1,6 @@
 """The work of commands on a run: import, export, inspect, report, ask for a save.
 
-May import ``supervisor``, ``model``, ``run`` and ``options``.  Decides nothing about
+Imports ``fit``, ``training``, ``supervisor``, ``weights``, ``worker``, ``model``, ``options``,
+``run``, ``evidence``, ``progress``, ``system`` and ``checkpoint``.  Decides nothing about
 checkpoints: ``checkpoint`` does.
 """

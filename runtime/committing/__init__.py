@@ -1,5 +1,5 @@
 """From images in memory to checkpoints: commit, care of old steps, mends, the writer's process.
 
-May import what is below it: run, options, system, checkpoint.  It knows no worker, no
-communicator and no training loop.
+Imports ``run``, ``system`` and ``checkpoint``.  Must not know workers, communicators and the
+training loop.
 """

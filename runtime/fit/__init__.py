@@ -1,4 +1,6 @@
 """Keras's ``fit`` as the collective: an ordinary script trains on all workers, unchanged.
 
-May import every room below it.  Keras is imported by the script, never by this room first.
+Imports ``callbacks``, ``training``, ``custom``, ``samples``, ``pipelines``, ``worker``,
+``model``, ``options``, ``run``, ``progress``, ``checkpoint`` and ``recovery``.  Must not import
+Keras before the script does.
 """

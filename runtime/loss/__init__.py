@@ -1,5 +1,5 @@
 """What the loss and the metrics of a model are made of: sums, quotients and a scale.
 
-Owns the numerators and denominators that travel in a contribution.  May import no other room
-but ``errors``.  Must not know models, workers and microbatches.
+Owns the numerators and denominators that travel in a contribution.  Imports ``recovery``.  Must
+not know models, workers and microbatches.
 """

@@ -1,5 +1,5 @@
 """The model and its data: the replica, Keras, weights and samples.
 
-Owns the imports of TensorFlow and Keras.  May import ``exchange.vector`` and ``run``.
-Must not know the number of workers.
+Imports ``exchange``, ``loss``, ``draws``, ``checkpoint`` and ``recovery``.  Must not know the
+number of workers.
 """

@@ -70,7 +70,7 @@ class Option:
     @property
     def is_switch(self) -> bool:
         """Whether the flag takes no value."""
-        return self.metavar is None
+        return self.read is read_switch
 
     def refuse(self, value: object, label: str = "") -> None:
         """Raise ``ValueError`` with a whole sentence for a value that makes no sense.
@@ -87,9 +87,14 @@ class Option:
 
 
 def option(flag: str, help: str, default: Any, **terms: Any) -> Any:  # noqa: A002
-    """Return a field of ``JobOptions`` with its default and its ``Option``."""
+    """Return a field of ``JobOptions`` with its default and its ``Option``.
+
+    Raises ``TypeError`` for a value without a name in the help, and for a switch with one.
+    """
     flags = tuple(flag.split())
     found = Option(flags, help, terms.pop("read", read_text), **terms)
+    if found.is_switch is not (found.metavar is None):
+        raise TypeError(f"{flag}: an option has a metavar if it takes a value, and only then")
     return dataclasses.field(default=default, metadata={"option": found})
 
 

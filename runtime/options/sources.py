@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
-from holdfast.runtime.options.option import RUN, Option
+from holdfast.runtime.options.option import RUN, Option, read_path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +35,8 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _NEAR = 0.75
 """Two names that have so large a part of their letters in common differ by a slip."""
 
-_RELATIVE = ("script", "run_dir", "initial", "local_dir", "repair_from", "key_file")
+_PATHS = frozenset(name for name, found in OPTIONS.items() if found.read is read_path)
+_RELATIVE = _PATHS - {"mpiexec"}
 """Paths that are meant from the working directory; that of mpiexec may be a plain name."""
 
 

@@ -1,4 +1,4 @@
 """The run directory on disk: its record, lease and journal, and the traces of earlier jobs.
 
-May import ``system``, ``recovery`` and ``checkpoint``.  Must not know processes, MPI or models.
+Imports ``system``, ``checkpoint`` and ``recovery``.  Must not know processes, MPI or models.
 """

@@ -1,5 +1,6 @@
-"""Saves, from a snapshot in memory to a commit on the disk, and the care of old checkpoints.
+"""A worker's part of a save: when it begins, the copy of its share, and how all hear of its end.
 
-May import ``worker``, ``exchange``, ``run``, ``options`` and ``system``.  Must not know the
-training loop or the replica: it sees tensors by name.
+Imports ``committing``, ``worker``, ``exchange``, ``options``, ``run``, ``system``,
+``checkpoint`` and ``recovery``.  Must not know the training loop or the replica: it sees
+tensors by name.
 """

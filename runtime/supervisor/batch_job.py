@@ -2,7 +2,7 @@
 
 Under a batch system a stop has two kinds.  A *limit* stops the job although it should go on:
 the deadline, SIGUSR1 and SIGUSR2.  So the job is requeued.  An *order* (SIGTERM, SIGINT) is
-somebody's wish, or a preemption: who sends it sees to what follows.
+a person's wish, or a preemption: who sends it sees to what follows.
 
 Batch systems warn before they kill.  So the first SIGTERM after a limit is no second order,
 which would cut the last save short.

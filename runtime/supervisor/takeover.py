@@ -65,7 +65,7 @@ def find_takeover(run_dir: RunDirectory, asked: JobOptions | None = None) -> Tak
     A request of another script, or for a fresh run, takes no job over.
 
     Raises:
-        RunDirectoryBusy: somebody supervises it, its agent does not answer, or it is another
+        RunDirectoryBusy: it has its supervisor, its agent does not answer, or it is another
             job than was asked for; the message names the process, and what to do.
         StoppedAgentEnded: it had no supervisor, and its agent was stopped; both are gone now.
     """

@@ -117,7 +117,7 @@ class LineSink:
         before = ERASE if self.erases else b""
         try:
             return max(0, os.write(self.fd, before + lines[start:end]) - len(before))
-        except BlockingIOError:  # somebody who shares the terminal has made it so
+        except BlockingIOError:  # another program of the terminal has made it so
             select.select([], [self.fd], [])
             return 0
 

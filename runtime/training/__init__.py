@@ -1,5 +1,6 @@
 """The training loop: the trainer of a script, and one method for each state of a step.
 
-May import every room below it: ``saving``, ``worker``, ``model``, ``exchange``, ``run``,
-``options`` and ``system``.  Must not know supervisor and agent.
+Imports ``custom``, ``saving``, ``reading``, ``weights``, ``pipelines``, ``worker``, ``model``,
+``exchange``, ``options``, ``loss``, ``run``, ``progress``, ``system``, ``checkpoint`` and
+``recovery``.  Must not know supervisor and agent.
 """

@@ -1,4 +1,5 @@
 """The weights that a new run begins with: where they lie, and how they get into a replica.
 
-May import ``model`` and ``run``.  Must not know the number of workers.
+Imports ``model``, ``run`` and ``checkpoint``.  Must not load TensorFlow before a source of
+TensorFlow or Keras asks for it.
 """

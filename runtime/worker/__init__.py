@@ -1,4 +1,5 @@
 """One worker's surroundings: its first and last moments, its context, faults and records.
 
-May import ``exchange``, ``run``, ``options`` and ``system``.  Must not know the model.
+Imports ``exchange``, ``options``, ``batch``, ``run``, ``evidence``, ``progress``, ``system``,
+``checkpoint`` and ``recovery``.  Must not know the model.
 """

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.verification import StepCheck, verify_step
-from holdfast.runtime.cli.byte_progress import ByteProgress
+from holdfast.runtime.terminal.byte_progress import ByteProgress
 
 verify_file = importlib.import_module("holdfast.runtime.cli.verify")
 Holdfast = Callable[..., tuple[int, str, str]]

@@ -13,6 +13,7 @@ from holdfast.runtime.options.job_options import OPTIONS
 from holdfast.runtime.options.option import (
     Option,
     at_least,
+    option,
     read_path,
     read_seconds,
     read_switch,
@@ -140,3 +141,15 @@ def test_reason_that_is_a_sentence_of_its_own_follows_after_a_colon() -> None:
 def test_value_that_was_left_open_is_never_refused() -> None:
     Option(("--scrub",), "", read_seconds, check=check_scrubs).refuse(None)
     Option(("--any",), "", read_text).refuse(-1)
+
+
+def test_option_without_a_name_for_its_value_is_no_switch_by_oversight() -> None:
+    with pytest.raises(TypeError, match="--greet: an option has a metavar if it takes a value"):
+        option("--greet", "What to say at the start.", None)
+    with pytest.raises(TypeError, match="and only then"):
+        option("--loud", "Whether to say it loudly.", False, read=read_switch, metavar="YES")
+
+
+def test_flag_is_a_switch_where_it_takes_no_value() -> None:
+    assert OPTIONS["shrink"].is_switch
+    assert not OPTIONS["run_dir"].is_switch
