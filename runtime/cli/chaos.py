@@ -21,11 +21,11 @@ from holdfast.runtime.chaos.full_place import enter, is_private, refusal
 from holdfast.runtime.chaos.strike import DEFAULT_BLOWS, parse_blows, parse_plan
 from holdfast.runtime.chaos.verdict import Verdict, shares
 from holdfast.runtime.cli.option_flags import PATH, given_flags
-from holdfast.runtime.terminal.output import output
 from holdfast.runtime.cli.run import run
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.terminal.output import output
 
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
 _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}

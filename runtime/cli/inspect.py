@@ -19,7 +19,6 @@ from holdfast.checkpoint.format.layout import TensorSpec
 from holdfast.checkpoint.format.manifest import Manifest
 from holdfast.checkpoint.upkeep.comparison import Comparison, Difference, Opened, compare_steps
 from holdfast.runtime.cli.option_flags import key_option
-from holdfast.runtime.terminal.output import output
 from holdfast.runtime.commands.inspection import (
     Inspection,
     StepSummary,
@@ -30,6 +29,7 @@ from holdfast.runtime.commands.inspection import (
 )
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.stored_run import StoredRun
+from holdfast.runtime.terminal.output import output
 
 _MOST_ITEMS = 4
 """Of a longer list, such as the state of a random generator, people see the first; JSON has all."""

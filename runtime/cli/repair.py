@@ -10,11 +10,11 @@ import click
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.upkeep.inventory import CountBytes
 from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
-from holdfast.runtime.terminal.byte_progress import ByteProgress
 from holdfast.runtime.cli.option_flags import key_option
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
+from holdfast.runtime.terminal.byte_progress import ByteProgress
 
 
 @click.command()

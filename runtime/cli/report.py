@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.terminal.output import output
 from holdfast.runtime.commands.lease_holder import life_of
 from holdfast.runtime.commands.outcome import describe_journal, describe_outcome
 from holdfast.runtime.commands.report import (
@@ -34,6 +33,7 @@ from holdfast.runtime.run.no_run import refuse_no_job
 from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.transient import refusal
+from holdfast.runtime.terminal.output import output
 
 _MOST_EVIDENCE = 10
 

@@ -15,13 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.terminal.output import output
 from holdfast.runtime.commands.goodput import Bucket
 from holdfast.runtime.commands.job_status import JobStatus, to_json
 from holdfast.runtime.commands.status_source import StatusSource
 from holdfast.runtime.progress import words
 from holdfast.runtime.run.answering import answering
 from holdfast.runtime.supervisor.screen import say
+from holdfast.runtime.terminal.output import output
 
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05

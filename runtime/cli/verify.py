@@ -13,10 +13,10 @@ from holdfast.checkpoint.format.names import step_name
 from holdfast.checkpoint.format.signature import Signature
 from holdfast.checkpoint.upkeep.inventory import CountBytes
 from holdfast.checkpoint.upkeep.verification import StepCheck, verify_step
-from holdfast.runtime.terminal.byte_progress import ByteProgress
 from holdfast.runtime.cli.option_flags import key_option
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.run.stored_run import StoredRun
+from holdfast.runtime.terminal.byte_progress import ByteProgress
 
 
 @click.command()

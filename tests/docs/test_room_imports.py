@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -74,7 +74,7 @@ def _drawn() -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = {}
     for line in picture[1].splitlines():
         ends = [set(end.split(" & ")) for end in line.strip().split(" --> ")]
-        for left, right in zip(ends, ends[1:], strict=False):
+        for left, right in pairwise(ends):
             for start, end in product(left, right):
                 arrows.setdefault(start, set()).add(end)
     return arrows

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from holdfast.runtime.terminal.live_colours import paint
 from holdfast.runtime.progress.live_line import Part
+from holdfast.runtime.terminal.live_colours import paint
 
 PARTS = (Part("epoch 1/2", 0, "epoch"), Part(" " * 8, 9, "bar", done=0.5), Part("[w0] 3 %", 1))
 
