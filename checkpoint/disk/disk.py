@@ -107,14 +107,14 @@ class Disk:
         A client of a server asks again when an answer is lost, and is told that the source is
         gone, or that the target exists.  So no failure counts if the target is the source.
         """
-        moved = self._identity(source)
+        moved = self.identity(source)
         try:
             _complete("rename", source, lambda: self._files.rename_noreplace(source, target))
         except StorageFailed:
-            if moved is None or self._identity(target) != moved:
+            if moved is None or self.identity(target) != moved:
                 raise
 
-    def _identity(self, path: Path) -> tuple[int, int] | None:
+    def identity(self, path: Path) -> tuple[int, int] | None:
         """Return what tells ``path`` from all others, None if that cannot be told."""
         try:
             return _complete("look at", path, lambda: self._files.identity(path))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,8 +69,11 @@ class CheckpointStore:
         self.first_stays = first_stays
         """Whether a step stays that is saved again with another state, and the save is none."""
         self._disk = Disk(filesystem if filesystem is not None else LocalFileSystem(self._run_dir))
+        self._making = threading.Lock()
         self._is_anchored = False
         self._was_removed = False
+        self._doubtful: set[int] = set()
+        """Steps that are visible, though their renames may not be durable."""
 
     @property
     def directory(self) -> Path:
@@ -158,19 +162,32 @@ class CheckpointStore:
     def make_directory(self) -> None:
         """Make the store's directory durable once, and again after it was removed.
 
-        Threads that write shards may call it at once.
+        Threads that write shards may call it at once.  A removal may have taken the run
+        directory, too, and the journal may have made that again: both names are synced then.
         """
-        was_anchored = self._is_anchored
-        for path in (self._run_dir, self.directory):
-            is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
-            if is_new or not self._is_anchored:
-                self._anchor(path, is_new=is_new)
-            if is_new and was_anchored:
-                self._was_removed = True
-        if not self._disk.is_directory(self.directory):
-            error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
-            raise StorageFailed("use", self.directory, error)
-        self._is_anchored = True
+        with self._making:
+            if self._is_anchored and not self._disk.is_directory(self.directory):
+                self._is_anchored, self._was_removed = False, True
+            for path in (self._run_dir, self.directory):
+                is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
+                if is_new or not self._is_anchored:
+                    self._anchor(path, is_new=is_new)
+            if not self._disk.is_directory(self.directory):
+                error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
+                raise StorageFailed("use", self.directory, error)
+            self._is_anchored = True
+
+    def is_doubtful(self, step: int) -> bool:
+        """Return whether a step is visible, though its rename may not be durable."""
+        return step in self._doubtful
+
+    def doubt(self, step: int) -> None:
+        """Take note that no save may rely on a visible step."""
+        self._doubtful.add(step)
+
+    def trust(self, step: int) -> None:
+        """Take note that a step is durable now."""
+        self._doubtful.discard(step)
 
     def take_removal(self) -> bool:
         """Return whether the directory was made again since this was asked last."""
@@ -258,7 +275,7 @@ class Staging:
         self._disk.fsync_directory(self.path)
         target = self._store.directory / step_name(manifest.step)
         if self._wins(target, manifest):
-            self._settle(target)
+            self._settle(target, manifest.step)
         else:
             self._disk.fsync_directory(self._store.directory)
             self.abandon()
@@ -300,11 +317,25 @@ class Staging:
                 raise
             if self._stays(target, manifest):
                 return False
-            self._disk.rename(target, self._store.directory / self._name.bad_name)
-            self._disk.rename(self.path, target)
+            self._take_place_of(target)
         return True
 
+    def _take_place_of(self, target: Path) -> None:
+        """Move a step aside that gives way, and put it back if ours cannot take its place."""
+        aside = self._store.directory / self._name.bad_name
+        self._disk.rename(target, aside)
+        try:
+            # Without this sync, a power cut could keep the second rename and lose this one.
+            self._disk.fsync_directory(target.parent)
+            self._disk.rename(self.path, target)
+        except StorageFailed:
+            with contextlib.suppress(StorageFailed):
+                self._disk.rename(aside, target)
+            raise
+
     def _stays(self, target: Path, manifest: Manifest) -> bool:
+        if self._store.is_doubtful(manifest.step):
+            return False
         try:
             found = self._store.scan(manifest.step).verify()
         except CheckpointUnreadable:
@@ -320,9 +351,9 @@ class Staging:
         difference = tell_difference(self._store.scan(manifest.step), found, manifest)
         if difference is not None and self._store.first_stays:
             self._disk.record_downgrade(difference)
-        return difference is None or self._store.first_stays
+        return self._store.first_stays or difference is None
 
-    def _settle(self, target: Path) -> None:
+    def _settle(self, target: Path, step: int) -> None:
         """Make the rename durable, or take it back: a failed save leaves no step behind.
 
         After a failed sync, the next sync of the directory may claim success although
@@ -332,6 +363,9 @@ class Staging:
         try:
             self._disk.fsync_directory(target.parent)
         except StorageFailed:
-            with contextlib.suppress(StorageFailed):
+            try:
                 self._disk.rename(target, self.path)
+            except StorageFailed:  # the first failure counts
+                self._store.doubt(step)
             raise
+        self._store.trust(step)

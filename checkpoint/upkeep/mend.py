@@ -105,6 +105,8 @@ def mend_step(
     Only for the process that owns the run directory.  Raises ``CheckpointError`` if the
     step cannot be mended; then the damaged step keeps its place.
     """
+    target = holders.here.directory / step_name(step)
+    found = holders.here.disk.identity(target)
     manifest, complaint = _manifest(holders, step, run_id)
     mine = take_holding(holders.here, manifest, progress)
     if not complaint and mine.inventory.is_whole:
@@ -116,8 +118,11 @@ def mend_step(
     try:
         _write(staging, sources, holders)
         holders.proceed()
+        if holders.here.disk.identity(target) != found and _verifies(holders.here, step, run_id):
+            staging.abandon()  # it was saved, or mended, meanwhile
+            return MendResult(step)
         bad_name = _replace(holders.here, staging, sources.manifest, name)
-    except CheckpointError:
+    except BaseException:
         staging.abandon()
         raise
     plan = sources.plan
@@ -243,6 +248,13 @@ def _by_file(
         path = holding.places[part] / shard_name(part.shard, sources.manifest.writers)
         found.setdefault((store.disk, path), []).append(part)
     return found
+
+
+def _verifies(store: CheckpointStore, step: int, run_id: str | None) -> bool:
+    try:
+        return run_id in (None, store.scan(step).verify().run_id)
+    except CheckpointError:
+        return False
 
 
 def _replace(

@@ -17,6 +17,7 @@ checkpoint is durable before the first old one is touched.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -179,10 +180,15 @@ class Pruner:
         self._known = KnownSteps(steps)
         self._bad = BadSteps(steps, marks)
         self._has_told_excess = False
+        self._removing = threading.Lock()
 
     def protect(self, steps: Iterable[int]) -> None:
-        """Keep these steps, too, from now on, and those that were protected before no more."""
-        self._retention = replace(self._retention, forever=frozenset(steps))
+        """Keep these steps, too, from now on, and those that were protected before no more.
+
+        Any thread may call it, also while a plan is carried out that was made before.
+        """
+        with self._removing:
+            self._retention = replace(self._retention, forever=frozenset(steps))
 
     def prune(self, now: float) -> tuple[str, ...]:
         """Carry the plan out; returns reasons for what is left or unusual, raises nothing."""
@@ -193,8 +199,7 @@ class Pruner:
             steps = self._known.newest_first(are_read=self._retention.needs_manifests)
             plan = self._plan(steps, self._limit(), now, reasons)
             self._tell_space(plan, reasons)
-            hide_steps(self._store.disk, self._store.directory, plan.removed, reasons)
-            remove_hidden(self._store.disk, self._store.directory, reasons)
+            self._remove(plan, reasons)
         except StorageFailed as failure:
             reasons.append(str(failure))
         return tuple(dict.fromkeys((*self._steps.new_reasons(), *reasons)))
@@ -233,8 +238,16 @@ class Pruner:
             f"step {step} is removed: the disk is full, and a save lacks {missing} bytes"
             for step in plan.removed
         ]
-        hide_steps(self._store.disk, self._store.directory, plan.removed, reasons)
-        remove_hidden(self._store.disk, self._store.directory, reasons)
+        self._remove(plan, reasons)
+
+    def _remove(self, plan: PrunePlan, reasons: list[str]) -> None:
+        """Remove the steps of a plan, but for those that are protected by now."""
+        disk, directory = self._store.disk, self._store.directory
+        for step in plan.removed:
+            with self._removing:
+                if step not in self._retention.forever:
+                    hide_steps(disk, directory, (step,), reasons)
+        remove_hidden(disk, directory, reasons)
 
     def _limit(self) -> int | None:
         """Return the bytes that the steps may take; what was moved aside counts as well."""
@@ -272,7 +285,8 @@ class Pruner:
             step = self._next_to_read(plan, unsound)
             if step is None:
                 removed = tuple(step for step in plan.removed if step not in unclear)
-                return replace(plan, removed=removed)
+                yielded = tuple(step for step in plan.yielded if step not in unclear)
+                return replace(plan, removed=removed, yielded=yielded)
             reason = self._marks.verify(self._store, step, now)
             if reason is not None:
                 unsound.add(step)

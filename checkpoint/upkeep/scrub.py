@@ -132,6 +132,8 @@ class Scrubber:
         if finding.reason is None:
             self._marks.mark(finding.step, now)
             return None
+        directory = self._store.directory / step_name(finding.step)
+        found = self._store.disk.identity(directory)
         try:
             if finding.step not in self._steps.newest_first():
                 return None
@@ -142,7 +144,7 @@ class Scrubber:
             return self._mended(finding.step, error.reason, now) or unread
         except CheckpointInvalid as error:
             mended = self._mended(finding.step, error.reason, now)
-            return mended or self._set_aside(finding.step, error.reason, now)
+            return mended or self._set_aside(Reading(finding.step, error.reason), found, now)
         except StorageFailed as failure:
             return ScrubFailure(finding.step, str(failure))
         self._marks.mark(finding.step, now)
@@ -163,19 +165,31 @@ class Scrubber:
         self._marks.mark(step, now)
         return ScrubFailure(step, reason, result.bad_name, is_mended=True)
 
-    def _set_aside(self, step: int, reason: str, now: float) -> ScrubFailure:
-        """Move a damaged step out of sight, if a step that verifies is left without it."""
+    def _set_aside(
+        self, damage: Reading, found: tuple[int, int] | None, now: float
+    ) -> ScrubFailure | None:
+        """Move a damaged step out of sight, if a step that verifies is left without it.
+
+        Others are read for minutes.  A step that is not the one ``found`` any more was saved
+        again meanwhile: it stays, and there is nothing to report.
+        """
+        step, reason = damage.step, damage.reason or ""
         self._marks.mark_damaged(step)
-        directory = self._store.directory
+        directory, disk = self._store.directory, self._store.disk
+        name = None
         try:
             others = [other for other in self._steps.newest_first() if other != step]
             if not any(self._verifies(other, now) for other in others):
                 return ScrubFailure(step, reason)
-            name = next_bad_name(step, self._generation, self._store.names())
-            self._store.disk.rename(directory / step_name(step), directory / name)
-            self._store.disk.fsync_directory(directory)
+            bad_name = next_bad_name(step, self._generation, self._store.names())
+            if disk.identity(directory / step_name(step)) != found:
+                self._marks.forget(step)
+                return None
+            disk.rename(directory / step_name(step), directory / bad_name)
+            name = bad_name
+            disk.fsync_directory(directory)
         except StorageFailed as failure:
-            return ScrubFailure(step, f"{reason} ({failure})")
+            return ScrubFailure(step, f"{reason} ({failure})", name)
         return ScrubFailure(step, reason, name)
 
     def _verifies(self, step: int, now: float) -> bool:

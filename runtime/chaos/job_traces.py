@@ -49,7 +49,8 @@ class JobTraces:
     def leftovers(self, supervisors: Iterable[int]) -> tuple[str, ...]:
         """Name each process and file that exists now outside the run directory."""
         processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
-        files = (*_shared_memory(supervisors), *self.temporary.iterdir())
+        kept = self.temporary.iterdir() if self.temporary.is_dir() else ()
+        files = (*_shared_memory(supervisors), *kept)
         return (*processes, *map(str, files))
 
     def kill_all(self) -> None:

@@ -126,7 +126,7 @@ def job_status(
         steps_per_s=pace_of(steps).per_s if trains else 0.0,
         epoch=EndedEpoch.of(epoch) if epoch else None,
         last_save=_last_save(records, wall),
-        next_save=_next_save(progress, _last(records, "checkpoint"), monotonic),
+        next_save=_next_save(progress, _last(job, "checkpoint"), monotonic),
         goodput=goodput_of(records, None if ending.is_over else monotonic),
         events=told_events(records, MOST_EVENTS),
     )
@@ -181,10 +181,11 @@ def _launched(job: Sequence[Record]) -> int:
 
 
 def _last_save(records: Sequence[Record], wall: float) -> LastSave | None:
-    record = _last(records, "checkpoint")
+    saves = [record for record in records if record["event"] in ("checkpoint", "drained")]
+    record = _last(saves, "checkpoint")
     if not record:
         return None
-    has_drained = _last(records, "drained").get("step") == record["step"]
+    has_drained = saves[-1]["event"] == "drained" and saves[-1].get("step") == record["step"]
     place = None if has_drained else record.get("place")
     return LastSave(record["step"], max(0.0, wall - record["time"]), place)
 

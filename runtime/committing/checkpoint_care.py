@@ -11,12 +11,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from dataclasses import dataclass
 
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.disk.paced_filesystem import PacedFileSystem
-from holdfast.checkpoint.errors import CheckpointError, StorageFailed
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
 from holdfast.checkpoint.format.names import StagingName
 from holdfast.checkpoint.upkeep.own_steps import OwnSteps
 from holdfast.checkpoint.upkeep.read_marks import ReadMarks
@@ -24,7 +25,7 @@ from holdfast.checkpoint.upkeep.retention import Pruner
 from holdfast.checkpoint.upkeep.scrub import Reading, Scrubber
 from holdfast.runtime.committing.local_level import LocalLevel
 from holdfast.runtime.committing.mending import Mender, mirrors
-from holdfast.runtime.committing.report import Report
+from holdfast.runtime.committing.report import Report, tell_removal
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.steps_in_hand import StepsInHand
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
@@ -56,7 +57,9 @@ class CheckpointCare:
         """Begin with the removal of what dead launches have left."""
         terms = plan.care
         self._report = report
-        self._files = PacedFileSystem(plan.run_dir, fence=plan.ownership.prove)
+        self._ownership = plan.ownership
+        self._is_given_up = False
+        self._files = PacedFileSystem(plan.run_dir, fence=self._prove)
         self._store = store = plan.open_store(self._files)
         store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
         self._marks = ReadMarks()
@@ -66,8 +69,7 @@ class CheckpointCare:
         self._pruner = Pruner(self._steps, terms.whole_retention, self._marks)
         self._generation = terms.generation
         self._nbytes = plan.layout.nbytes
-        self._is_given_up = False
-        self.local = _local_level(plan, report)
+        self.local = self._local_level(plan)
         self.in_hand = StepsInHand()
         mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id, report.disk_moved))
         self._scrubber = Scrubber(
@@ -75,13 +77,25 @@ class CheckpointCare:
         )
         self._thread = DaemonExecutor(1, "holdfast-care")
         self._reader: threading.Thread | None = None
-        self._latest: Future[None] = self._thread.submit(self._tidy)
+        self._asking = threading.Lock()
+        self._asked = 0
+        """How often the care still has to look at old steps."""
+        self._ask()
+
+    def _local_level(self, plan: SavePlan) -> LocalLevel | None:
+        if plan.local is None:
+            return None
+        run = plan.open_store(LocalFileSystem(plan.run_dir, self._prove))
+        run.disk.watch(self._report.disk_moved)
+        fence = self._prove_that_it_goes_on
+        level = LocalLevel(plan.local, run, plan.run_id, fence, plan.care.unsound)
+        level.store.disk.watch(self._report.disk_moved)
+        return level
 
     def committed(self, step: int, places: Places) -> None:
         """Prune, and begin to read an old step again if that is due; ``step`` is new."""
-        self._thread.submit(self._note, step, places)
-        if self._latest.running() or self._latest.done():  # one that waits sees this step too
-            self._latest = self._thread.submit(self._tidy)
+        self._thread.submit(self._heard, self._note, step, places)
+        self._ask()
 
     def make_room(self, needed: int, save: StagingName) -> None:
         """Free space for ``save``, which the disk could not take; return when that is done."""
@@ -97,6 +111,36 @@ class CheckpointCare:
         wait([last], within_s)
         self._is_given_up = True
         self._files.end()
+
+    def _ask(self) -> None:
+        """Have old steps looked at, once what is queued by now was done."""
+        with self._asking:
+            self._asked += 1
+        self._thread.submit(self._heard, self._tidy_once)
+
+    def _tidy_once(self) -> None:
+        """Look at old steps, unless that is asked for once more behind this."""
+        with self._asking:
+            self._asked -= 1
+            is_last = self._asked == 0
+        if is_last:
+            self._tidy()
+
+    def _heard(self, work: Callable[..., None], *arguments: object) -> None:
+        """Do a piece of work; an error that nobody expects is told, and the next one follows."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._tell_left((f"{type(error).__name__}: {error}",))
+
+    def _prove(self) -> None:
+        """Raise ``CommitRefused`` if this care may change nothing any more."""
+        self._prove_that_it_goes_on()
+        self._ownership.prove()
+
+    def _prove_that_it_goes_on(self) -> None:
+        if self._is_given_up:
+            raise CommitRefused("the care of old steps has ended; the next one begins anew")
 
     def _note(self, step: int, places: Places) -> None:
         now = time.monotonic()
@@ -130,13 +174,24 @@ class CheckpointCare:
 
     def _drain_if_due(self, local: LocalLevel, now: float) -> None:
         """Drain the newest step; a failure is told, and saves go on."""
-        try:
-            step = local.newest() if local.is_due(now) else None
-            if step is not None:
-                self._drain(local, step)
-        except CheckpointError as error:
-            self._report.record("drain_failed", reason=str(error))
-            self._report.notify(f"no newer checkpoint has drained to the run directory: {error}")
+        step, is_over = None, False
+        while not is_over:
+            is_over = True
+            try:
+                step = local.newest() if local.is_due(now) else None
+                if step is not None:
+                    self._drain(local, step)
+            except (CheckpointError, MemoryError, RuntimeError) as error:
+                self._tell_undrained(error)
+                is_over = step is None or not local.passes_over(step, error)
+        if local.take_removal():
+            tell_removal(self._report, self._store, local.drained_step)
+
+    def _tell_undrained(self, error: Exception) -> None:
+        if self._is_given_up:  # the next care drains
+            return
+        self._report.record("drain_failed", reason=str(error))
+        self._report.notify(f"no newer checkpoint has drained to the run directory: {error}")
 
     def _tidy(self) -> None:
         now = time.monotonic()
@@ -157,7 +212,7 @@ class CheckpointCare:
         self._tell_left(reasons)
 
     def _tell_left(self, reasons: Iterable[str]) -> None:
-        for reason in reasons:
+        for reason in () if self._is_given_up else reasons:
             self._report.record("prune_failed", reason=reason)
             if _SPACE in reason:  # the user has set a bound that does not hold
                 self._report.notify(reason)
@@ -166,8 +221,6 @@ class CheckpointCare:
         """Remove what may go; return a reason for each name that is left."""
         try:
             left = self._pruner.prune(now)
-            if self._is_given_up:  # what is staged by now may be a mend's, which follows
-                return left
             return left + self._store.clean_staging(self._generation)
         except CheckpointError as error:  # the directory is another job's now
             return (str(error),)
@@ -189,7 +242,7 @@ class CheckpointCare:
             self._report.record("prune_failed", reason=f"no memory to read step {step} again")
             return
         with contextlib.suppress(RuntimeError):  # it is closed
-            self._thread.submit(self._conclude, finding)
+            self._thread.submit(self._heard, self._conclude, finding)
 
     def _conclude(self, finding: Reading) -> None:
         now = time.monotonic()
@@ -210,13 +263,3 @@ class CheckpointCare:
             mended=failure.is_mended,
         )
         self._report.notify(str(failure))
-
-
-def _local_level(plan: SavePlan, report: Report) -> LocalLevel | None:
-    if plan.local is None:
-        return None
-    run = plan.open_store()
-    run.disk.watch(report.disk_moved)
-    level = LocalLevel(plan.local, run, plan.run_id)
-    level.store.disk.watch(report.disk_moved)
-    return level

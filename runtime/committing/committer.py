@@ -27,7 +27,7 @@ from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.checkpoint.store.store import CheckpointStore, Staging
 from holdfast.runtime.committing.checkpoint_care import NOWHERE, CheckpointCare, Places
 from holdfast.runtime.committing.held_save import Contents, HeldSave
-from holdfast.runtime.committing.report import Report
+from holdfast.runtime.committing.report import Report, tell_removal
 from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.committing.save_ticket import SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
@@ -223,7 +223,8 @@ class Committer:
             raise
         finally:
             self._tell_downgrades(store)
-        self._tell_removal(store, ticket.step)
+        if store.take_removal():
+            tell_removal(self._report, store, ticket.step)
         return manifest
 
     def _at_once(
@@ -233,17 +234,6 @@ class Committer:
         writes = [self._threads.submit(write, shard) for shard in shards]
         wait(writes)
         return [found.result() for found in writes]
-
-    def _tell_removal(self, store: CheckpointStore, step: int) -> None:
-        """Tell that the older steps are gone, now that a newer one is there."""
-        if not store.take_removal():
-            return
-        directory = str(store.directory)
-        self._report.record("store_removed", directory=directory, step=step)
-        self._report.notify(
-            f"{directory} was removed, or its disk unmounted: it has no checkpoint before step "
-            f"{step}"
-        )
 
     def _tell_downgrades(self, store: CheckpointStore) -> None:
         for reason in store.disk.new_downgrades(self._downgrades_told):

@@ -14,12 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    CheckpointUnreadable,
+    CommitRefused,
+    StorageFailed,
+)
+from holdfast.checkpoint.store.first_save import tell_difference
 from holdfast.checkpoint.store.removal import hide_steps
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import Holders, mend_step
@@ -57,15 +64,31 @@ class LocalTerms:
 class LocalLevel:
     """Drains the steps of a local store to a run's directory, and prunes the local store."""
 
-    def __init__(self, terms: LocalTerms, run: CheckpointStore, run_id: str) -> None:
+    def __init__(
+        self,
+        terms: LocalTerms,
+        run: CheckpointStore,
+        run_id: str,
+        fence: Callable[[], None] = lambda: None,
+        unsound: Collection[int] = (),
+    ) -> None:
+        """Take the store of the ``run``, whose ``unsound`` steps are none to be behind of.
+
+        ``fence`` is called before each rename and removal here, and raises if none may follow.
+        """
         self._terms = terms
         self._run_id = run_id
+        self._unsound = frozenset(unsound)
         # A disk that comes back may have steps of a job before, with another state.
-        self.store = CheckpointStore(terms.directory, key=run.key, first_stays=False)
+        files = LocalFileSystem(terms.directory, fence)
+        self.store = CheckpointStore(terms.directory, files, run.key, first_stays=False)
         self._holders = Holders(run, self.store)
         retention = Retention(newest=FEWEST_KEPT)
         self._marks = ReadMarks()
-        self._pruner = Pruner(OwnSteps(self.store, run_id), retention, self._marks)
+        self._steps = OwnSteps(self.store, run_id)
+        self._pruner = Pruner(self._steps, retention, self._marks)
+        self._passed: set[int] = set()
+        """Damaged steps of the jobs before: an older one drains."""
         self._mine: tuple[int, ...] = ()
         """The newest saves of this job that are here, oldest first."""
         self._staying = threading.Lock()
@@ -101,8 +124,9 @@ class LocalLevel:
         Returns why it is still there.
         """
         reasons: list[str] = []
-        if step not in self._mine:
-            hide_steps(self.store.disk, self.store.directory, (step,), reasons)
+        with self._staying:
+            if step not in (*self._mine, *self._taken):
+                hide_steps(self.store.disk, self.store.directory, (step,), reasons)
         return tuple(reasons)
 
     @contextlib.contextmanager
@@ -124,6 +148,7 @@ class LocalLevel:
         self._mine = (*(mine for mine in self._mine if mine != step), step)[-FEWEST_KEPT:]
         self._let_go(step)
         self._marks.forget(step)
+        self._steps.forget(step)
         if self._drained_at is None:
             self._drained_at = now
 
@@ -153,7 +178,8 @@ class LocalLevel:
     def _has_newer(self) -> bool:
         """Whether there is a step that is newer than all of the run directory, as far as known."""
         try:
-            return self.store.steps()[:1] > self._holders.here.steps()[:1]
+            there = [step for step in self._holders.here.steps() if step not in self._unsound]
+            return max(self.store.steps(), default=-1) > max(there, default=-1)
         except CheckpointError:  # the first save tells of it
             return False
 
@@ -162,7 +188,22 @@ class LocalLevel:
 
         Raises ``CheckpointError`` if the steps cannot be listed.
         """
-        return self._mine[-1] if self._mine else max(self.store.steps(), default=None)
+        if self._mine:
+            return self._mine[-1]
+        return max((s for s in self.store.steps() if s not in self._passed), default=None)
+
+    def passes_over(self, step: int, error: Exception) -> bool:
+        """Leave out a step of the jobs before that ``error`` tells is damaged; return whether.
+
+        An older one may drain then.
+        """
+        is_damaged = isinstance(error, CheckpointError) and not isinstance(
+            error, StorageFailed | CheckpointUnreadable | CommitRefused
+        )
+        if not is_damaged or step in self._mine:
+            return False
+        self._passed.add(step)
+        return True
 
     def drain(self, step: int, now: float) -> None:
         """Make a step of the local store durable in the run directory, too.
@@ -170,8 +211,21 @@ class LocalLevel:
         Raises ``CheckpointError`` if it cannot be; the next save tries with its own step.
         """
         if step != self.drained_step:
-            mend_step(self._holders, step, run_id=self._run_id)
+            result = mend_step(self._holders, step, run_id=self._run_id)
+            if not result.faults:
+                self._refuse_other_state(step)
         self.drained(step, now)
+
+    def _refuse_other_state(self, step: int) -> None:
+        """Refuse to take a step of the run directory for ours, if it has another state."""
+        here, there = self._holders.here.scan(step), self.store.scan(step)
+        difference = tell_difference(here, here.manifest(), there.manifest())
+        if difference is not None:
+            raise CommitRefused(difference)
+
+    def take_removal(self) -> bool:
+        """Return whether a drain has made the run's checkpoint directory again."""
+        return self._holders.here.take_removal()
 
     def drained(self, step: int, now: float) -> None:
         """Take note that the run directory has a step; older ones need not drain any more."""

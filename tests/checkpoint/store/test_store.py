@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_filesystem import FakeFileSystem
+from fake_filesystem import FakeFileSystem, Survival
 
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -276,21 +277,78 @@ def test_directory_that_somebody_removed_is_made_again(store: CheckpointStore) -
 def test_directory_that_two_threads_make_was_not_removed(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one comes in and goes while the first one makes its name durable."""
-    plain, made = store.disk.fsync_parent, list[Path]()
+    plain, synced = store.disk.fsync_parent, list[Path]()
+    second = threading.Thread(target=store.make_directory)
 
     def fsync_parent(path: Path) -> None:
-        made.append(path)
-        if made == [path]:
-            store.make_directory()
+        synced.append(path)
+        if synced == [path]:
+            second.start()
         plain(path)
 
     monkeypatch.setattr(store.disk, "fsync_parent", fsync_parent)
 
     store.make_directory()
+    second.join(60)
 
-    assert len(made) > 2, "both made it"
+    assert not second.is_alive()
+    assert synced == [store.directory.parent, store.directory], "the second one found both"
     assert not store.take_removal()
+
+
+def test_run_directory_that_the_journal_has_made_again_is_made_durable() -> None:
+    files = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), files)
+    save(store, state_of(1.0), header=HEADER)
+    store.disk.remove_tree(Path("/run/job"))
+    store.disk.fsync_directory(Path("/run"))
+    files.mkdir(Path("/run/job"))
+
+    save(store, state_of(1.0), header=HEADER)
+
+    assert store.take_removal()
+    after = files.after_power_cut(Survival.NOTHING)
+    assert CheckpointStore(Path("/run/job"), after).steps() == (30,)
+
+
+class FailingFiles(FakeFileSystem):
+    """Fails calls by their operation and the name that they are about, in this order."""
+
+    coming: tuple[str, ...] = ()
+
+    def _enter(self, operation: str, path: Path) -> None:
+        if self.coming and f"{operation} {path.name}".startswith(self.coming[0]):
+            self.coming = self.coming[1:]
+            self.fail_at(len(self.calls), errno.EIO)
+        super()._enter(operation, path)
+
+
+def test_step_whose_rename_could_not_be_taken_back_is_not_relied_on() -> None:
+    files = FailingFiles()
+    store = CheckpointStore(Path("/run/job"), files)
+    save(store, state_of(1.0), header=Header("run", 7, 10))
+    files.coming = ("fsync_directory checkpoints", "rename_noreplace .tmp-000000000030")
+
+    with pytest.raises(StorageFailed):
+        save(store, state_of(2.0), header=HEADER)
+    assert (files.coming, store.steps()) == ((), (30, 10))
+    save(store, state_of(2.0), header=HEADER)
+
+    after = files.after_power_cut(Survival.NOTHING)
+    assert CheckpointStore(Path("/run/job"), after).steps() == (30, 10)
+
+
+def test_step_that_was_to_give_way_comes_back_if_the_save_fails() -> None:
+    files = FailingFiles()
+    store = CheckpointStore(Path("/run/job"), files, first_stays=False)
+    save(store, state_of(1.0), header=HEADER)
+    files.coming = ("fsync_directory checkpoints",)
+
+    with pytest.raises(StorageFailed):
+        save(store, state_of(2.0), header=Header("run", 8, 30))
+
+    assert store.names() == ("step-000000000030",)
+    assert restore(store, 30).state["b"] == 1.0
 
 
 def test_directory_that_became_a_link_fails_the_save(

@@ -1,4 +1,4 @@
-"""A mend opens each file a few times, however many pieces lie in it."""
+"""A mend opens each file a few times, and looks at the step once more before it moves it."""
 
 from __future__ import annotations
 
@@ -55,3 +55,16 @@ def test_file_is_not_opened_for_each_piece(tmp_path: Path) -> None:
         "twice as in the other holder, then for the size and the bytes of the mended step"
     )
     assert [here.opened[name] for name in staged if here.opened[name]] == [1, 1], "at the commit"
+
+
+def test_step_that_was_saved_meanwhile_stays(tmp_path: Path) -> None:
+    here, there = CheckpointStore(tmp_path / "here"), CheckpointStore(tmp_path / "there")
+    state = {"a": np.arange(50)}
+    save(there, state, header=Header(RUN_ID, 2, STEP))
+    holders = Holders(here, there, lambda: str(save(here, state, header=Header(RUN_ID, 3, STEP))))
+
+    found = mend_step(holders, STEP, run_id=RUN_ID)
+
+    assert (found.bad_name, found.taken) == (None, 0)
+    assert here.names() == (step_name(STEP),)
+    assert here.scan(STEP).verify().generation == 3

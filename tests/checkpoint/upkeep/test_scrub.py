@@ -11,6 +11,7 @@ from fake_filesystem import FakeFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.errors import StorageFailed
 from holdfast.checkpoint.format.record import Header
 from holdfast.checkpoint.store.reader import restore_newest
 from holdfast.checkpoint.store.save import save
@@ -195,6 +196,44 @@ def test_step_in_which_the_mender_finds_nothing_stays_unverified(store: Checkpoi
     assert (failure.moved_to, failure.is_mended) == (None, False)
     assert 10 not in marks
     assert store.steps() == (20, 10)
+
+
+def test_step_that_is_saved_again_while_others_are_read_stays(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 10, 20)
+    damage(store, 10)
+    plain = ReadMarks.verify
+
+    def verify(marks: ReadMarks, place: CheckpointStore, step: int, now: float) -> str | None:
+        fill(store, 10)
+        return plain(marks, place, step, now)
+
+    monkeypatch.setattr(ReadMarks, "verify", verify)
+    scrubber, marks = scrubber_of(store)
+
+    assert scrubber.run_one(5.0) is None
+
+    assert store.steps() == (20, 10)
+    assert store.scan(10).verify().step == 10
+    assert not marks.is_damaged(10)
+
+
+def test_step_that_was_moved_is_told_so_though_the_sync_failed(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 10, 20)
+    damage(store, 10)
+
+    def fsync_directory(path: Path) -> None:
+        raise StorageFailed("fsync directory", path, OSError(errno.EIO, "Input/output error"))
+
+    monkeypatch.setattr(store.disk, "fsync_directory", fsync_directory)
+
+    failure = scrubber_of(store)[0].run_one(5.0)
+
+    assert failure is not None
+    assert failure.moved_to in store.names()
 
 
 def test_bad_block_is_mended_too() -> None:

@@ -93,6 +93,12 @@ def test_files_of_the_job_are_named_and_those_of_other_jobs_are_not(
     assert left == (str(memory), str(traces.temporary / "forgotten.txt"))
 
 
+def test_temporary_directory_that_the_job_has_removed_is_no_leftover(traces: JobTraces) -> None:
+    traces.temporary.rmdir()
+
+    assert traces.leftovers([DEAD]) == ()
+
+
 def test_memory_that_a_living_process_holds_is_not_called_left(
     traces: JobTraces, tmp_path: Path
 ) -> None:

@@ -95,6 +95,29 @@ def test_newest_save_tells_that_only_the_local_directory_has_it(
     assert status.last_save.place == place
 
 
+def test_step_that_drained_before_it_was_saved_again_is_in_the_local_directory_only() -> None:
+    story = Story().begin(0, 1)
+    story.tell("checkpoint", step=20, seconds=0.1, bytes=10, place="local directory")
+    story.tell("drained", step=20)
+    story.tell("rejected", step=20, reason="damaged")
+    story.tell("checkpoint", step=20, seconds=0.1, bytes=10, place="local directory")
+
+    status = status_of(story, answer=ANSWER)
+
+    assert status.last_save is not None
+    assert status.last_save.place == "local directory"
+
+
+def test_next_save_has_not_come_by_a_save_of_the_job_before() -> None:
+    """The clock began anew with this host."""
+    story = Story().begin(0, 1)
+    story.tell("checkpoint", step=20, seconds=0.1, bytes=10, after=1e6)
+    story.now = REPORT.now - 10.0
+    story.begin(0, 1)
+
+    assert status_of(story, answer=ANSWER).next_save == "at step 20"
+
+
 def test_running_job_shows_what_its_agent_says() -> None:
     story = Story().begin(0, 1).steps(*range(1, 9))
     story.tell("checkpoint", step=5, seconds=0.1, bytes=10, after=2.0)

@@ -70,6 +70,6 @@ def test_care_that_was_given_up_takes_nothing_that_is_staged_after_it(
 
     for thread in set(threading.enumerate()) - before:
         thread.join(BOUND_S)
-    assert not removed.exists()
+    assert removed.exists(), "the next care completes the removal"
     assert staged.exists()
     workers.close()

@@ -20,10 +20,10 @@ BOUND_S = 60.0
 class Saves:
     """A committer with a local directory that drains nothing by itself."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, every_saves: int = 1000) -> None:
         (base / "run").mkdir()
         self.local = base / "disk" / "local"
-        terms = LocalTerms(self.local, every_saves=1000)
+        terms = LocalTerms(self.local, every_saves)
         self.workers, self.told = Workers(plan_of(base / "run", local=terms)), Told()
         self._attempt = 0
         self._base = base

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -126,13 +125,6 @@ def test_two_newest_steps_stay_in_the_local_directory(tmp_path: Path) -> None:
 
     assert found.level.prune(0.0, 1) == ()
     assert found.level.store.steps() == (4, 3)
-
-
-@pytest.fixture
-def saves(tmp_path: Path) -> Iterator[Saves]:
-    found = Saves(tmp_path)
-    yield found
-    found.close()
 
 
 def test_save_that_has_failed_keeps_no_older_step_of_its_number(tmp_path: Path) -> None:
