@@ -351,7 +351,7 @@ class Staging:
         difference = tell_difference(self._store.scan(manifest.step), found, manifest)
         if difference is not None and self._store.first_stays:
             self._disk.record_downgrade(difference)
-        return self._store.first_stays or difference is None
+        return difference is None or self._store.first_stays
 
     def _settle(self, target: Path, step: int) -> None:
         """Make the rename durable, or take it back: a failed save leaves no step behind.
