@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,12 @@ import numpy.typing as npt
 from holdfast.checkpoint.format.digest import Digest
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import SampleIds, Samples
+from holdfast.runtime.samples.image_form import CHANNELS, ImageForm
 from holdfast.runtime.samples.probe import probed_ids
 
-_CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 _MODES = ("int", "binary", "categorical", None)
 _SUBSETS = ("training", "validation", None)
 _ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
-
-
-@dataclass(frozen=True, slots=True)
-class ImageForm:
-    """How an image becomes an array; the names are those of Keras."""
-
-    image_size: tuple[int, int] = (256, 256)
-    color_mode: str = "rgb"
-    interpolation: str = "bilinear"
-    crop_to_aspect_ratio: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels."""
-        return (*self.image_size, _CHANNELS[self.color_mode])
 
 
 class ImageFolderData:
@@ -139,7 +123,7 @@ def _form_of(given: dict[str, Any]) -> ImageForm:
         form = ImageForm(**given)
     except TypeError as error:
         raise ProgramError(f"ImageFolderData: {error}") from error
-    _check_one_of("color_mode", form.color_mode, tuple(_CHANNELS))
+    _check_one_of("color_mode", form.color_mode, tuple(CHANNELS))
     return form
 
 

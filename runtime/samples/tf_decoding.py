@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,9 +15,7 @@ from tensorflow.python.lib.io.tf_record import tf_record_random_reader
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.model_rules import hidden_state
 from holdfast.runtime.model.nest import Nest, map_leaves
-
-if TYPE_CHECKING:
-    from holdfast.runtime.samples.image_folder_data import ImageForm
+from holdfast.runtime.samples.image_form import ImageForm
 
 _ONE = tf.TensorSpec((), tf.string)
 _MANY = tf.TensorSpec((None,), tf.string)
