@@ -34,6 +34,8 @@ KILLED_SETTLES_WITHIN_S = 5.0
 """The bound after the workers were killed on request, whose sender does not want to wait.  It
 begins anew with each answer, too."""
 _ENDED_WITHIN_S = 5.0
+_KILLED_WITHIN_S = 5.0
+"""How long a killed writer is waited for: on a busy host its end takes a moment."""
 
 _Key = tuple[int, int]
 _ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
@@ -180,6 +182,8 @@ class WriterLink:
                 process.wait(_ENDED_WITHIN_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+                    process.wait(_KILLED_WITHIN_S)
         self._told.close()
 
     def _patience_s(self) -> float:

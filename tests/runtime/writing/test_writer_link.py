@@ -14,6 +14,7 @@ from process_agent import AgentOfProcess
 from holdfast.checkpoint.store.reader import restore
 from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.writing import writer_link
 from holdfast.runtime.writing.writer_link import ANSWERED_WITHIN_S
 
 pytestmark = pytest.mark.process
@@ -63,6 +64,18 @@ def test_writer_that_makes_no_progress_is_given_up_and_replaced(agent: AgentOfPr
     assert agent.outcomes == [("unsaved", 1)]
     assert "makes no progress" in agent.answers[0]["reason"]
     assert agent.save(attempt=2)["kind"] == "saved"
+
+
+def test_writer_that_does_not_end_is_killed_and_waited_for(
+    agent: AgentOfProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_link, "_ENDED_WITHIN_S", 0.05)
+    writer = agent.stop_writer()
+
+    agent.link.close()
+
+    with pytest.raises(ChildProcessError):
+        os.waitpid(writer, os.WNOHANG)
 
 
 def test_incomplete_save_takes_no_patience(agent: AgentOfProcess) -> None:

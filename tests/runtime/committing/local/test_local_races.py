@@ -96,7 +96,7 @@ def test_drain_that_was_given_up_moves_no_step_of_the_next_one_aside(
     monkeypatch.setattr(mend, "_replace", gate.before(mend._replace))
     saves.commit(10)
     assert gate.came.wait(BOUND_S)
-    care = [one for one in threading.enumerate() if one.name.startswith("holdfast-care")]
+    last = saves.committer._care._thread.submit(int)
     saves.committer.close(0.0)
     workers = next_launch(saves)
     saves.committer = Committer(workers.plan, saves.told)
@@ -104,8 +104,7 @@ def test_drain_that_was_given_up_moves_no_step_of_the_next_one_aside(
     assert saves.steps() == ((10,), (10,))
 
     gate.goes_on.set()
-    for thread in care:
-        thread.join(BOUND_S)
+    last.result(BOUND_S)
     saves.committer.close(BOUND_S)
 
     assert saves.steps() == ((10,), (10,))
