@@ -55,7 +55,9 @@ def damage(directory: Path, step: int) -> None:
 def next_launch(saves: Saves, **changes: Any) -> Workers:
     """Return workers of the next launch, with the same directories."""
     plan = saves.workers.plan
-    return Workers(plan_of(plan.run_dir, local=plan.local, generation=LAUNCH + 1, **changes))
+    after = LAUNCH + 1
+    found = plan_of(plan.run_dir, local=plan.local, generation=after, **changes)
+    return Workers(found, launch=after)
 
 
 def test_care_that_was_given_up_removes_no_save_of_the_next_launch(
