@@ -166,12 +166,13 @@ class CheckpointStore:
         directory, too, and the journal may have made that again: both names are synced then.
         """
         with self._making:
-            if self._is_anchored and not self._disk.is_directory(self.directory):
+            if self._is_anchored:
+                if self._disk.is_directory(self.directory):
+                    return
                 self._is_anchored, self._was_removed = False, True
             for path in (self._run_dir, self.directory):
                 is_new = not self._disk.is_directory(path) and self._disk.make_directory(path)
-                if is_new or not self._is_anchored:
-                    self._anchor(path, is_new=is_new)
+                self._anchor(path, is_new=is_new)
             if not self._disk.is_directory(self.directory):
                 error = OSError(errno.ENOTDIR, "it is a link or a file, not a directory")
                 raise StorageFailed("use", self.directory, error)

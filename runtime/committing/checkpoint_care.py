@@ -174,18 +174,22 @@ class CheckpointCare:
 
     def _drain_if_due(self, local: LocalLevel, now: float) -> None:
         """Drain the newest step; a failure is told, and saves go on."""
-        step, is_over = None, False
-        while not is_over:
-            is_over = True
-            try:
-                step = local.newest() if local.is_due(now) else None
-                if step is not None:
-                    self._drain(local, step)
-            except (CheckpointError, MemoryError, RuntimeError) as error:
-                self._tell_undrained(error)
-                is_over = step is None or not local.passes_over(step, error)
+        while self._wants_an_older_one(local, now):
+            pass
         if local.take_removal():
             tell_removal(self._report, self._store, local.drained_step)
+
+    def _wants_an_older_one(self, local: LocalLevel, now: float) -> bool:
+        """Drain the newest step if that is due; return whether it is damaged and passed over."""
+        step = None
+        try:
+            step = local.newest() if local.is_due(now) else None
+            if step is not None:
+                self._drain(local, step)
+        except (CheckpointError, MemoryError, RuntimeError) as error:
+            self._tell_undrained(error)
+            return step is not None and local.passes_over(step, error)
+        return False
 
     def _tell_undrained(self, error: Exception) -> None:
         if self._is_given_up:  # the next care drains

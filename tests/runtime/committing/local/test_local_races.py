@@ -53,10 +53,12 @@ def damage(directory: Path, step: int) -> None:
 
 
 def next_launch(saves: Saves, **changes: Any) -> Workers:
-    """Return workers of the next launch, with the same directories."""
+    """Begin the next launch, with the same directories; return its workers."""
     plan = saves.workers.plan
     after = LAUNCH + 1
     found = plan_of(plan.run_dir, local=plan.local, generation=after, **changes)
+    saves.committer = Committer(found, saves.told)
+    saves.rest()
     return Workers(found, launch=after)
 
 
@@ -77,8 +79,6 @@ def test_care_that_was_given_up_removes_no_save_of_the_next_launch(
     for step in (30, 40):
         damage(saves.local, step)
     workers = next_launch(saves, unsound=frozenset({30, 40}))
-    saves.committer = Committer(workers.plan, saves.told)
-    saves.rest()
     for attempt, step in enumerate((24, 28)):
         saves.committer.commit(workers.held(step, attempt))
     saves.rest()
@@ -101,8 +101,6 @@ def test_drain_that_was_given_up_moves_no_step_of_the_next_one_aside(
     last = saves.committer._care._thread.submit(int)
     saves.committer.close(0.0)
     workers = next_launch(saves)
-    saves.committer = Committer(workers.plan, saves.told)
-    saves.rest()
     assert saves.steps() == ((10,), (10,))
 
     gate.goes_on.set()
@@ -191,8 +189,6 @@ def test_older_step_of_the_job_before_drains_if_the_newest_is_damaged(saves: Sav
     damage(saves.local, 30)
 
     workers = next_launch(saves, unsound=frozenset({30}))
-    saves.committer = Committer(workers.plan, saves.told)
-    saves.rest()
 
     assert saves.steps()[1] == (20,)
     assert len(saves.told.of("drain_failed")) == 1
@@ -209,8 +205,6 @@ def test_damaged_step_of_the_run_directory_is_none_that_a_local_one_is_older_tha
     damage(saves.local.parents[1] / "run", 50)
 
     workers = next_launch(saves, unsound=frozenset({50}))
-    saves.committer = Committer(workers.plan, saves.told)
-    saves.rest()
 
     assert saves.steps()[1] == (40,)
     workers.close()
