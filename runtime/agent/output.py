@@ -158,9 +158,13 @@ class OutputForwarder:
 
         The sinks have two seconds for what they hold.
         """
+        # The thread may end before it is woken: the pipe stays open until it has ended.
         self._deadline = time.monotonic() + timeout_s
         os.write(self._wake_write, b"w")
         self._thread.join(timeout_s + 1.0)
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
         deadline = time.monotonic() + _SINKS_END_WITHIN_S
         for sink in self._sinks.values():
             sink.close(max(0.0, deadline - time.monotonic()))
@@ -226,5 +230,3 @@ class OutputForwarder:
                 with self._lock:
                     self._finish(key.data)
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)

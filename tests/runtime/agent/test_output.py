@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import tty
+from contextlib import suppress
 
 import pytest
 
@@ -112,6 +114,56 @@ def test_noise_is_shown_only_when_asked_for(
     output.close(BOUND_S)
 
     assert terminal.rest() == shown
+
+
+def test_thread_may_see_the_end_before_it_is_woken_for_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = set(threading.enumerate())
+    output = OutputForwarder(verbose=False)
+    (forwarding,) = set(threading.enumerate()) - others
+    read_end, write_end = os.pipe()
+    forwarded = output.forward(read_end, "", terminal.write_fd)
+    os.write(write_end, b"loss 1\n")
+    assert forwarded.last_lines() == ("loss 1",)
+    write, ours = os.write, threading.get_ident()
+
+    def write_late(fd: int, data: bytes) -> int:
+        if threading.get_ident() == ours:
+            os.close(write_end)
+            forwarding.join(BOUND_S)
+            assert not forwarding.is_alive()
+        return write(fd, data)
+
+    monkeypatch.setattr("os.write", write_late)
+    output.close(BOUND_S)
+    monkeypatch.undo()
+
+    assert terminal.rest() == b"loss 1\n"
+
+
+def test_descriptors_of_an_ended_output_are_closed(terminal: Terminal) -> None:
+    others = _open_pipes()
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+    pipes = _open_pipes() - others
+    assert pipes
+
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert not pipes & _open_pipes()
+    terminal.rest()
+
+
+def _open_pipes() -> set[str]:
+    """Return the pipes that this process has open, each by its inode."""
+    pipes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # another thread may have closed it by now
+            pipes.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return {pipe for pipe in pipes if pipe.startswith("pipe:")}
 
 
 def test_rule_at_the_very_end_is_not_lost(terminal: Terminal) -> None:
