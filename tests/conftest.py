@@ -10,9 +10,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from holdfast.runtime.run import bounded_calls
 
 pytest_plugins = ("leftovers", "run_record")
 
@@ -32,6 +35,14 @@ settings.load_profile("unit")
 # job that ignores a signal from the start goes on ignoring it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def patient() -> Iterator[None]:
+    """Let a test wait for what it has written: another program may keep the disk for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounded_calls, "WAITS_S", 60.0)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,11 @@ class BoundedCalls:
     """Runs calls that raise nothing; starts its daemon thread with the first of them."""
 
     def __init__(
-        self, name: str, waits_s: float = WAITS_S, most_queued: int = _MOST_QUEUED
+        self, name: str, waits_s: float | None = None, most_queued: int = _MOST_QUEUED
     ) -> None:
+        """Let a caller wait ``waits_s`` for a call, ``WAITS_S`` by default."""
         self._name = name
-        self._waits_s = waits_s
+        self._waits_s = WAITS_S if waits_s is None else waits_s
         self._most_queued = most_queued
         self._queue: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.recovery.schedule import FailureHistory
-from holdfast.runtime.run import failure_history
 from holdfast.runtime.run.failure_history import HistoryReader
 from holdfast.runtime.run.journal import Journal, JournalReader
 
@@ -106,11 +105,11 @@ def test_marks_are_those_that_a_journal_writes(path: Path) -> None:
 def test_disk_that_hangs_costs_only_the_newest_history(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_history, "_WAITS_S", 0.01)
     hung = threading.Event()
     path.write_bytes(b"".join(lines(("job_started", 10.0), ("relaunch", 12.0), ("step", 40.0))))
     reader = HistoryReader(path)
     known = reader.read()
+    monkeypatch.setattr(reader._calls, "_waits_s", 0.01)  # from now on only: a machine is slow
     monkeypatch.setattr(JournalReader, "lines", lambda self: iter([b""] * hung.wait()))
 
     found = reader.read()

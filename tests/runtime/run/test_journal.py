@@ -20,6 +20,8 @@ from holdfast.runtime.run.journal import (
 )
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
+SOON_S = 0.2
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -226,6 +228,7 @@ def test_journal_whose_file_system_hangs_stops_nobody(
     """The server of a network file system is gone, and comes back."""
     journal = _journal(path)
     journal.record("step", step=1)
+    monkeypatch.setattr(journal._calls, "_waits_s", SOON_S)
     is_back = threading.Event()
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, line: is_back.wait(60) and write(fd, line))
@@ -476,6 +479,7 @@ def test_close_waits_for_a_slow_file_system_and_ends_the_thread(
 ) -> None:
     """A server that answers late, at the end of a process, which no thread outlives."""
     journal = _journal(path)
+    monkeypatch.setattr(journal._calls, "_waits_s", SOON_S)
     is_back = threading.Event()
     write, wait = os.write, journal._calls.close
     monkeypatch.setattr(os, "write", lambda fd, line: is_back.wait(60) and write(fd, line))

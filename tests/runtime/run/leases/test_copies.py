@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.run import copies
+from holdfast.runtime.run import bounded_calls, copies
 from holdfast.runtime.run.copies import HOME_NAME, claim, moved_to, other_home
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
@@ -87,6 +87,7 @@ def test_disk_that_hangs_at_that_place_names_none(
     copy = copy_of(run, tmp_path / "copy")
     answers = threading.Event()
     monkeypatch.setattr(copies, "_is_copy", lambda *_: answers.wait())
+    monkeypatch.setattr(bounded_calls, "WAITS_S", 0.2)
 
     assert moved_to(copy) is None
     answers.set()
