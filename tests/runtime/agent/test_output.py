@@ -4,9 +4,9 @@ import os
 import select
 import threading
 import tty
-from contextlib import suppress
 
 import pytest
+from open_files import open_files
 
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.system.line_sink import ERASE
@@ -143,27 +143,18 @@ def test_thread_may_see_the_end_before_it_is_woken_for_it(
 
 
 def test_descriptors_of_an_ended_output_are_closed(terminal: Terminal) -> None:
-    others = _open_pipes()
+    others = open_files()
     output = OutputForwarder(verbose=False)
     read_end, write_end = os.pipe()
     output.forward(read_end, "", terminal.write_fd)
-    pipes = _open_pipes() - others
-    assert pipes
+    opened = open_files() - others
+    assert opened
 
     os.close(write_end)
     output.close(BOUND_S)
 
-    assert not pipes & _open_pipes()
+    assert not opened & open_files()
     terminal.rest()
-
-
-def _open_pipes() -> set[str]:
-    """Return the pipes that this process has open, each by its inode."""
-    pipes = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # another thread may have closed it by now
-            pipes.add(os.readlink(f"/proc/self/fd/{fd}"))
-    return {pipe for pipe in pipes if pipe.startswith("pipe:")}
 
 
 def test_rule_at_the_very_end_is_not_lost(terminal: Terminal) -> None:
@@ -218,6 +209,7 @@ def test_worker_can_go_on_when_nobody_reads_its_output(terminal: Terminal) -> No
 
     os.close(write_end)
     output.close(BOUND_S)
+    assert output.dropped == 100
     os.close(terminal.write_fd)
 
 

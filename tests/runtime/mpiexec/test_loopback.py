@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import select
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from open_files import open_files
 
 from holdfast.runtime.mpiexec import become_mpiexec
 from holdfast.runtime.mpiexec.loopback import Pipes, kept_to_loopback, serve_in_background
@@ -95,14 +95,6 @@ def test_port_and_rest_of_an_address_stay(
     assert kept_to_loopback(kept) is None
 
 
-def _pipes_of_this_process() -> set[str]:
-    found = set()
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself is closed by now
-            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return found
-
-
 @pytest.fixture
 def helped() -> Iterator[tuple[int, int]]:
     """The pipes of a process that is helped, which is this one; the test closes the first."""
@@ -116,7 +108,7 @@ def helped() -> Iterator[tuple[int, int]]:
     for thread in threading.enumerate():
         if thread.name == "holdfast-loopback":
             thread.join(BOUND_S)
-    assert not pipes & _pipes_of_this_process()
+    assert not pipes & open_files()
 
 
 def test_agent_says_no_to_a_descriptor_that_it_cannot_take(helped: tuple[int, int]) -> None:

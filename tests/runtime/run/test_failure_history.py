@@ -109,7 +109,7 @@ def test_disk_that_hangs_costs_only_the_newest_history(
     path.write_bytes(b"".join(lines(("job_started", 10.0), ("relaunch", 12.0), ("step", 40.0))))
     reader = HistoryReader(path)
     known = reader.read()
-    monkeypatch.setattr(reader._calls, "_waits_s", 0.01)  # from now on only: a machine is slow
+    monkeypatch.setattr(reader._calls, "_waits_s", 0.01)  # the first read had its time
     monkeypatch.setattr(JournalReader, "lines", lambda self: iter([b""] * hung.wait()))
 
     found = reader.read()
