@@ -53,7 +53,7 @@ class CallbackRounds:
         params: ``epochs`` and ``steps``, as callbacks see them.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  (each is a partner of the hooks)
+    def __init__(
         self,
         callbacks: Any,
         model: Any,

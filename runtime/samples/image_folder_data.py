@@ -47,7 +47,7 @@ class ImageFolderData:
         ProgramError: there is no image, or an argument makes no sense.
     """
 
-    def __init__(  # noqa: PLR0913  (the arguments of Keras's helper)
+    def __init__(
         self,
         directory: str | os.PathLike[str],
         *,

@@ -35,7 +35,7 @@ class WindowData:
         ProgramError: there is no window, or a number makes no sense.
     """
 
-    def __init__(  # noqa: PLR0913  (the arguments of Keras's helper)
+    def __init__(
         self,
         data: npt.ArrayLike,
         targets: npt.ArrayLike | None,

@@ -1,33 +1,15 @@
-"""The rooms stay rooms: few modules in a folder, and each room in the plan of the house."""
+"""The rooms stay rooms: each one has its place in the plan of the house."""
 
 from __future__ import annotations
 
 import ast
 import configparser
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_MODULES = 17
-"""More names in one list are more than a reader remembers."""
-MORE = {"recovery": 25}
-"""Folders that may have more: lists that are grouped by their pages."""
 LAYERED = ("runtime", "checkpoint")
-
-
-def _folders() -> Iterator[Path]:
-    for top in ("api", "runtime", "checkpoint", "recovery", "tests", "bench", "ci"):
-        yield ROOT / top
-        yield from (path for path in sorted((ROOT / top).rglob("*")) if path.is_dir())
-
-
-def _modules(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.py") if path.name != "__init__.py")
-
-
-FOLDERS = [folder for folder in _folders() if _modules(folder)]
 ROOMS = [init.parent for layer in LAYERED for init in sorted((ROOT / layer).glob("*/__init__.py"))]
 
 
@@ -41,13 +23,6 @@ def _layers() -> set[str]:
     plan.read(ROOT / ".importlinter", encoding="utf-8")
     lines = plan["importlinter:contract:rooms"]["layers"].split("\n")
     return {name.strip() for line in lines for name in line.split("|") if name.strip()}
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=_id_of)
-def test_folder_is_a_list_that_one_remembers(folder: Path) -> None:
-    most = MORE.get(_id_of(folder), MOST_MODULES)
-
-    assert len(_modules(folder)) <= most, f"{len(_modules(folder))} modules, {most} are allowed"
 
 
 def test_runtime_is_nearly_empty_at_its_top() -> None:

@@ -17,8 +17,8 @@ def _shape(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_file_and_function_at_their_limits_pass(tmp_path: Path) -> None:
     docstring = '    """Does it.\n' + "\n" * 30 + '    """\n'
-    function = "def f() -> None:\n" + docstring + "    pass\n" * 39
-    (tmp_path / "a.py").write_text(function + "f()\n" * (400 - function.count("\n")))
+    function = "def f() -> None:\n" + docstring + "    pass\n" * 59
+    (tmp_path / "a.py").write_text(function + "f()\n" * (600 - function.count("\n")))
 
     answer = _shape(tmp_path)
 
@@ -26,21 +26,21 @@ def test_file_and_function_at_their_limits_pass(tmp_path: Path) -> None:
 
 
 def test_longer_function_is_named_with_its_length(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("class A:\n    def f(self) -> None:\n" + "        pass\n" * 40)
+    (tmp_path / "a.py").write_text("class A:\n    def f(self) -> None:\n" + "        pass\n" * 60)
 
     answer = _shape(tmp_path)
 
     assert answer.returncode == 1
-    assert "a.py:2: f has 41 lines, 40 are allowed" in answer.stdout
+    assert "a.py:2: f has 61 lines, 60 are allowed" in answer.stdout
 
 
 def test_longer_file_is_named_with_its_length(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("f()\n" * 401)
+    (tmp_path / "a.py").write_text("f()\n" * 601)
 
     answer = _shape(tmp_path)
 
     assert answer.returncode == 1
-    assert "a.py: 401 lines, 400 are allowed" in answer.stdout
+    assert "a.py: 601 lines, 600 are allowed" in answer.stdout
 
 
 @pytest.mark.parametrize("again", ["x = 2", "x: int = 2", "y = x = 2"])

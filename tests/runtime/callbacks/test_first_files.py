@@ -162,7 +162,7 @@ def test_files_of_the_first_worker_are_those_of_a_worker_alone(
 @pytest.mark.parametrize(
     ("hooks", "epoch", "is_flushed"), list(itertools.product(range(4), (1, 2, 3), (False, True)))
 )
-def test_next_first_worker_finishes_the_round_of_the_dead_one(  # noqa: PLR0917
+def test_next_first_worker_finishes_the_round_of_the_dead_one(
     folder: Path,
     tmp_path: Path,
     undisturbed: dict[str, bytes],
