@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from holdfast.runtime.batch.finding import CHAIN
 from holdfast.runtime.chaos.job_traces import JobTraces
 from holdfast.runtime.chaos.stderr_pipe import StderrPipe
 from holdfast.runtime.mpiexec.launch_line import outside_of_batch
+from holdfast.runtime.run.run_directory import CHAOS_DRAWS, RunRecord
 from holdfast.runtime.system.helper_process import program_command
 
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
@@ -26,7 +28,14 @@ def _surroundings() -> dict[str, str]:
     """Return an environment in which a run goes on, and no batch job is requeued for it."""
     environment = outside_of_batch(os.environ)
     environment.pop(CHAIN, None)
-    return environment | {"HOLDFAST_FRESH": "no"}  # it counts more than a holdfast.toml
+    # It counts more than a holdfast.toml.
+    return environment | {"HOLDFAST_FRESH": "no", CHAOS_DRAWS: _draw_seed()}
+
+
+@functools.cache
+def _draw_seed() -> str:
+    """Return what a run and its twin draw from, where their script gives no seed."""
+    return RunRecord.new_draw_seed()
 
 
 class Incarnation:

@@ -13,6 +13,7 @@ from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, exp
 from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.commands.publishing import refuse_existing
 from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.stored_run import StoredRun
 
 _PATH = click.Path(path_type=Path)
@@ -55,7 +56,7 @@ def export(
     refuse_existing(target, is_forced=force)
     run = StoredRun.open(run_dir, key_file)
     restored = restore(run.store, run.step(step), run_id=run.run_id)
-    export_state(restored, request)
+    export_state(restored, request, RunDirectory(run_dir).load_record())
     signature = restored.manifest.signature
     signed = "" if signature is Signature.NONE else f", signature {signature.value}"
     click.echo(f"step {restored.manifest.step}, verified{signed}, is now {target}")

@@ -20,6 +20,7 @@ from holdfast.runtime.commands.model_source import ModelSource
 from holdfast.runtime.commands.publishing import publish
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.model.named_variables import model_variables
+from holdfast.runtime.run.run_directory import RunRecord
 from holdfast.runtime.training.stage import stage_of
 
 
@@ -80,8 +81,10 @@ def format_of(target: Path, wanted: str | None) -> ExportFormat:
     return ExportFormat.SAVEDMODEL
 
 
-def export_state(restored: Restored, request: ExportRequest) -> None:
-    """Write a verified state.
+def export_state(
+    restored: Restored, request: ExportRequest, record: RunRecord | None = None
+) -> None:
+    """Write a verified state; ``record`` is that of its run.
 
     Raises:
         UsageError: the target cannot be written, or the model is another one.
@@ -94,7 +97,7 @@ def export_state(restored: Restored, request: ExportRequest) -> None:
             is_forced=request.is_forced,
         )
         return
-    model = request.model.build(stage_of(restored.manifest.cursor))
+    model = request.model.build(stage_of(restored.manifest.cursor), record)
     load_into(model, restored)
     publish(
         request.target,

@@ -18,6 +18,8 @@ from typing import Any
 
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
 from holdfast.runtime.model.replica import make_model
+from holdfast.runtime.run.run_directory import RunRecord
+from holdfast.runtime.worker.script_draws import seed_script
 from holdfast.runtime.worker.training_refusal import RefusedTraining, TrainingRefused
 
 _MODULE_NAME = "holdfast_model"
@@ -54,10 +56,11 @@ class ModelSource:
     def __str__(self) -> str:
         return str(self.script) if self.function is None else f"{self.script}:{self.function}"
 
-    def build(self, stage: int = 1) -> Any:
+    def build(self, stage: int = 1, record: RunRecord | None = None) -> Any:
         """Return the model, with all of its variables and its optimizer's.
 
         ``stage`` is the number of the training, from 1, for a script that trains several models.
+        With the ``record`` of its run the script draws what it has drawn there.
 
         Raises:
             UsageError: the script has no such model, or nothing tells the shape of its input.
@@ -68,6 +71,8 @@ class ModelSource:
 
         module = types.ModuleType("__main__" if self.function is None else _MODULE_NAME)
         module.__file__ = str(self.script.resolve())
+        if record is not None:
+            seed_script(record.seed, record.draw_seed or record.run_id, self.script.resolve())
         with _in_place_of(module), model_only(stage) as refusal:
             with _users_fault(str(self.script)), contextlib.suppress(TrainingRefused):
                 exec(compile(self.script.read_bytes(), module.__file__, "exec"), vars(module))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from typing import NoReturn
-
-import numpy as np
 
 from holdfast.runtime.fit import generated_code
 from holdfast.runtime.fit.directories import share_directories
@@ -15,8 +12,7 @@ from holdfast.runtime.fit.import_watch import when_imported
 from holdfast.runtime.fit.strategy_scopes import leave_out, leave_out_cluster
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.worker import worker
-
-_NUMPY_SEEDS = 1 << 32
+from holdfast.runtime.worker.script_draws import exchange_generator, seed_script
 
 
 def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
@@ -29,8 +25,7 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same random numbers and directories on every worker, and our ``fit``."""
     share_directories(config.run_dir, began)
-    random.seed(config.seed)
-    np.random.seed(config.seed % _NUMPY_SEEDS)
+    seed_script(config.seed, config.draw_seed or config.run_id, config.options.script.resolve())
     when_imported("tensorflow", lambda: _prepare_tensorflow(config))
     when_imported("keras", lambda: _take_over(config))
 
@@ -42,6 +37,7 @@ def _prepare_tensorflow(config: WorkerConfig) -> None:
 
     tensorflow_settings.set_threads(config.threads)
     generated_code.keep_in_memory()
+    exchange_generator(sys.modules["tensorflow"].random.Generator)
     if config.options.fit:
         distribute, tell = sys.modules["tensorflow"].distribute, stages_of_script().context.inform
         leave_out(distribute.Strategy, tell)

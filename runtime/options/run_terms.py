@@ -84,6 +84,7 @@ def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:
         key_id=key_file.key_id if key_file else None,
         script_sha256=script_sha256(options.script),
         argv=list(options.argv),
+        draw_seed=RunRecord.new_draw_seed(),
     )
 
 

@@ -42,6 +42,8 @@ class WorkerConfig:
     history: FailureHistory = _NO_HISTORY
     lease_token: str = ""
     """The token of the lease under which the launch may change the run directory."""
+    draw_seed: str = ""
+    """The seed of what the script draws without one, "" in a run of an older holdfast."""
 
     @property
     def run_dir(self) -> Path:

@@ -50,6 +50,9 @@ LOCAL_PREFIX = "holdfast-"
 FORMAT = 1
 """Version of the run directory's layout and of ``RUN.json``."""
 
+CHAOS_DRAWS = "HOLDFAST_CHAOS_DRAWS"
+"""The variable by which ``holdfast chaos`` lets a run and its twin draw alike."""
+
 LARGEST_RECORD_BYTES = 1 << 20
 
 
@@ -74,11 +77,18 @@ class RunRecord:
     """Of the script that has begun the run, None in a record of an older holdfast."""
     argv: list[str] | None = None
     """The arguments of that script, None in a record of an older holdfast."""
+    draw_seed: str | None = None
+    """The seed of what the script draws without one, None in a record of an older holdfast."""
 
     @staticmethod
     def new_id() -> str:
         """Return a fresh run id of 16 hexadecimal digits."""
         return secrets.token_hex(8)
+
+    @staticmethod
+    def new_draw_seed() -> str:
+        """Return a fresh seed of what the script draws without one."""
+        return os.environ.get(CHAOS_DRAWS) or secrets.token_hex(16)
 
     def encode(self) -> bytes:
         """Return the record as the content of ``RUN.json``."""
@@ -118,6 +128,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "key_id": (str, type(None)),
     "script_sha256": (str, type(None)),
     "argv": (list, type(None)),
+    "draw_seed": (str, type(None)),
 }
 
 

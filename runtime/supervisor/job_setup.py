@@ -113,6 +113,7 @@ class JobSetup:
             key_file=self.key_file,
             history=self.history.read(),
             lease_token=self.lease.token,
+            draw_seed=self.record.draw_seed or "",
         )
 
 

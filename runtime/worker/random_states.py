@@ -1,6 +1,7 @@
 """The states of the global generators of random numbers, as a JSON object.
 
-They are those of Python, of NumPy and of Keras.  A training may draw from them, in its
+They are those of Python, of NumPy and of Keras, and the counts of what lines of the script have
+drawn without a seed.  A training may draw from them, in its
 callbacks.  If it is complete and a relaunch passes it over, nothing is drawn again.  So the
 checkpoint of its end holds what it has left behind.
 """
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from holdfast.runtime.worker.script_draws import script_draws
 
 _KERAS_STATE = "keras.src.backend.common.global_state"
 _KERAS_SEEDS = "keras.src.random.seed_generator"
@@ -31,6 +34,9 @@ def random_states() -> dict[str, Any]:
     generator = _keras_generator()
     if generator is not None:
         states["keras"] = [int(word) for word in np.asarray(generator.state)]
+    draws = script_draws()
+    if draws is not None and draws.counts:
+        states["script"] = draws.counts
     return states
 
 
@@ -44,6 +50,9 @@ def go_on_from(states: Mapping[str, Any]) -> None:
         np.random.set_state(("MT19937", np.array(key, np.uint32), position, has_gauss, gauss))
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
+    draws = script_draws()
+    if draws is not None:
+        draws.go_on_from(states.get("script", {}))
 
 
 def _keras_generator() -> Any:

@@ -190,7 +190,7 @@ class Recorded(ModelSource):
 
     asked: ClassVar[list[int]] = []
 
-    def build(self, stage: int = 1) -> Any:
+    def build(self, stage: int = 1, record: Any = None) -> Any:
         self.asked.append(stage)
         return Model()
 

@@ -15,6 +15,7 @@ from configs import worker_config
 
 from holdfast.runtime.fit import entry
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.worker import script_draws
 
 NUMPY_SEEDS = 1 << 32
 
@@ -25,6 +26,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     states = random.getstate(), np.random.get_state()
     found: dict[str, Any] = {}
     monkeypatch.setattr(os, "mkdir", os.mkdir)
+    monkeypatch.setattr(script_draws, "draw_alike", lambda seed, script: None)
     monkeypatch.setattr(entry, "when_imported", lambda name, then: found.update({name: then}))
     yield found
     random.setstate(states[0])

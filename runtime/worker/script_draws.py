@@ -1,0 +1,210 @@
+"""What a script draws without a seed: alike on all workers, and in all launches of a run.
+
+Every worker runs the whole script.  The numbers come from the run's record, so that all workers
+build the same step.  Each line of the script has a sequence of its own.  So a line that one
+worker alone runs moves no other line's numbers.
+
+Generators that a library makes for the script are alike, too.  Its names and tokens stay its
+own, and so does all that holdfast draws: two workers must not write one temporary file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import linecache
+import os
+import random
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from enum import Enum, auto
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+_NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
+_NAME_LENGTH = 8
+_SEED_BYTES = 32
+_GENERATOR_BITS = 63
+_NUMPY_SEEDS = 1 << 32
+_HOLDFAST = f"{Path(__file__).parents[2]}/"
+_STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+
+
+class _Owner(Enum):
+    """Whose code a frame runs."""
+
+    SCRIPT = auto()
+    HOLDFAST = auto()
+    PYTHON = auto()
+    LIBRARY = auto()
+
+
+class ScriptDraws:
+    """The draws of one process that runs a script."""
+
+    def __init__(self, seed: str, script: Path) -> None:
+        self._seed = seed
+        self._script = str(script)
+        self._counts: Counter[str] = Counter()
+        self._forks = 0
+        self._lock = threading.Lock()
+        self._owner_of = functools.lru_cache(maxsize=4096)(self._find_owner)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each line has drawn."""
+        with self._lock:
+            return dict(self._counts)
+
+    def go_on_from(self, counts: Mapping[str, int]) -> None:
+        """Go on behind draws that another launch has made."""
+        with self._lock:
+            self._counts |= Counter(counts)  # the larger count of each
+
+    def take(self, size: int, *, through_libraries: bool) -> bytes | None:
+        """Return the next bytes of the script's line that draws, None if another one draws.
+
+        ``through_libraries`` is whether a library may draw them for the script.
+        """
+        place = self._place(sys._getframe(1), through_libraries=through_libraries)
+        if place is None:
+            return None
+        with self._lock:
+            number = self._counts[place]
+            self._counts[place] = number + 1
+        return hashlib.shake_256(f"{self._seed}\0{place}\0{number}".encode()).digest(size)
+
+    def forks(self) -> None:
+        """Hear that this process makes a copy of itself."""
+        self._forks += 1
+
+    def was_forked(self) -> None:
+        """Draw other numbers than the process that this one is a copy of."""
+        self._lock = threading.Lock()
+        self._seed = f"{self._seed}\0{self._forks}"
+        self._counts.clear()
+        self._forks = 0
+
+    def _place(self, frame: FrameType | None, *, through_libraries: bool) -> str | None:
+        """Return the line that draws, in the words of the script: it may move in its file."""
+        while frame is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        while frame is not None:
+            code = frame.f_code
+            owner = self._owner_of(code.co_filename)
+            if owner is _Owner.SCRIPT:
+                name, line = Path(code.co_filename).name, frame.f_lineno
+                text = linecache.getline(code.co_filename, line).strip()
+                return f"{name} {code.co_name}: {text}"
+            if owner is _Owner.HOLDFAST or (owner is _Owner.LIBRARY and not through_libraries):
+                return None
+            frame = frame.f_back
+        return None
+
+    def _find_owner(self, file: str) -> _Owner:
+        if file == self._script:
+            return _Owner.SCRIPT
+        own = file.removeprefix(_HOLDFAST)  # in a checkout it holds the libraries, too
+        if own != file and not any(mark in own for mark in _PACKAGES):
+            return _Owner.HOLDFAST
+        if any(mark in file for mark in _PACKAGES):
+            return _Owner.LIBRARY
+        return _Owner.PYTHON if file.startswith(("<", _STANDARD)) else _Owner.SCRIPT
+
+
+def seed_script(seed: int, draw_seed: str, script: Path) -> None:
+    """Give a script its random numbers; ``draw_seed`` is that of generators without a seed."""
+    random.seed(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)
+    draw_alike(draw_seed, script)
+
+
+def draw_alike(seed: str, script: Path) -> ScriptDraws:
+    """Let the script of this process draw from ``seed`` wherever it gives none itself."""
+    global _draws  # noqa: PLW0603  (one process runs one script)
+    _draws = draws = ScriptDraws(seed, script)
+    _exchange_bytes(draws)
+    _exchange_seeds(draws)
+    _exchange_names(draws)
+    os.register_at_fork(before=draws.forks, after_in_child=draws.was_forked)
+    return draws
+
+
+_draws: ScriptDraws | None = None
+
+
+def script_draws() -> ScriptDraws | None:
+    """Return the draws of this process, None if its script draws as in plain Python."""
+    return _draws
+
+
+def _exchange_bytes(draws: ScriptDraws) -> None:
+    """Exchange the operating system's random bytes: what ``secrets`` and ``uuid`` draw from."""
+    plain = os.urandom
+
+    @functools.wraps(plain)
+    def urandom(size: int, /) -> bytes:
+        drawn = draws.take(size, through_libraries=False)
+        return plain(size) if drawn is None else drawn
+
+    os.urandom = urandom
+    random._urandom = urandom  # type: ignore[attr-defined]  # of SystemRandom
+
+
+def _exchange_seeds(draws: ScriptDraws) -> None:
+    """Exchange the seeds of generators that are made without one: Python's and NumPy's."""
+    plain = random.Random.seed
+
+    @functools.wraps(plain)
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        plain(self, _seed(draws, 8 * _SEED_BYTES) if a is None else a, version)
+
+    def randbits(count: int) -> int:
+        drawn = _seed(draws, count)
+        return rest.getrandbits(count) if drawn is None else drawn
+
+    rest = random.SystemRandom()
+    random.Random.seed = seed  # type: ignore[method-assign]
+    random.seed = random._inst.seed
+    numpys: Any = np.random.bit_generator
+    numpys.randbits = randbits
+
+
+def exchange_generator(kind: Any) -> None:
+    """Exchange the seed of a ``tf.random.Generator`` that is made without one."""
+    plain = kind.from_non_deterministic_state
+
+    def made(_: Any, alg: Any = None) -> Any:
+        drawn = None if _draws is None else _seed(_draws, _GENERATOR_BITS)
+        return plain(alg) if drawn is None else kind.from_seed(drawn, alg=alg)
+
+    kind.from_non_deterministic_state = classmethod(made)
+
+
+def _seed(draws: ScriptDraws, bits: int) -> int | None:
+    drawn = draws.take(-(-bits // 8), through_libraries=True)
+    return None if drawn is None else int.from_bytes(drawn, "big") >> (-bits % 8)
+
+
+def _exchange_names(draws: ScriptDraws) -> None:
+    """Exchange the names of temporary files and folders.
+
+    Those of libraries are drawn anew for each, because a generator may be made for the script.
+    """
+    rest = random.SystemRandom()
+
+    def name(_: object) -> str:
+        drawn = draws.take(_SEED_BYTES, through_libraries=False)
+        source = rest if drawn is None else random.Random(drawn)
+        return "".join(source.choices(_NAME_CHARACTERS, k=_NAME_LENGTH))
+
+    names: Any = tempfile._RandomNameSequence  # type: ignore[attr-defined]
+    names.__next__ = name
