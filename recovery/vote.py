@@ -13,6 +13,9 @@ Callbacks of the script need more than bits.  Every worker runs every callback w
 values, so as a rule all come to the same effects.  A callback that looks at a clock or
 throws dice may not.  So digests of the effects are gathered, and one decision holds for
 all: a stop that any worker wants is everyone's, and what differs is taken from rank 0.
+
+A callback may also raise.  An error of one kind on all workers is the script's own: it ends the
+training on all of them.  Any other error is that of the workers that have raised it.
 """
 
 from __future__ import annotations
@@ -131,6 +134,8 @@ class Effects:
     """Digest of what the callbacks remember."""
     state: bytes
     """Digest of the tensors of the replica that they have changed."""
+    error: bytes = b""
+    """The kind of error that one of them has raised, empty for none."""
 
 
 NO_EFFECTS = Effects(wants_stop=False, notes=b"", state=b"")
@@ -145,12 +150,19 @@ class Decision:
     """Whether all take what the callbacks of the first worker remember."""
     shares_state: bool
     """Whether all take the whole state of the first worker."""
+    raises: bool = False
+    """Whether the callbacks of all workers have raised one kind of error: the training ends."""
+    is_divided: bool = False
+    """Whether some have raised an error that others have not: they cannot go on."""
 
 
 def decide(effects: Sequence[Effects]) -> Decision:
     """Return the decision that follows from the ``effects`` of all workers, in rank order."""
     first = effects[0]
+    raises = bool(first.error) and all(found.error == first.error for found in effects)
     return Decision(
+        raises=raises,
+        is_divided=not raises and any(found.error for found in effects),
         is_stop_wanted=any(found.wants_stop for found in effects),
         shares_notes=any(found.notes != first.notes for found in effects),
         shares_state=any(found.state != first.state for found in effects),

@@ -27,6 +27,9 @@ from holdfast.checkpoint.format.record import Header, ShardRecord
 from holdfast.checkpoint.format.signature import Signature, SigningKey, Unsealed, seal, unseal
 from holdfast.checkpoint.format.version import FORMAT, Version
 
+GIVES_WAY = "gives way"
+"""A field of the cursor: true in a checkpoint whose place another save of its step takes."""
+
 LARGEST_MANIFEST_BYTES = 64 * 2**20
 """Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
 
@@ -65,6 +68,11 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of all shards."""
         return sum(shard.size for shard in self.shards)
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether another save of its step takes its place."""
+        return self.cursor.get(GIVES_WAY) is True
 
     def encode(self, key: SigningKey | None = None) -> bytes:
         """Return the manifest as the bytes of its file, signed if there is a key.

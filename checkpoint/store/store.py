@@ -265,8 +265,8 @@ class Staging:
 
         If the step is committed already and verifies, that checkpoint stays and this
         staging is removed; ``disk.downgrades`` tells if its state is another one.  A
-        damaged checkpoint is moved aside, and so is one of another state in a store in which
-        the first save does not stay.  Raises ``CheckpointError`` if the new
+        damaged checkpoint is moved aside, and so is one that gives way, or one of another state
+        in a store in which the first save does not stay.  Raises ``CheckpointError`` if the new
         checkpoint is not durable; then it was not saved.
         """
         self._refuse_other_save(manifest.step, manifest.generation)
@@ -349,6 +349,8 @@ class Staging:
                 f"step {manifest.step} in {target.parent} belongs to run {found.run_id}, not to "
                 f"{manifest.run_id}; use another run directory"
             )
+        if found.gives_way and not manifest.gives_way:
+            return False
         difference = tell_difference(self._store.scan(manifest.step), found, manifest)
         if difference is not None and self._store.first_stays:
             self._disk.record_downgrade(difference)

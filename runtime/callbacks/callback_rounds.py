@@ -90,6 +90,7 @@ class CallbackRounds:
 
     def begin(self) -> None:
         """Begin the training."""
+        self.is_due = bool(self._kept)  # any callback may raise when it gets its model
         with self._guarded():
             self._list = self._make_list()
         self.call("on_train_begin")
@@ -216,11 +217,11 @@ class CallbackRounds:
 
     def _run_hooks(self, hook: str, run: Any) -> None:
         is_due = any(acts(callback, hook) for callback in self._kept)
+        self.is_due = self.is_due or is_due
         if is_due and not self._are_alike and not self._before:
             self._before = dict(self._replica.state())
         with self._guarded():
             run()
-        self.is_due = self.is_due or is_due
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

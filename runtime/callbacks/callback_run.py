@@ -2,13 +2,15 @@
 
 Every worker calls every callback with the same logs.  Hooks run in rounds, and the workers
 agree on the effects of each round before the next one (`training.agreement`).  So a
-sequence of hooks is a generator here, which waits wherever an agreement may be due.
+sequence of hooks is a generator here, which waits wherever an agreement may be due.  A hook that
+raises ends its round.  If hooks of all workers raise alike, that ends the training.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
 from holdfast.runtime.callbacks.held_variables import encoded, put_back
+from holdfast.runtime.callbacks.kept_error import kind_of, made_again, note_of
+from holdfast.runtime.callbacks.plain_values import Json
+from holdfast.runtime.errors import JobError
 from holdfast.runtime.model.named_variables import some_of
 from holdfast.runtime.model.replica import MetricsHolder, Replica
 from holdfast.runtime.training.companion import Commit, Notes
@@ -36,6 +41,8 @@ class _Position:
     """Whether a callback has stopped the training before the epoch's last batch."""
     has_ended: bool = False
     """Whether ``on_train_end`` has run."""
+    error: Json = None
+    """The error of a hook that has ended the training, None for any other end."""
 
 
 class CallbackRun:
@@ -60,6 +67,7 @@ class CallbackRun:
         self._loaded: Tensors = {}
         self._logs: dict[str, float] = {}
         self._waiting: Iterator[None] = iter(())
+        self._raised: Exception | None = None
 
     @property
     def is_over(self) -> bool:
@@ -74,7 +82,14 @@ class CallbackRun:
     @property
     def has_effects(self) -> bool:
         """Whether hooks have run on whose effects the workers have to agree."""
-        return self._rounds.is_due
+        return self._rounds.is_due or (self._raised is not None and self._at.error is None)
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that a hook has raised; if the training is over, it has ended it."""
+        if self._raised is None and self._at.error is not None:
+            self._raised = made_again(self._at.error)
+        return self._raised
 
     @property
     def history(self) -> Any:
@@ -93,12 +108,15 @@ class CallbackRun:
             return
         self._is_running = True
         self._model.stop_training = False
-        if notes is None:
-            self._is_fresh = True
-            self._rounds.begin()
-        else:
-            self._at.has_ended = False
-            self._rounds.resume(notes, self._loaded)
+        with self._keeping_error():
+            if notes is None:
+                self._is_fresh = True
+                self._rounds.begin()
+            else:
+                self._at.has_ended = False
+                self._rounds.resume(notes, self._loaded)
+        if self._raised is not None:
+            return
         for what in self._rounds.unkept():
             self._tell(
                 f"the callback's {what} is not kept in checkpoints: a relaunch begins with "
@@ -141,7 +159,8 @@ class CallbackRun:
 
     def effects(self) -> Effects:
         """Return the effects of the round."""
-        return self._rounds.effects()
+        effects = self._rounds.effects()
+        return effects if self._raised is None else replace(effects, error=kind_of(self._raised))
 
     def message(self) -> bytes:
         """Return what the first worker tells of its files."""
@@ -154,12 +173,16 @@ class CallbackRun:
             self._rounds.take(notes, tensors)
         self._model.stop_training = decision.is_stop_wanted
         self._rounds.agreed(message)
-        self._go_on(self._waiting)
+        if decision.raises:
+            assert self._raised is not None
+            self._at.error, self._at.is_over = note_of(self._raised), True
+        else:
+            self._go_on(self._waiting)
 
     def notes(self) -> Notes:
         """Return where the callbacks are and what they know."""
         at = self._at
-        position = {
+        position: dict[str, Json] = {
             "epoch": at.epoch,
             "batch": at.batch,
             "has_begun": at.has_begun,
@@ -167,6 +190,8 @@ class CallbackRun:
             "is_cut": at.is_cut,
             "has_ended": at.has_ended,
         }
+        if at.error is not None:
+            position["error"] = at.error
         notes = {"position": position, **self._rounds.notes()}
         if at.has_ended:  # a launch that only returns the end has no sums of the last validation
             notes["metrics"] = encoded(self._model.metrics_variables)
@@ -188,15 +213,28 @@ class CallbackRun:
     def _is_complete(self) -> bool:
         """Whether the stage that was restored has nothing left to do."""
         at = self._at
-        return at.has_ended and (at.is_over or at.epoch >= self._epochs.stop)
+        is_last = at.is_over or at.epoch >= self._epochs.stop
+        return at.error is not None or (at.has_ended and is_last)
 
     def _go_on(self, rounds: Iterator[None]) -> None:
         """Run rounds up to the next agreement; the rest waits for it."""
         self._waiting = rounds
-        for _ in rounds:
-            if self._rounds.is_due:
-                return
+        with self._keeping_error():
+            for _ in rounds:
+                if self._rounds.is_due:
+                    return
         self._waiting = iter(())
+
+    @contextlib.contextmanager
+    def _keeping_error(self) -> Iterator[None]:
+        """Keep what the script's hooks raise until the workers have agreed whose it is."""
+        try:
+            yield
+        except JobError:
+            raise
+        except Exception as error:
+            cause = error.__cause__  # no generator lets a StopIteration through
+            self._raised = cause if isinstance(cause, StopIteration) else error
 
     def _begin(self) -> Iterator[None]:
         """Begin the epoch and the batch that come next, unless they have begun."""

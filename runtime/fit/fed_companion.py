@@ -37,6 +37,11 @@ class FedCompanion:
         return self._companion.cuts_epoch
 
     @property
+    def error(self) -> Exception | None:
+        """The error that the script has raised in a round of the companion."""
+        return self._companion.error
+
+    @property
     def has_effects(self) -> bool:
         """Whether a round of the companion has run on whose effects the workers have to agree."""
         return self._companion.has_effects

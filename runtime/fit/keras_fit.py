@@ -131,6 +131,8 @@ class _Training:
         leave_pipelines(self._data, end.cursor.step - begin, end.cursor.evaluations)
         if end.random is not None:
             go_on_from(end.random)  # the hooks that have drawn from them did not run here
+        if end.error is not None:
+            raise end.error
         assert self._callbacks is not None
         return self._callbacks.history
 

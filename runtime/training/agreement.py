@@ -11,14 +11,15 @@ import struct
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.vote import Decision, Effects, decide
+from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.catch_up import share_notes, share_state
 from holdfast.runtime.training.companion import Notes
 from holdfast.runtime.training.job_state import JobState
 
-_CARD = struct.Struct("<?BB")
-"""Whether a stop is wanted, and the lengths of the two digests."""
+_CARD = struct.Struct("<?BBB")
+"""Whether a stop is wanted, and the lengths of the two digests and of the kind of an error."""
 
 _FIRST = 0
 
@@ -31,7 +32,8 @@ def agree_on_effects(
     A round is code of the script, and may take as long as it likes: no peer has to help.
 
     Raises:
-        WorldBroken: a member died; nothing is changed on any worker.
+        WorldBroken: a member died, or cannot go on; nothing is changed on any worker.
+        Exception: that of the round, if other workers have none of its kind.
     """
     companion = state.companion
     with turns.needing_no_peer():
@@ -40,6 +42,8 @@ def agree_on_effects(
     cards = membership.together(lambda: membership.communicator.allgather_bytes(card))
     found = [_decode(card) for card in cards]
     decision = decide([effects for effects, _ in found])
+    if decision.is_divided:
+        raise companion.error or WorldBroken("the script has raised an error on a peer alone")
     notes: Notes | None = None
     if decision.shares_notes or decision.shares_state:
         tensors, notes = membership.together(lambda: _share(membership, state, cursor, decision))
@@ -60,13 +64,15 @@ def _share(
 
 
 def _encode(effects: Effects) -> bytes:
-    head = _CARD.pack(effects.wants_stop, len(effects.notes), len(effects.state))
-    return head + effects.notes + effects.state
+    parts = (effects.notes, effects.state, effects.error)
+    return _CARD.pack(effects.wants_stop, *map(len, parts)) + b"".join(parts)
 
 
 def _decode(card: bytes) -> tuple[Effects, bytes]:
     """Return the effects of a card, and the message after them."""
-    wants_stop, notes, state = _CARD.unpack_from(card)
-    begin = _CARD.size
-    middle, end = begin + notes, begin + notes + state
-    return Effects(wants_stop, card[begin:middle], card[middle:end]), card[end:]
+    wants_stop, *lengths = _CARD.unpack_from(card)
+    rest, parts = card[_CARD.size :], []
+    for length in lengths:
+        parts.append(rest[:length])
+        rest = rest[length:]
+    return Effects(wants_stop, *parts), rest

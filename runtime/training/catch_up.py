@@ -29,6 +29,9 @@ from holdfast.runtime.worker.context import WorkerContext
 NO_STATE = -1
 """Version of a worker that holds no state yet."""
 
+FAILED = -2
+"""Version of a worker whose script has failed to begin its training."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -3,7 +3,8 @@
 Keras's callbacks are one (`fit`).  Every worker has a companion, and all companions see the
 same commits with the same metrics.  As a rule they decide alike.  A companion that runs code
 of the script has *effects*, and the workers agree on them (`agreement`).  It goes on in
-rounds: what it does until the next agreement is one round.
+rounds: what it does until the next agreement is one round.  An error that the script raises in
+a round is one of its effects.
 
 Invariant: a companion takes no part in a transaction.  It acts between two of them, after
 the commit and before a checkpoint of the new state.
@@ -67,6 +68,10 @@ class Companion(Protocol):
     def cuts_epoch(self) -> bool:
         """Whether the epoch in hand ends here, before its last update; the stage ends with it."""
 
+    @property
+    def error(self) -> Exception | None:
+        """The error that the script has raised in the round; with ``is_over`` it ends the stage."""
+
     def end(self) -> None:
         """See that the stage is over; its last checkpoint holds what this changes."""
 
@@ -105,6 +110,7 @@ class Alone:
     is_over = False
     cuts_epoch = False
     has_effects = False
+    error = None
 
     def restore(self, cursor: Cursor, notes: Notes | None) -> None:
         """Do nothing."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.checkpoint.format.manifest import GIVES_WAY
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.model.replica import Replica
@@ -54,12 +55,15 @@ class JobState:
     def fields(self, *, is_complete: bool) -> dict[str, object]:
         """Return the fields of a manifest's cursor that hold the companion's notes.
 
-        At the end of a stage they hold what its hooks have left the generators in.
+        At the end of a stage they hold what its hooks have left the generators in.  An end by an
+        error counts only if a later stage follows: else the script may be mended, and go on.
         """
         notes = self.companion.notes()
         if not notes:
             return {}
         fields: dict[str, object] = {_NOTES: dict(notes), _IS_OVER: self.companion.is_over}
+        if is_complete and self.companion.error is not None:
+            fields[GIVES_WAY] = True
         return fields | {_RANDOM: random_states()} if is_complete else fields
 
     def restored(self, step: int, cursor: Mapping[str, object]) -> None:
@@ -80,6 +84,11 @@ def notes_of(cursor: Mapping[str, object]) -> Notes | None:
     """Return the notes that a manifest's cursor holds, None if it holds none."""
     notes = cursor.get(_NOTES)
     return notes if isinstance(notes, Mapping) else None
+
+
+def is_passed_over(cursor: Mapping[str, object], *, is_followed: bool) -> bool:
+    """Return whether an error has ended the stage of this cursor, and no later stage follows it."""
+    return cursor.get(GIVES_WAY) is True and not is_followed
 
 
 def was_over(cursor: Mapping[str, object]) -> bool:

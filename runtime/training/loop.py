@@ -105,6 +105,11 @@ class TrainingLoop:
         return is_last or self._companion.is_over
 
     @property
+    def error(self) -> Exception | None:
+        """The error of the script that has ended the stage on all workers, None without one."""
+        return self._companion.error
+
+    @property
     def is_first(self) -> bool:
         """Whether this worker is rank 0 of the world."""
         return self._membership.is_first
@@ -244,8 +249,9 @@ class TrainingLoop:
     def _end_stage(self) -> None:
         if not self._has_told_end:
             self._has_told_end = True
-            self._progress.finish()
-            self._companion.end()
+            if self._companion.error is None:
+                self._progress.finish()
+                self._companion.end()
 
     def _repair(self) -> StepEvent:
         self._repairs.attempts += 1

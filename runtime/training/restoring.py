@@ -38,7 +38,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.local_terms import local_store
 from holdfast.runtime.saving.ordered_mends import mends_of
-from holdfast.runtime.training.job_state import JobState, was_over
+from holdfast.runtime.training.job_state import JobState, is_passed_over, was_over
 from holdfast.runtime.training.same_work import check_same_run
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.weights.initial_weights import load_initial_weights
@@ -91,7 +91,7 @@ class JobRestore:
         self._has_second_holder = self._mends.has_holders
         self._tries = SharedTries(context, waits)
         self._other_stages: dict[int, Mapping[str, object]] = {}
-        """The cursors of checkpoints of other stages, by step."""
+        """The cursors of checkpoints of other stages, and of those passed over, by step."""
         self.saved_step = 0
         """The step that was restored, if a disk has it."""
         self.local_step: int | None = None
@@ -238,7 +238,8 @@ class JobRestore:
             return None
         (reader,) = found
         cursor = reader.manifest.cursor
-        if not self._job.stage.is_of(cursor):
+        is_mine = self._job.stage.is_of(cursor)
+        if not is_mine or is_passed_over(cursor, is_followed=self._is_followed(step)):
             self._other_stages[step] = cursor
             return None
         self._refuse_edit(step, cursor)
@@ -276,15 +277,18 @@ class JobRestore:
                 f"another one in the run in {run_dir}: an earlier training of the script has "
                 "changed; start over with --fresh, or choose another --run-dir"
             )
-        others = self._other_stages.values()
-        is_end = any(stage.is_followed_at(step, cursor) for cursor in others)
-        if is_end and step < self._job.work_plan.steps and not was_over(saved):
+        if self._is_followed(step) and step < self._job.work_plan.steps and not was_over(saved):
             raise UsageError(
                 f"training {stage.number} of the script has ended at step {step} of the "
                 f"run in {run_dir}, and the next one has begun; the script asks for "
                 f"{self._job.work_plan.steps} steps now: ask for as many as before, start over "
                 "with --fresh, or choose another --run-dir"
             )
+
+    def _is_followed(self, step: int) -> bool:
+        """Return whether a later stage has begun at ``step``."""
+        others = self._other_stages.values()
+        return any(self._job.stage.is_followed_at(step, cursor) for cursor in others)
 
     def _check(self, reader: StateReader, fresh: Cursor, *, is_first: bool) -> None:
         """Refuse a state that is not this job's, on all workers alike."""

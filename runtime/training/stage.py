@@ -54,8 +54,11 @@ class Stage:
         return cursor.get(_BEGIN, self.begin) == self.begin
 
     def is_followed_at(self, step: int, cursor: Mapping[str, object]) -> bool:
-        """Return whether a checkpoint of the next stage says that this one ended at ``step``."""
-        return stage_of(cursor) == self.number + 1 and cursor.get(_BEGIN) == step
+        """Return whether a checkpoint of a later stage says that this one ended at ``step``.
+
+        Stages between the two have failed before their first step.
+        """
+        return stage_of(cursor) > self.number and cursor.get(_BEGIN) == step
 
     def may_have(self, step: int) -> bool:
         """Return whether a checkpoint of ``step`` may be of this stage, not of an earlier one."""

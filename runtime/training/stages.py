@@ -5,12 +5,16 @@ order.  After a relaunch they come to the first one again.  A stage that is comp
 restores the state of its end, and trains nothing.  So the script goes on with what it
 had then, and needs no memory of its own.
 
+An error of the script that all workers have raised ends a stage as well: the script may catch it
+and go on, as in plain Keras.  One that only some have raised is the end of these workers.
+
 Invariant: a stage begins at the step at which the one before has ended.  Its checkpoints
 have larger steps than all before it, and the last checkpoint of each stage stays for ever.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,15 +23,18 @@ from typing import Any, TypeAlias
 from holdfast.checkpoint.format.digest import state_sha256
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.world import World
-from holdfast.runtime.errors import Ending, NoMoreTraining, StopRequested
+from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, StopRequested
+from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import Phase
+from holdfast.runtime.training.catch_up import FAILED
 from holdfast.runtime.training.companion import Alone, Companion
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
 from holdfast.runtime.training.progress import check_metric
+from holdfast.runtime.training.repair_count import RepairCount
 from holdfast.runtime.training.stage import Stage
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker import context as contexts
@@ -43,6 +50,7 @@ class StageEnd:
     """A stage that is complete: its final cursor and digest, and the metrics of its last epoch.
 
     ``random`` are the states of generators of a stage that was complete before this launch.
+    ``error`` is that of the script's callbacks, on all workers alike, which has ended the stage.
     """
 
     replica: Replica
@@ -52,6 +60,7 @@ class StageEnd:
     metrics: dict[str, float]
     validation: dict[str, float]
     random: Mapping[str, Any] | None = None
+    error: Exception | None = None
 
 
 def alone(_: Replica) -> Companion:
@@ -98,12 +107,20 @@ class Stages:
         self._context.tell_agent({"kind": "training", "number": self.stage.number})
         try:
             end = self._train(request, build, companion)
+        except _NotBegun as failed:
+            self._end_at(self.stage.begin)
+            raise failed.error from failed.error.__cause__
         except BaseException as error:  # the script may catch it, and go on
             self._fail(error)
             raise
-        self._stages.append(self.stage.after(end.cursor.step))
-        self._is_under_way = False
+        self._end_at(end.cursor.step)
         return end
+
+    def _end_at(self, step: int) -> None:
+        """Let the next stage begin at ``step``."""
+        self._context.page.phase = Phase.CONCLUDING
+        self._stages.append(self.stage.after(step))
+        self._is_under_way = False
 
     def _refuse_another(self) -> None:
         """Let no training follow one that has not come to its end."""
@@ -112,9 +129,10 @@ class Stages:
         before = contexts.failure()
         if isinstance(before, Ending):
             raise before
+        why = "" if before is None else f", because of {in_a_line(before)}"
         raise NoMoreTraining(
-            f"training {self.stage.number} of the script has not come to its end, so no other "
-            "one can follow: let its error end the script"
+            f"training {self.stage.number} of the script has not come to its end{why}: no other "
+            "one can follow, so let this error end the script"
         ) from before
 
     def _fail(self, error: BaseException) -> None:
@@ -123,8 +141,7 @@ class Stages:
         page = self._context.page
         page.begin_turn(waits_for_peers=False)
         if not isinstance(error, StopRequested):
-            text = f"{type(error).__name__}: {error}".partition("\n")[0]
-            self._context.tell_agent({"kind": "training_failed", "error": text})
+            self._context.tell_agent({"kind": "training_failed", "error": in_a_line(error)})
             page.phase = Phase.FAILED
 
     def _train(
@@ -135,7 +152,14 @@ class Stages:
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(request, config, numerics, self._stages)
         contexts.plan(job.work_plan.steps)
-        replica = build(job, self._context)
+        try:
+            replica = build(job, self._context)
+        except JobError:
+            raise
+        except Exception as error:
+            if self._has_failed_on_all():
+                raise _NotBegun(error) from error
+            raise
         for notice in getattr(replica, "notices", ()):
             self._context.notify(notice)
         check_metric(job.best, replica, has_validation=job.validation is not None)
@@ -148,6 +172,27 @@ class Stages:
         self._stages[-1] = self.stage.over(job.retention.wanted[-1], cursor.step)
         return end
 
+    def _has_failed_on_all(self) -> bool:
+        """Return whether the scripts of all workers have failed to begin this training.
+
+        It stands where a worker that has begun it joins the others (`TrainingLoop`).
+        """
+        page, membership = self._context.page, self._membership
+        repairs = RepairCount(self._context.config)
+        page.begin_turn(waits_for_peers=True)
+        form = functools.partial(membership.join, FAILED)
+        while True:
+            try:
+                form()
+            except WorldBroken:
+                repairs.attempts += 1
+                if repairs.is_hopeless:
+                    raise repairs.lost() from None
+                form = functools.partial(_repair, membership)
+            else:
+                page.begin_turn(waits_for_peers=False)
+                return set(membership.versions) == {FAILED}
+
     def _conclude(
         self, job: TrainingJob, loop: TrainingLoop, state: JobState, cursor: Cursor
     ) -> StageEnd:
@@ -159,7 +204,7 @@ class Stages:
                 f"stopped at step {cursor.step} of {job.work_plan.steps} with a checkpoint; "
                 "run again to go on"
             )
-        surplus = job.surplus(cursor.step)
+        surplus = None if loop.error is not None else job.surplus(cursor.step)
         if surplus is not None:
             context.notify(surplus)
         progress, sha256 = loop.progress, state_sha256(state.tensors(cursor))
@@ -171,8 +216,10 @@ class Stages:
             progress.metrics,
             progress.validation or {},
             state.random_at_end(cursor.step),
+            loop.error,
         )
-        self._tell(job, loop, end)
+        if end.error is None or cursor.step > job.stage.begin:  # else another stage has ended here
+            self._tell(job, loop, end)
         return end
 
     def _tell(self, job: TrainingJob, loop: TrainingLoop, end: StageEnd) -> None:
@@ -183,9 +230,28 @@ class Stages:
             "metrics": end.metrics,
             "validation": end.validation,
         }
+        if end.error is not None:
+            fields["error"] = in_a_line(end.error)
         # The supervisor records it too, because rank 0 or the supervisor may die before it records.
         loop.records.note("completed", **fields)
         self._context.tell_agent({"kind": "complete", "is_first": end.is_first, **fields})
+
+
+class _NotBegun(Exception):
+    """The script has failed to begin its training, on all workers alike."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _repair(membership: Membership) -> None:
+    membership.repair(FAILED, lambda: None)
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return the kind of an error, and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 def membership_of(context: WorkerContext) -> Membership:

@@ -1,4 +1,8 @@
-"""A script that catches what ends its ``fit``: it claims no success, and nobody waits for it."""
+"""A script that catches what ends its ``fit``.
+
+An error of all workers is its own business: it goes on.  After any other error it claims no
+success, and nobody waits for it.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,43 @@ from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "catching.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def request(tmp_path: Path, mistake: str, workers: int) -> JobRequest:
     return JobRequest(
-        script=SCRIPT,
+        script=SCRIPTS / "catching.py",
         run_dir=tmp_path / "run",
         workers=workers,
         microbatches=2,
         argv=[mistake, str(tmp_path)],
         options=["--threads", "1", "--heartbeat-timeout", "3"],
     )
+
+
+def test_search_goes_on_after_trials_that_fail_through_deaths_and_a_relaunch(
+    tmp_path: Path,
+) -> None:
+    search = JobRequest(
+        script=SCRIPTS / "search.py",
+        run_dir=tmp_path / "run",
+        workers=2,
+        microbatches=2,
+        faults=["kill worker=1 step=14", "kill worker=0 step=20"],
+        argv=["ok", "pruned", "loss", "ok"],
+        options=["--threads", "1", "--save-every", "1"],
+    )
+    with start_job(search) as running:
+        job = running.wait()
+
+    assert job.exit_code == 0, job.stderr
+    plain = "ends: | 0.7108 | pruned at epoch 0: 7.842 | failed: no such loss | 0.7108"
+    assert plain in job.stdout.splitlines()
+    restored = [record["step"] for record in job.events("restored")]
+    assert restored[:2] == [12, 16]
+    assert restored[2] in range(17, 20)
+    assert (job.report.completed_step, len(job.report.relaunches)) == (28, 1)
+    assert job.leftovers == ()
 
 
 @pytest.mark.extended

@@ -108,6 +108,65 @@ def test_workers_whose_dice_differ_have_the_first_ones_effects(
     assert alive[0].is_complete
 
 
+FAILS_IN = 6
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_error_of_all_workers_ends_the_stage_at_one_state_whatever_dies(
+    tmp_path: Path, numerics: Numerics, seed: int
+) -> None:
+    companions: dict[int, RoundsCompanion] = {}
+
+    def failing(replica: TinyReplica, rank: int) -> RoundsCompanion:
+        companions[rank] = RoundsCompanion(replica, fails_in=FAILS_IN)
+        return companions[rank]
+
+    (whole,) = SimulatedJob(tmp_path / "one", numerics).launch(Launch(1, 1, 6, companion=failing))
+    dice = random.Random(seed)
+    job = SimulatedJob(tmp_path / "run", numerics)
+    for deaths in (deaths_of(dice, 3), {}):  # the second launch comes to the error once more
+        endings = job.launch(
+            Launch(3, 3, 6, seed=seed, deaths=deaths, save_every=2, companion=failing)
+        )
+        alive = [rank for rank, ending in enumerate(endings) if ending is not None]
+
+        assert {endings[rank] for rank in alive} == {whole}, seed
+        assert whole is not None
+        assert (0 < whole.step < STEPS, whole.is_complete) == (True, True)
+        assert {str(companions[rank].error) for rank in alive} == {"no good trial"}
+        assert {companions[rank].memory["rounds"] for rank in alive} == {FAILS_IN}
+
+
+@pytest.mark.parametrize("mended_after", [1, 2], ids=["at once", "at a second start"])
+def test_script_that_is_mended_goes_on_as_if_there_had_been_no_error(
+    tmp_path: Path, numerics: Numerics, undisturbed: Ending, mended_after: int
+) -> None:
+    job = SimulatedJob(tmp_path / "run", numerics)
+    for _ in range(mended_after):
+        failing = Launch(
+            2, 2, 6, companion=lambda own, _: RoundsCompanion(own, fails_in=FAILS_IN), save_every=1
+        )
+        job.launch(failing)
+
+    mended = job.launch(Launch(2, 2, 6, companion=alike, save_every=1))
+
+    assert set(mended) == {undisturbed}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_worker_that_raises_alone_is_gone_and_the_others_go_on(
+    tmp_path: Path, numerics: Numerics, undisturbed: Ending, seed: int
+) -> None:
+    def one_fails(replica: TinyReplica, rank: int) -> RoundsCompanion:
+        return RoundsCompanion(replica, fails_in=FAILS_IN if rank == seed % 3 else None)
+
+    terms = Launch(3, 3, 6, seed=seed, companion=one_fails, dies_of=ValueError)
+    endings = SimulatedJob(tmp_path / "run", numerics).launch(terms)
+
+    assert endings[seed % 3] is None
+    assert {ending for ending in endings if ending is not None} == {undisturbed}
+
+
 class Watched(RoundsCompanion):
     """Notes whether its worker counts as waiting for its peers while the script's code runs."""
 
@@ -168,7 +227,13 @@ def test_nobody_counts_as_waiting_while_graphs_are_traced_and_a_stage_ends(
 
 
 @given(
-    effects=st.builds(Effects, st.booleans(), st.binary(max_size=64), st.binary(max_size=64)),
+    effects=st.builds(
+        Effects,
+        st.booleans(),
+        st.binary(max_size=64),
+        st.binary(max_size=64),
+        st.binary(max_size=255),
+    ),
     message=st.binary(max_size=100),
 )
 def test_effects_and_message_arrive_as_they_were_sent(effects: Effects, message: bytes) -> None:

@@ -11,11 +11,12 @@ import pytest
 from configs import without_faults, worker_config
 from hypothesis import given
 from hypothesis import strategies as st
+from rounds_companion import RoundsCompanion
 from simulation import STEPS, TinyReplica, data
 
 from holdfast.checkpoint.upkeep.retention import Wanted
 from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.errors import ExitCode, NoMoreTraining, ProgramError, StopRequested
+from holdfast.runtime.errors import ExitCode, JobError, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, RequestFlag
 from holdfast.runtime.training import stages as stages_module
@@ -69,7 +70,7 @@ def script(tmp_path: Path) -> Iterator[Script]:
     script.close()
 
 
-class BuiltIn(Exception):
+class BuiltIn(JobError):
     """The phase in which a replica was built."""
 
 
@@ -131,11 +132,64 @@ def test_end_of_a_training_has_the_metrics_of_its_last_epoch(script: Script) -> 
     assert (told["sha256"], told["is_first"], end.random) == (end.sha256, True, None)
 
 
+def fail(_: TrainingJob, context: WorkerContext) -> NoReturn:
+    raise ValueError("no such layer")
+
+
+def test_training_that_no_worker_can_begin_is_the_scripts_own_trouble(
+    script: Script, tmp_path: Path
+) -> None:
+    first = script.train()
+    with pytest.raises(ValueError, match="no such layer"):
+        script.stages.train(REQUEST, fail)
+    phase = script.page.phase
+    last = script.train()
+
+    again = Script(tmp_path, generation=2)
+    again.train(Broken())
+    with pytest.raises(ValueError, match="no such layer"):
+        again.stages.train(REQUEST, fail)
+    restored = again.train(Broken())
+    again.close()
+
+    assert (first.cursor.step, last.cursor.step) == (STEPS, 2 * STEPS)
+    assert (phase, contexts.failure()) == (Phase.CONCLUDING, None)
+    assert [told["number"] for told in script.heard("training")] == [1, 2, 3]
+    assert [told["step"] for told in script.heard("complete")] == [STEPS, 2 * STEPS]
+    assert restored.sha256 == last.sha256
+
+
+def pruned(replica: Any) -> RoundsCompanion:
+    return RoundsCompanion(replica, fails_in=4)
+
+
+def test_error_of_callbacks_ends_a_training_and_is_raised_again_if_the_script_went_on(
+    script: Script, tmp_path: Path
+) -> None:
+    def train_all(script: Script, replica: type[TinyReplica]) -> list[StageEnd]:
+        first = script.stages.train(REQUEST, lambda *_: replica(), pruned)
+        return [first, script.train(replica())]
+
+    ends = train_all(script, TinyReplica)
+
+    again = Script(tmp_path, generation=2)
+    restored = train_all(again, Broken)
+    again.close()
+
+    for end in (ends[0], restored[0]):
+        assert (str(end.error), 0 < end.cursor.step < STEPS) == ("no good trial", True)
+    assert [end.sha256 for end in restored] == [end.sha256 for end in ends]
+    assert script.heard("complete")[0]["error"] == "ValueError: no good trial"
+    assert ends[1].cursor.step == ends[0].cursor.step + STEPS
+    assert ends[1].error is None
+
+
 def test_training_that_failed_is_followed_by_no_other(script: Script) -> None:
     with pytest.raises(ValueError, match="no such column") as failed:
         script.train(Broken())
     assert script.page.phase is Phase.FAILED
-    with pytest.raises(NoMoreTraining, match="training 1 of the script has not come to") as refused:
+    words = "training 1 .* to its end, because of ValueError: no such column: no other one can"
+    with pytest.raises(NoMoreTraining, match=words) as refused:
         script.train()
 
     assert refused.value.__cause__ is contexts.failure() is failed.value
@@ -232,10 +286,10 @@ def test_step_at_which_a_training_begins_is_a_checkpoint_of_the_one_before(
 
 @pytest.mark.parametrize(
     ("saved", "is_followed"),
-    [(LATER, True), (Stage(2, 11), False), (Stage(3, 10), False), (FIRST, False)],
-    ids=["next", "next, elsewhere", "next but one", "itself"],
+    [(LATER, True), (Stage(2, 11), False), (Stage(3, 10), True), (FIRST, False)],
+    ids=["next", "next, elsewhere", "next but one, after one without a step", "itself"],
 )
-def test_only_the_next_training_tells_where_this_one_has_ended(
+def test_only_a_later_training_tells_where_this_one_has_ended(
     *, saved: Stage, is_followed: bool
 ) -> None:
     assert FIRST.is_followed_at(10, saved.into({})) == is_followed

@@ -23,13 +23,22 @@ MESSAGE = b"the first worker's"
 class RoundsCompanion:
     """Changes weights and remembers what it did, in one or two rounds after each commit.
 
-    With dice it does another thing on each worker; ``odds`` are those of a stop.
+    With dice it does another thing on each worker; ``odds`` are those of a stop.  The round of
+    number ``fails_in``, from 1, raises an error.
     """
 
-    def __init__(self, replica: Any, dice: random.Random | None = None, odds: float = 0.0) -> None:
+    def __init__(
+        self,
+        replica: Any,
+        dice: random.Random | None = None,
+        odds: float = 0.0,
+        fails_in: int | None = None,
+    ) -> None:
         self._replica = replica
         self._dice = dice
         self._odds = odds
+        self._fails_in = fails_in
+        self.error: Exception | None = None
         self._rounds: deque[Callable[[], None]] = deque()
         self._is_first = False
         self._wants_stop = False
@@ -43,6 +52,7 @@ class RoundsCompanion:
         if notes is not None:
             self.memory = json.loads(json.dumps(notes["memory"]))
             self.is_over = bool(notes["is_over"])
+            self.error = ValueError(notes["error"]) if notes["error"] else self.error
         elif not self.memory["rounds"]:
             self._begin(1)
 
@@ -62,7 +72,7 @@ class RoundsCompanion:
         notes = json.dumps(self.memory).encode()
         state = self._replica.weights.tobytes() + self.kept.tobytes()
         digests = [hashlib.sha256(found).digest()[:8] for found in (notes, state)]
-        return Effects(self._wants_stop, *digests)
+        return Effects(self._wants_stop, *digests, error=str(self.error or "").encode())
 
     def message(self) -> bytes:
         return MESSAGE if self._is_first else b"another's"
@@ -71,12 +81,14 @@ class RoundsCompanion:
         self.messages.append(message)
         if notes is not None:
             self.memory = json.loads(json.dumps(notes["memory"]))
-        self.is_over = self.is_over or decision.is_stop_wanted
+        self.is_over = self.is_over or decision.is_stop_wanted or decision.raises
         self._wants_stop = self.has_effects = False
         self._next()
 
     def notes(self) -> Notes:
-        return {"memory": self.memory, "is_over": self.is_over}
+        error = str(self.error or "") if self.is_over else ""
+        memory = json.loads(json.dumps(self.memory))  # a save may encode it later
+        return {"memory": memory, "is_over": self.is_over, "error": error}
 
     def tensors(self) -> Tensors:
         return {"kept": self.kept}
@@ -100,3 +112,6 @@ class RoundsCompanion:
         self.memory["tale"].append(chance)
         self.kept[self.memory["rounds"] % 3] = chance
         self._wants_stop = self._dice is not None and self._dice.random() < self._odds
+        if self.memory["rounds"] == self._fails_in:
+            self.error = ValueError("no good trial")
+            self._rounds.clear()

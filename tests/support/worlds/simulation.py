@@ -276,6 +276,8 @@ class Launch:
     companion: Callable[[TinyReplica, int], Companion] = lambda replica, rank: Alone()
     """Makes the companion of the worker of a rank."""
     replica: Callable[[], Any] = TinyReplica
+    dies_of: type[Exception] | tuple[()] = ()
+    """An error that ends its worker, as the end of a process does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +355,9 @@ class SimulatedJob:
             sha256 = state_sha256(state.tensors(cursor))
             communicator.leave()
             return Ending(cursor.step, loop.is_complete, sha256)
+        except terms.dies_of:
+            communicator.die()
+            raise
         finally:
             journal.close()
             page.close()
