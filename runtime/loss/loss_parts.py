@@ -113,10 +113,14 @@ class LossParts:
         if part.has_rest:
             targets.append(self._loss)
             factors.append(tf.cast(before, self._loss.dtype) * tf.ones_like(self._loss))
-        found = self._tape.gradient(targets, weights, output_gradients=factors)
+        found = list(self._tape.gradient(targets, weights, output_gradients=factors))
         self.sparse |= {i for i, g in enumerate(found) if isinstance(g, tf.IndexedSlices)}
         after = part.denominator if wanted is Gradients.OF_SUMS_FROM_MEANS else 1.0
-        return [None if g is None else tf.convert_to_tensor(g) * after for g in found]
+        # In place, so that an eager call holds one tensor twice at most.
+        for i, gradient in enumerate(found):
+            if gradient is not None:
+                found[i] = tf.convert_to_tensor(gradient) * after
+        return found
 
     def _own_values(self) -> list[Any]:
         """Return the value of each term in the loss, without the leaves that stand in it.

@@ -99,6 +99,17 @@ class Finding:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """Two contributions, tensor by tensor; the last one is the loss and what it is divided by."""
+
+    sums: list[npt.NDArray[np.float32]]
+    norms: tuple[list[float], list[float]]
+    """Of the tensors of each contribution."""
+    first_loss: npt.NDArray[np.float32]
+    """The last tensor of the first contribution."""
+
+
 class Probe:
     """Runs a model on a few real samples, in several arrangements, without any effect."""
 
@@ -169,33 +180,48 @@ class Probe:
 
     def _difference(self, doubts: Sequence[str]) -> str | None:
         """Return in words how four arrangements of the samples contradict each other."""
-        pp, qq, pq, qp = (self._contribution(pair) for pair in self._pairs)
-        scale = max((_norm(tensor) for of_pair in (pp, qq) for tensor in of_pair[:-1]), default=0)
+        pp, qq, pq, qp = self._pairs
+        alike, crossed = self._added(pp, qq), self._added(pq, qp)
+        scale = max((norm for norms in alike.norms for norm in norms[:-1]), default=0)
         nothing = self._tolerance / 100 * scale
+        norms = zip(*alike.norms, *crossed.norms, strict=True)
         is_mixed = any(
-            _norm((a + b) - (c + d))
-            > self._tolerance * (_norm(a) + _norm(b) + _norm(c) + _norm(d)) + nothing
-            for a, b, c, d in zip(pp, qq, pq, qp, strict=True)
+            _norm(one - other) > self._tolerance * sum(of_tensor) + nothing
+            for one, other, of_tensor in zip(alike.sums, crossed.sums, norms, strict=True)
         )
-        return self._told(pq) if is_mixed else next(iter(doubts), None)
+        return self._told(crossed) if is_mixed else next(iter(doubts), None)
 
-    def _told(self, together: list[npt.NDArray[np.float32]]) -> str:
-        """Return both numbers: of a batch, and of its two halves as microbatches."""
+    def _told(self, crossed: _Added) -> str:
+        """Return both numbers: of the batch PQ, and of its two halves as microbatches."""
         samples = 2 * self._half
-        halves = [self._contribution(part) for part in (self._p, self._q)]
-        apart = [a + b for a, b in zip(*halves, strict=True)]
+        apart = self._added(self._p, self._q)
         settle = self._sums.measures.settle
-        losses = [settle(c[-1].astype(np.float64), samples)[0] / samples for c in (together, apart)]
+        entries = (crossed.first_loss, apart.sums[-1])
+        losses = [settle(of.astype(np.float64), samples)[0] / samples for of in entries]
         if abs(losses[0] - losses[1]) > self._tolerance * abs(losses[0]):
             return (
                 f"{samples} samples have the loss {losses[0]:.6g} together, but {losses[1]:.6g} as "
                 f"two microbatches of {self._half}"
             )
-        norms = [float(np.sqrt(sum(_norm(g) ** 2 for g in c[:-1]))) for c in (together, apart)]
+        of_tensors = (crossed.norms[0][:-1], map(_norm, apart.sums[:-1]))
+        norms = [float(np.sqrt(sum(norm**2 for norm in each))) for each in of_tensors]
         return (
             f"the gradient of {samples} samples has the norm {norms[0]:.6g} together, but "
             f"{norms[1]:.6g}, or another direction, as two microbatches of {self._half}"
         )
+
+    def _added(self, one: Microbatch, other: Microbatch) -> _Added:
+        """Add two contributions up, of which TensorFlow holds one at a time.
+
+        TensorFlow never gives memory back that it has once taken.  One large array does.
+        """
+        sums = _copied(self._contribution(one))
+        first, first_loss = [_norm(tensor) for tensor in sums], sums[-1].copy()
+        second = []
+        for added, tensor in zip(sums, self._contribution(other), strict=True):
+            second.append(_norm(tensor))
+            np.add(added, tensor, added)
+        return _Added(sums, (first, second), first_loss)
 
     def _contribution(self, microbatch: Microbatch) -> list[npt.NDArray[np.float32]]:
         """Return the gradients, and at the end the loss and what it is divided by."""
@@ -253,6 +279,16 @@ def _joined(one: Microbatch, other: Microbatch) -> Microbatch:
 def _concatenated(one: Any, other: Any) -> Any:
     others = iter(leaves(other))
     return map_leaves(lambda array: np.concatenate([array, next(others)]), one)
+
+
+def _copied(tensors: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
+    """Return copies in one vector, which keeps no single tensor."""
+    vector = np.empty(sum(tensor.size for tensor in tensors), np.float32)
+    ends = np.cumsum([tensor.size for tensor in tensors])[:-1]
+    copies = np.split(vector, ends)
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy[:] = tensor.reshape(-1)
+    return [copy.reshape(tensor.shape) for copy, tensor in zip(copies, tensors, strict=True)]
 
 
 def _norm(array: npt.NDArray[np.float32]) -> float:

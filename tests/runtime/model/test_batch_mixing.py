@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,6 +100,24 @@ def test_accepted_mixing_is_the_loss_of_each_microbatch(tf: SimpleNamespace, mix
 
     expected = replica.model.test_on_batch(X[:5], Y[:5])
     assert replica.results(sums, 5)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def _anonymous_bytes() -> int:
+    rollup = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    return 1024 * int(rollup.partition("Anonymous:")[2].split()[0])
+
+
+def test_the_probe_leaves_little_memory_behind(tf: SimpleNamespace) -> None:
+    """What TensorFlow has once taken it never gives back, and four gradients are large."""
+    layers = [tf.keras.layers.Dense(units) for units in (2000, 2000, 2000, 2)]
+    model = tf.keras.Sequential(layers)
+    model.compile(optimizer="sgd", loss="mse")
+    model.build(X.shape)
+    before = _anonymous_bytes()
+
+    tf.module.KerasReplica(model, X, Y)
+
+    assert _anonymous_bytes() - before < 3.5 * 4 * model.count_params()
 
 
 def test_dropout_and_batch_normalization_are_no_mixing(tf: SimpleNamespace) -> None:
