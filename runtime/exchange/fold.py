@@ -9,8 +9,8 @@ import numpy as np
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import ReductionPlan
 
-BUCKET_FLOATS = 256 * 1024
-"""1 MiB: the roots of a bucket stay in the second-level cache (bench/reduce)."""
+BUCKET_FLOATS = 64 * 1024
+"""256 KiB: two roots and their sum fit into a second-level cache of 1 MiB."""
 
 
 class Fold:
@@ -36,7 +36,7 @@ class Fold:
             values[left] = target
 
 
-def buckets(start: int, stop: int) -> list[slice]:
-    """Return the range ``start`` to ``stop`` of a vector, cut into buckets."""
-    begins = range(start, stop, BUCKET_FLOATS)
-    return [slice(begin, min(begin + BUCKET_FLOATS, stop)) for begin in begins]
+def buckets(start: int, stop: int, floats: int) -> list[slice]:
+    """Return the range ``start`` to ``stop`` of a vector, cut into buckets of ``floats``."""
+    begins = range(start, stop, floats)
+    return [slice(begin, min(begin + floats, stop)) for begin in begins]

@@ -22,8 +22,11 @@ import numpy as np
 from holdfast.recovery.partial import FloatVector
 from holdfast.recovery.reduction import ReductionPlan, slice_bounds
 from holdfast.runtime.exchange.communicator import Communicator, Flight
-from holdfast.runtime.exchange.fold import BUCKET_FLOATS, Fold, buckets
+from holdfast.runtime.exchange.fold import Fold, buckets
 from holdfast.runtime.exchange.vector import Sum, aligned_vector, is_finite
+
+BUCKET_FLOATS = 256 * 1024
+"""1 MiB: a message of less costs more by the byte."""
 
 WINDOW_BUCKETS = 2
 """Buckets with posted receives: one to fold, one on its way."""
@@ -49,7 +52,7 @@ class Slices:
         rank, ranks = communicator.rank, communicator.size
         self._communicator = communicator
         self._mine = [index for index, root in enumerate(plan.roots) if root.rank == rank]
-        cuts = [buckets(*bounds) for bounds in slice_bounds(size, ranks)]
+        cuts = [buckets(*bounds, BUCKET_FLOATS) for bounds in slice_bounds(size, ranks)]
         self._peers = [(rank + distance) % ranks for distance in range(1, ranks)]
         # One bucket for every peer, then the next one, so that all peers can begin at once.
         turns = zip_longest(*([(peer, part) for part in cuts[peer]] for peer in self._peers))

@@ -9,7 +9,8 @@ The places are read without a proof that all have told theirs: MPI may return su
 old ones when a member dies.  So no slice is written into the result of the step before,
 which a slow rank may still be reading.  The vote then refuses a sum of old places.
 
-The roots of a bucket are read from memory once and folded in the cache.
+The roots of a bucket are read from memory once.  Their sum is looked at while it is in the
+cache.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Mapped:
         self._own = common.vectors[rank]
         self._results = common.turns
         size = len(common.results[0])
-        self._parts = buckets(*slice_bounds(size, ranks)[rank])
+        self._parts = buckets(*slice_bounds(size, ranks)[rank], BUCKET_FLOATS)
         self._fold = Fold(plan, min(BUCKET_FLOATS, size))
         owners = [root.rank for root in plan.roots]
         places = [owners[:index].count(owner) for index, owner in enumerate(owners)]
