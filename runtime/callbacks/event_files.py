@@ -57,6 +57,9 @@ class EventFiles:
     def create_writer(self, real: Callable[..., Any], logdir: Any, *more: Any, **by: Any) -> Any:
         """Return a summary writer into a private folder, instead of one into ``logdir``."""
         private = self._files.new_folder()
+        if self._files.is_first:
+            with self._files.own_work():  # TensorFlow makes it here, and callbacks write beside it
+                os.makedirs(logdir, exist_ok=True)
         writer = real(str(private), *more, **by)
         self._writers.append(_Writer(writer, Path(os.path.abspath(logdir)), private))
         return writer

@@ -25,6 +25,7 @@ it is dropped.  A callback that keeps the file open goes on at its end.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,8 @@ from typing import Any
 
 from holdfast.checkpoint.format.digest import digest_of
 
+_NUMBERS = itertools.count(1)
+"""Names in the private folder, which lasts for all trainings of a process."""
 _TAIL_BYTES = 4096
 """Bytes before a cut that must be what they were: another program may have written the file."""
 
@@ -80,11 +83,13 @@ class FirstFiles:
         is_first: whether this worker's files are real.
         scratch: returns a private folder, which exists; asked for at the first need.
         tell: says a line to the user.
+        wrote: hears of each file that is opened to be written for the run.
     """
 
     is_first: bool
     scratch: Callable[[], Path]
     tell: Callable[[str], None]
+    wrote: Callable[[str], None] = lambda path: None
     lengths: dict[str, Length] = field(default_factory=dict)
     """Of each growing file, by its absolute path, at the last agreement."""
     _opened: list[_Opened] = field(default_factory=list)
@@ -95,7 +100,6 @@ class FirstFiles:
     """Whether a launch that was lost may have done what hooks do now."""
     is_own_work: bool = False
     """Whether files are changed for this object, not for a hook: the guard lets that through."""
-    _names: int = 0
     rounds: int = 0
     """Rounds that are over: what they have put off was dropped, or done."""
 
@@ -140,6 +144,7 @@ class FirstFiles:
         is_real = self.is_first and not (self.is_resuming and str(absolute) in self.lengths)
         staged = None if is_real else self._place(absolute, copies="r" in mode)
         file = real_open(staged or path, mode, *more, **by)
+        self.wrote(str(absolute))
         self._opened.append(_Opened(absolute, file, "a" in mode, staged))
         return file
 
@@ -205,9 +210,8 @@ class FirstFiles:
 
     def new_folder(self) -> Path:
         """Return a new private folder, which is empty."""
-        self._names += 1
         with self.own_work():
-            folder = self.scratch() / f"{self._names}-folder"
+            folder = self.scratch() / f"{next(_NUMBERS)}-folder"
             folder.mkdir()
         return folder
 
@@ -266,8 +270,7 @@ class FirstFiles:
 
     def _place(self, absolute: Path, *, copies: bool) -> Path:
         """Return a new place for a staged file, with the content of the real one if asked."""
-        self._names += 1
-        place = self.scratch() / f"{self._names}-{absolute.name}"
+        place = self.scratch() / f"{next(_NUMBERS)}-{absolute.name}"
         before = self._staged(absolute) or absolute
         if copies and before.is_file():
             shutil.copyfile(before, place)

@@ -32,14 +32,20 @@ class FirstSaves:
         is_first: returns whether this worker's files are real now.
         scratch: returns a private folder, which exists.
         kept: what the script has loaded.
+        wrote: hears of each path that a model is saved to.
     """
 
     def __init__(
-        self, is_first: Callable[[], bool], scratch: Callable[[], Path], kept: KeptLoads
+        self,
+        is_first: Callable[[], bool],
+        scratch: Callable[[], Path],
+        kept: KeptLoads,
+        wrote: Callable[[str], None] = lambda path: None,
     ) -> None:
         self._is_first = is_first
         self._scratch = scratch
         self._kept = kept
+        self._wrote = wrote
         self._private: dict[str, Path] = {}
         self._names = 0
         self._put_off = _PutOff()
@@ -49,6 +55,7 @@ class FirstSaves:
     def save(self, real: Callable[..., Any], model: Any, path: Any, *more: Any, **by: Any) -> Any:
         """Save a model or its weights with Keras's function ``real``."""
         absolute = os.path.abspath(os.fspath(path))
+        self._wrote(absolute)
         if self.hooks is not None:
             return self._save_in_hook(lambda to: real(model, to, *more, **by), model, path)
         if self._is_first():

@@ -12,8 +12,10 @@ from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, install
 from holdfast.runtime.callbacks.kept_loads import KeptLoads
 from holdfast.runtime.callbacks.private_folder import PrivateFolder
+from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.stages import Stages, stages_of_script
 
 
@@ -22,7 +24,10 @@ def callback_run(
 ) -> CallbackRun:
     """Return the companion of the next stage; ``steps`` are those of an epoch."""
     context, folder = stages.context, _folder()
-    files = FirstFiles(stages.is_first, folder, context.notify)
+    directories = shared_directories()
+    if directories is not None:
+        directories.training = stages.stage.number
+    files = FirstFiles(stages.is_first, folder, context.notify, _wrote)
     token = f".{context.config.run_id}-{stages.stage.number}"
     rounds = CallbackRounds(
         call.callbacks,
@@ -44,10 +49,20 @@ def callback_run(
 def saves() -> FirstSaves:
     """Return this process's way to save models; the first call exchanges Keras's functions."""
     context = stages_of_script().context
-    kept = KeptLoads(context.run_dir.resolve() / "loaded", context.notify)
-    found = FirstSaves(lambda: stages_of_script().is_first, _folder(), kept)
+    directories = shared_directories()
+    naming = () if directories is None else (directories.lasting_name,)
+    kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, *naming)
+    found = FirstSaves(lambda: stages_of_script().is_first, _folder(), kept, _wrote)
+    if directories is not None:
+        directories.before_removal.append(kept.before_removal)
     install(found)
     return found
+
+
+def _wrote(path: str) -> None:
+    directories = shared_directories()
+    if directories is not None:
+        directories.wrote(path)
 
 
 @functools.cache

@@ -7,11 +7,16 @@ import time
 from typing import NoReturn
 
 from holdfast.runtime.fit import generated_code
-from holdfast.runtime.fit.directories import share_directories
+from holdfast.runtime.fit.directories import SharedDirectories, share_directories
 from holdfast.runtime.fit.import_watch import when_imported
 from holdfast.runtime.fit.strategy_scopes import leave_out, leave_out_cluster
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker import worker
+from holdfast.runtime.worker.calling_script import CallingScript
+from holdfast.runtime.worker.context import when_all_have_left
+from holdfast.runtime.worker.script_clock import ScriptClock, share_clock
 from holdfast.runtime.worker.script_draws import exchange_generator, seed_script
 
 
@@ -23,9 +28,15 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 
 
 def prepare(config: WorkerConfig, began: float = 0.0) -> None:
-    """Give the script the same random numbers and directories on every worker, and our ``fit``."""
-    share_directories(config.run_dir, began)
-    seed_script(config.seed, config.draw_seed or config.run_id, config.options.script.resolve())
+    """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
+    path = config.options.script.resolve()
+    record = ScriptRecord(RunDirectory(config.run_dir.resolve()).script_record_path)
+    script = CallingScript(path)
+    share_clock(ScriptClock(record, script))
+    directories = SharedDirectories(record, script, config.run_dir, began)
+    share_directories(directories)
+    when_all_have_left(directories.remove_temporary)
+    seed_script(config.seed, config.draw_seed or config.run_id, path)
     when_imported("tensorflow", lambda: _prepare_tensorflow(config))
     when_imported("keras", lambda: _take_over(config))
 

@@ -41,6 +41,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.companion import Companion
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
+from holdfast.runtime.worker.calling_script import during_training
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.random_states import go_on_from
 from holdfast.runtime.worker.training_refusal import is_refused
@@ -73,7 +74,8 @@ def fit(model: Any, call: FitCall) -> Any:
         return _empty_history(model, call)
     if is_refused(model, lambda: _first_inputs(call)):
         return keras.callbacks.History()
-    return _Training(model, as_begun(call, stages_of_script())).run()
+    with during_training():
+        return _Training(model, as_begun(call, stages_of_script())).run()
 
 
 def take_over() -> None:

@@ -154,6 +154,16 @@ class RunDirectory:
         return self.path / "journal.jsonl"
 
     @property
+    def script_record_path(self) -> Path:
+        """What the script has read and done outside of its trainings."""
+        return self.path / "script.jsonl"
+
+    @property
+    def loaded_path(self) -> Path:
+        """Copies of files that the script has loaded, and that the run has written since."""
+        return self.path / "loaded"
+
+    @property
     def checkpoints_path(self) -> Path:
         """The folder of the checkpoint store."""
         return self.path / STORE_NAME
@@ -326,7 +336,8 @@ class RunDirectory:
         Raises:
             UsageError: the file system refuses.
         """
-        mine = [self.checkpoints_path, self.journal_path, self.record_path]
+        of_script = [self.loaded_path, self.script_record_path]
+        mine = [*of_script, self.checkpoints_path, self.journal_path, self.record_path]
         try:
             present = [path for path in mine if is_there(path)]
             if not present:

@@ -38,6 +38,7 @@ from holdfast.runtime.training.repair_count import RepairCount
 from holdfast.runtime.training.stage import Stage
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker import context as contexts
+from holdfast.runtime.worker.calling_script import during_training
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.standalone import standalone
 
@@ -106,7 +107,8 @@ class Stages:
         self._is_under_way = True
         self._context.tell_agent({"kind": "training", "number": self.stage.number})
         try:
-            end = self._train(request, build, companion)
+            with during_training():
+                end = self._train(request, build, companion)
         except _NotBegun as failed:
             self._end_at(self.stage.begin)
             raise failed.error from failed.error.__cause__

@@ -47,6 +47,8 @@ class WorkerContext:
 
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """What is done when the script has ended, well or not."""
+    after_leaving: list[Callable[[], None]] = field(default_factory=list)
+    """What is done when the scripts of all workers have ended well."""
 
     @property
     def run_dir(self) -> Path:
@@ -101,6 +103,12 @@ def current(otherwise: Callable[[], WorkerContext]) -> WorkerContext:
         install(otherwise())
     assert _current is not None
     return _current
+
+
+def when_all_have_left(then: Callable[[], None]) -> None:
+    """Call ``then`` when the scripts of all workers have ended well; never without an agent."""
+    if _current is not None:
+        _current.after_leaving.append(then)
 
 
 def rank() -> int:

@@ -90,6 +90,9 @@ def main(
     assert context.ask_agent is not None
     context.ask_agent({"kind": "at_end"})
     context.communicator.leave()
+    if failure() is None:
+        for finish in context.after_leaving:
+            finish()
     agent.send({"kind": "leaving"})
     _end(ExitCode.DONE)
 

@@ -108,9 +108,9 @@ def test_only_the_first_worker_copies_events_to_the_folder_of_the_callback(
     assert first.files.lengths == {str(first.logs / NAME): length_of(first.logs / NAME)}
 
 
-def test_writer_without_events_makes_neither_folder_nor_length(first: Worker) -> None:
+def test_writer_without_events_makes_neither_file_nor_length(first: Worker) -> None:
     assert first.measure() == {}
-    assert not first.logs.exists()
+    assert logged(first) == {}
 
 
 def test_length_of_a_file_is_told_in_a_round_without_news_too(first: Worker) -> None:
@@ -151,7 +151,6 @@ def test_next_first_worker_begins_the_file_that_the_dead_one_had_no_time_for(
 
 
 def test_launch_that_resumes_removes_only_files_of_its_own_lost_steps(first: Worker) -> None:
-    first.logs.mkdir()
     for name in (
         "tfevents.1.run-1",
         "tfevents.2.run-1",
@@ -208,4 +207,12 @@ def test_writers_are_closed_once_and_write_no_more(first: Worker) -> None:
 
     assert first.writer.is_closed
     assert first.measure() == {}
-    assert not first.logs.exists()
+    assert logged(first) == {}
+
+
+def test_folder_of_the_logs_is_there_for_files_that_callbacks_write_beside_it(
+    first: Worker,
+) -> None:
+    (first.logs / "projector_config.pbtxt").write_text("embeddings")
+
+    assert logged(first) == {"projector_config.pbtxt": "embeddings"}

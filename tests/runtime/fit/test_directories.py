@@ -1,8 +1,9 @@
-"""A directory that another worker has made counts as made."""
+"""Directories and files of a run: what another worker, or launch, has made or removed counts."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
@@ -10,18 +11,47 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.fit.directories import share_directories
+from holdfast.runtime.fit.directories import SharedDirectories
+from holdfast.runtime.run.script_record import ScriptRecord
+from holdfast.runtime.worker.calling_script import CallingScript, during_training
 
 _LONG_AGO, _NEVER = 0.0, float("inf")
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run directory; ``os.mkdir`` is Python's own again after the test."""
-    monkeypatch.setattr(os, "mkdir", os.mkdir)
+    """A run directory; Python's own functions are put back after the test."""
+    for module, name in (
+        (os, "mkdir"),
+        (os, "remove"),
+        (os, "unlink"),
+        (shutil, "rmtree"),
+        (tempfile, "mkdtemp"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     return run_dir
+
+
+def share_directories(run_dir: Path, since: float) -> SharedDirectories:
+    """Let this module be the script of a process of the run."""
+    record = ScriptRecord(run_dir.resolve() / "script.jsonl")
+    shared = SharedDirectories(record, CallingScript(Path(__file__)), run_dir, since)
+    shared.share()
+    return shared
+
+
+@pytest.fixture
+def launches(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], SharedDirectories]:
+    """Begins a process of the run in the place of the one before."""
+    plain = os.mkdir, os.remove, os.unlink, shutil.rmtree, tempfile.mkdtemp
+
+    def launch() -> SharedDirectories:
+        os.mkdir, os.remove, os.unlink, shutil.rmtree, tempfile.mkdtemp = plain
+        return share_directories(run_dir, _LONG_AGO)
+
+    return launch
 
 
 def test_each_worker_may_make_the_directory_of_results(run_dir: Path, tmp_path: Path) -> None:
@@ -54,12 +84,13 @@ def test_run_directory_stays_exact(run_dir: Path) -> None:
         (run_dir / "checkpoints").mkdir()
 
 
-def test_temporary_directories_are_never_shared(
+def test_temporary_directories_of_libraries_are_never_shared(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share_directories(run_dir, _LONG_AGO)
     names = iter(["same", "same", "other"])
     monkeypatch.setattr(tempfile, "_get_candidate_names", lambda: names)
+    monkeypatch.setattr(CallingScript, "owns", lambda *_: False)
     made = {tempfile.mkdtemp(prefix="", dir=tmp_path) for _ in range(2)}
     assert made == {str(tmp_path / "same"), str(tmp_path / "other")}
 
@@ -104,3 +135,106 @@ def test_directory_without_a_parent_is_still_an_error(run_dir: Path, tmp_path: P
 
     with pytest.raises(FileNotFoundError):
         os.mkdir(tmp_path / "none" / "results")
+
+
+def make_temporary(tmp_path: Path) -> list[str]:
+    """Run the lines of a script that makes three temporary directories, one of them for a while."""
+    made = [tempfile.mkdtemp(dir=tmp_path) for _ in range(2)]
+    with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
+        (Path(directory) / "weights").touch()
+    return [*made, directory]
+
+
+def test_temporary_directories_are_one_for_all_launches_until_all_have_ended(
+    launches: Callable[[], SharedDirectories], tmp_path: Path
+) -> None:
+    launches()
+    first = make_temporary(tmp_path)
+    shutil.rmtree(first[0])
+    second_launch = launches()
+
+    second = make_temporary(tmp_path)
+    present = [os.listdir(path) for path in first]
+    second_launch.remove_temporary()
+
+    assert second == first
+    assert len(set(first)) == 3
+    assert present == [[], [], ["weights"]]
+    assert [os.path.exists(path) for path in first] == [True, True, False]
+    assert len(list(tmp_path.iterdir())) == 3  # the run, and two that nobody has given back
+
+
+def test_temporary_directory_in_another_place_is_known_by_its_line(
+    launches: Callable[[], SharedDirectories], tmp_path: Path
+) -> None:
+    """Each batch job may have a place of its own for temporary files."""
+    found = []
+    for name in ("job 1", "job 2"):
+        (tmp_path / name).mkdir()
+        launch = launches()
+        made = make_temporary(tmp_path / name)
+        found.append([launch.lasting_name(f"{path}/weights") for path in made])
+        assert {Path(path).parent for path in made} == {tmp_path / name}
+
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+def clear(tmp_path: Path) -> None:
+    """Run the first lines of a script that clears its results."""
+    for name in ("results", "logs"):
+        if (tmp_path / name).exists():
+            shutil.rmtree(tmp_path / name)
+    if (tmp_path / "log.csv").exists():
+        os.remove(tmp_path / "log.csv")
+    os.makedirs(tmp_path / "results")
+
+
+def test_script_clears_what_was_there_before_the_run_and_nothing_of_the_run(
+    launches: Callable[[], SharedDirectories], tmp_path: Path
+) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "old").touch()
+    (tmp_path / "log.csv").touch()
+
+    for number in range(3):  # two workers, and a later launch
+        shared = launches()
+        clear(tmp_path)
+        assert sorted(os.listdir(tmp_path / "results")) == ["best"] * (number > 0)
+        assert (tmp_path / "log.csv").exists() == (number > 0)
+        shared.training = 1
+        with during_training():
+            (tmp_path / "results" / "best").touch()
+            (tmp_path / "log.csv").touch()
+            shared.wrote(str(tmp_path / "log.csv"))
+            os.makedirs(tmp_path / "logs" / "train", exist_ok=True)
+
+
+def test_script_removes_what_its_training_has_made_also_in_a_later_launch(
+    launches: Callable[[], SharedDirectories], tmp_path: Path
+) -> None:
+    path = tmp_path / "best.h5"
+    for _ in range(2):  # the second one restores the training
+        shared = launches()
+        shared.training = 1
+        with during_training():
+            path.touch()
+            shared.wrote(str(path))
+        path.unlink()
+        assert not path.exists()
+
+    path.unlink()  # as a worker does that is slower than another one
+
+    with pytest.raises(FileNotFoundError):
+        os.remove(tmp_path / "none")
+
+
+def test_own_directory_may_be_made_and_removed_as_often_as_the_script_likes(
+    launches: Callable[[], SharedDirectories], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        launches()
+        for _ in range(2):
+            os.mkdir(tmp_path / "scratch")
+            shutil.rmtree(tmp_path / "scratch")
+            assert not (tmp_path / "scratch").exists()

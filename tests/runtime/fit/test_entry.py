@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +24,14 @@ NUMPY_SEEDS = 1 << 32
 
 @pytest.fixture(autouse=True)
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What waits for an import, by the module; random numbers and ``mkdir`` are put back."""
+    """What waits for an import, by the module; numbers and Python's functions are put back."""
     states = random.getstate(), np.random.get_state()
     found: dict[str, Any] = {}
-    monkeypatch.setattr(os, "mkdir", os.mkdir)
+    functions = {os: ("mkdir", "remove", "unlink"), shutil: ("rmtree",), tempfile: ("mkdtemp",)}
+    for module, names in functions.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(entry, "share_clock", lambda _: None)
     monkeypatch.setattr(script_draws, "draw_alike", lambda seed, script: None)
     monkeypatch.setattr(entry, "when_imported", lambda name, then: found.update({name: then}))
     yield found

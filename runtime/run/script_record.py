@@ -1,0 +1,85 @@
+"""What the script of a run has read and done outside of its trainings: the first time counts.
+
+Every worker runs the whole script, and so does each launch.  Some of it must be there once, such as
+the time that a folder is named by.  The first process that comes to it writes a line, and all
+others take what stands there.
+
+Invariant: the first line of a key counts, for all processes and all launches.  A line is one write
+to a file that was opened with ``O_APPEND``, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class ScriptRecord:
+    """The record of one run, as one process of it sees it.
+
+    Args:
+        path: its file; made at the first need.
+
+    A file system that refuses makes it forget: each process goes on by itself then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Any] = {}
+        self._read_bytes = 0
+        self._has_turn = False
+
+    def find(self, key: str) -> Any | None:
+        """Return what stands in the record for a key, None if nothing does."""
+        if key not in self._known:
+            self._read_on()
+        return self._known.get(key)
+
+    def first(self, key: str, value: Any) -> Any:
+        """Return what stands in the record for a key; ``value`` does now if nothing did."""
+        found = self.find(key)
+        if found is not None:
+            return found
+        line = json.dumps([key, value]).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
+        self._read_on()
+        return self._known.setdefault(key, value)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let one process of the run at a time do something; where no locks are, all do."""
+        with contextlib.ExitStack() as held:
+            if self._has_turn:  # a second lock of one process would wait for the first one
+                yield
+                return
+            self._has_turn = True
+            held.callback(self._end_turn)
+            with contextlib.suppress(OSError):
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                held.callback(os.close, file)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _end_turn(self) -> None:
+        self._has_turn = False
+
+    def _read_on(self) -> None:
+        """Read the lines that have come since; a line that is being written comes later."""
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._read_bytes)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole) + len(newline)
+            for line in whole.splitlines():
+                with contextlib.suppress(ValueError):  # torn when a process was killed
+                    key, value = json.loads(line)
+                    self._known.setdefault(key, value)

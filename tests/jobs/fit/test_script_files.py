@@ -1,0 +1,89 @@
+"""What a script does to the file system around its trainings is there once, through deaths.
+
+All workers die in the second training.  The script names its folder by clock, pid and uuid, clears
+its results first, and reads in a temporary folder what callbacks have written there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import JobRequest, JobRun, start_job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
+
+SCRIPT = """
+import json, os, shutil, tempfile, uuid
+from datetime import datetime
+import keras, numpy as np
+
+out = f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{os.getpid()}-{uuid.uuid4().hex}"
+os.makedirs(out)
+if os.path.exists("results"):
+    shutil.rmtree("results")
+os.makedirs("results")
+x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+callbacks = keras.callbacks
+
+def train(folder):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    worst = callbacks.ModelCheckpoint(
+        out + "/first.keras", monitor="loss", mode="max", save_best_only=True
+    )
+    best = callbacks.ModelCheckpoint(folder + "/best.keras", monitor="loss", save_best_only=True)
+    model.fit(
+        x, x[:, :1], batch_size=8, epochs=2, verbose=0,
+        callbacks=[worst, best, callbacks.CSVLogger("results/log.csv", append=True),
+                   callbacks.TensorBoard(out + "/logs")],
+    )
+    return keras.models.load_model(folder + "/best.keras").evaluate(x, x[:, :1], verbose=0)
+
+def train_in_folder():
+    with tempfile.TemporaryDirectory() as folder:
+        return train(folder)
+
+losses = [train_in_folder() for _ in range(2)]
+first = keras.models.load_model(out + "/first.keras")
+losses.append(first.evaluate(x, x[:, :1], verbose=0))
+print(json.dumps([losses, out, sorted(os.listdir(out)), open("results/log.csv").read().split()]))
+"""
+"""Two trainings of eight steps."""
+
+
+def train(directory: Path, *faults: str) -> JobRun:
+    script = directory / "train.py"
+    script.write_text(SCRIPT)
+    request = JobRequest(
+        script=script,
+        run_dir=directory / "run",
+        workers=2,
+        faults=faults,
+        options=("--threads", "1", "--save-every", "3"),
+        directory=directory,
+    )
+    with start_job(request, timeout_s=300) as running:
+        job = running.wait()
+    assert job.exit_code == 0, job.stderr
+    return job
+
+
+def test_names_folders_and_results_are_those_of_the_first_launch(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "old").touch()
+    struck = train(tmp_path, "kill worker=0 step=15", "kill worker=1 step=15")
+    again = train(tmp_path)
+
+    found, repeated = (json.loads(job.stdout.splitlines()[-1]) for job in (struck, again))
+    losses, out, files, log = found
+    assert len(struck.report.relaunches) == 1
+    assert "died" not in again.stderr
+    assert repeated == found
+    assert losses[0] != losses[2]
+    assert files == ["first.keras", "logs"]
+    assert [line.split(",")[0] for line in log] == ["epoch", "0", "1", "0", "1"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [Path(out).name]
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["log.csv"]

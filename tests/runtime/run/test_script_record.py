@@ -1,0 +1,56 @@
+"""The first line of a key counts, for all processes and all launches of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.script_record import ScriptRecord
+
+
+def test_first_value_counts_for_all_processes_and_later_launches(tmp_path: Path) -> None:
+    path = tmp_path / "script.jsonl"
+    one, other = ScriptRecord(path), ScriptRecord(path)
+
+    assert (one.first("time", 1.5), other.first("time", 2.5)) == (1.5, 1.5)
+    assert (other.first("pid", 7), one.first("pid", 8)) == (7, 7)
+    assert ScriptRecord(path).find("pid") == 7
+    assert one.find("host") is None
+
+
+def test_torn_line_is_no_value_and_one_that_is_being_written_comes_later(tmp_path: Path) -> None:
+    path = tmp_path / "script.jsonl"
+    path.write_text('["a", 1]\n["b", \n["c", 3')
+    record = ScriptRecord(path)
+
+    assert [record.find(key) for key in "abc"] == [1, None, None]
+    with path.open("a") as file:
+        file.write("]\n")
+    assert record.find("c") == 3
+
+
+def test_file_system_that_refuses_leaves_each_process_its_own_values(tmp_path: Path) -> None:
+    one, other = (ScriptRecord(tmp_path / "none" / "script.jsonl") for _ in range(2))
+
+    with one.turn(), other.turn():
+        assert (one.first("time", 1.5), other.first("time", 2.5)) == (1.5, 2.5)
+    assert one.first("time", 3.5) == 1.5
+
+
+def test_process_that_has_its_turn_may_take_it_again(tmp_path: Path) -> None:
+    record = ScriptRecord(tmp_path / "script.jsonl")
+
+    with record.turn(), record.turn():
+        assert record.first("a", 1) == 1
+
+
+def test_fresh_run_begins_with_an_empty_record(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.loaded_path.mkdir()
+    ScriptRecord(directory.script_record_path).first("time", 1.5)
+
+    folder = directory.set_aside()
+
+    assert folder is not None
+    assert sorted(path.name for path in folder.iterdir()) == ["loaded", "script.jsonl"]
+    assert ScriptRecord(directory.script_record_path).find("time") is None
