@@ -88,10 +88,14 @@ class WorkerCompleted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped:
-    """A worker has stopped early, on request, with a checkpoint."""
+    """A worker has stopped early, on request, with a checkpoint.
+
+    ``words`` say what was saved, and what is done again, if it was halted in the middle of it.
+    """
 
     worker: WorkerId
     step: int
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,10 +240,8 @@ def conclude(
 def _left(view: LaunchView) -> End | None:
     """Return the end of a job whose workers ended by themselves, None for any other job."""
     if view.stops:  # of a later training of the script, if one is complete
-        step = view.stops[0].step
-        return End(
-            ExitCode.STOPPED_EARLY, f"stopped at step {step} with a checkpoint; run again to go on"
-        )
+        words = view.stops[0].words or f"stopped at step {view.stops[0].step} with a checkpoint"
+        return End(ExitCode.STOPPED_EARLY, f"{words}; run again to go on")
     if view.first_has_left:
         last = max(view.completions, key=lambda completion: completion.step)
         return End(ExitCode.DONE, f"completed step {last.step}, state sha256 {last.sha256}")

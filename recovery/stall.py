@@ -50,6 +50,38 @@ class StallDetector:
         return self.standing_s > self.limit_s
 
 
+_TOLD_FROM_S, _USUAL_PIECES = 5.0, 3
+"""A standstill is worth a word from so many seconds and so many usual pieces of work on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """For how long no worker has begun another piece of work, for people who ask.
+
+    Each look makes a new one.  It accuses nobody: a step, a validation and a callback may all
+    take long.
+    """
+
+    seconds: float = 0.0
+    looked_at: float | None = None
+    _turns: Mapping[WorkerId, Turn] = field(default_factory=dict, repr=False)
+
+    def observe(self, turns: Mapping[WorkerId, Turn], now: float) -> Standing:
+        """Return the state after a look at the turns of all workers that live, at ``now``."""
+        passed_s = counted_s(self.looked_at, now, _TOLD_FROM_S / LOOKS_PER_LIMIT)
+        is_standing = bool(turns) and dict(turns) == self._turns
+        return Standing(self.seconds + passed_s if is_standing else 0.0, now, dict(turns))
+
+    def workers(self, usual_s: float) -> tuple[WorkerId, ...]:
+        """Return those that wait for no peer: all others wait for them.
+
+        There are none if a usual piece of work, of ``usual_s``, may take as long.
+        """
+        if self.seconds < max(_TOLD_FROM_S, _USUAL_PIECES * usual_s):
+            return ()
+        return tuple(sorted(w for w, turn in self._turns.items() if not turn.waits_for_peers))
+
+
 LEAST_LIMIT_S = 600.0
 """Nobody is accused of a shorter standstill, unless the user has named another limit."""
 _STEPS_OF_A_LIMIT = 50

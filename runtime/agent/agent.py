@@ -180,7 +180,7 @@ class Agent:
             self._supervisor.tell({"kind": "signalled", "signal": "SIGTERM"})
         elif self._stop_asked_at is None and self._host.state.had_guards:
             self._stop_asked_at = now
-            self._host.ask_all(RequestFlag.STOP)
+            self._host.stop_all()
         elif self._stop_asked_at is None or now - self._stop_asked_at > _SAME_SIGNAL_WITHIN_S:
             self._end(ExitCode.TERMINATED)
 

@@ -19,7 +19,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from holdfast.recovery.detector import FailureDetector, SilenceLimits
-from holdfast.recovery.stall import LaggardDetector, Pace, StallDetector, Standstill, Turn
+from holdfast.recovery.stall import (
+    LaggardDetector,
+    Pace,
+    StallDetector,
+    Standing,
+    Standstill,
+    Turn,
+)
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.hosted_worker import HostedWorker
 from holdfast.runtime.evidence.inquiry import Inquiry
@@ -94,6 +101,8 @@ class Fencing:
         self._laggards: LaggardDetector | None = None
         self._known = LaggardDetector()
         self._told: Collection[tuple[WorkerId, Turn]] = ()
+        self._standing = Standing()
+        self._has_asked = False
         self._cases: list[_Case] = []
 
     @property
@@ -105,6 +114,14 @@ class Fencing:
         """Return for how long the counter of each watched worker has stood still, in seconds."""
         return {worker: found.silent_s for worker, found in self._silences.findings().items()}
 
+    def standing_s(self) -> dict[WorkerId, float]:
+        """Return the workers that do not come on, with the seconds of it; none if some do."""
+        return dict.fromkeys(self._standing_workers, self._standing.seconds)
+
+    @property
+    def _standing_workers(self) -> tuple[WorkerId, ...]:
+        return self._standing.workers((self._laggards or self._known).longest_s)
+
     def begin(self, stall_timeout_s: float | None) -> None:
         """Watch the workers of another launch; 0 seconds fence no worker for a stall."""
         self._close_cases()
@@ -114,19 +131,27 @@ class Fencing:
         self._known = known
         self._laggards = None if stall_timeout_s == 0 else known
 
-    def look(self, watched: Sequence[HostedWorker], now: float) -> None:
-        """Look at the workers that live, and at the cases that are open."""
+    def look(
+        self, watched: Sequence[HostedWorker], now: float, *, are_halted: bool = False
+    ) -> None:
+        """Look at the workers that live, and at the cases that are open.
+
+        Workers that are halted have to be alive, and come on no more.
+        """
         found = {hosted.worker: hosted for hosted in watched}
         self._silences = self._silences.observe({w: h.view for w, h in found.items()}, now)
         accused = {worker for case in self._cases for worker in case.inquiries}
         for worker, finding in self._silences.findings().items():
             if finding.is_dead and worker not in accused:
                 self._open([found[worker]], now, self._fence("heartbeat", finding.silent_s))
-        self._look_for_stalls(found, now)  # a worker that is about to die explains them
-        if not self._cases:
+        if not are_halted:
+            self._look_for_stalls(found, now)  # a worker that is about to die explains them
+        if not (self._cases or are_halted):
             self._look_for_deserters(found, now)
-        if not self._cases:
+        if not (self._cases or are_halted):
             self._look_for_laggards(found, now)
+        if not (self._cases or are_halted):
+            self._look_where_they_stand(found, now)
         over = [case for case in self._cases if case.look(now)]
         self._cases = [case for case in self._cases if case not in over]
         for case in over:
@@ -180,6 +205,23 @@ class Fencing:
         if turns != self._told:
             self._told = turns
             self._open(them, now, lambda those: self._suspect(those, standstill))
+
+    def _look_where_they_stand(self, found: dict[WorkerId, HostedWorker], now: float) -> None:
+        """Find out, once, what those do that do not come on, for ``holdfast status``."""
+        turns = {worker: Turn(*hosted.page.turn) for worker, hosted in found.items()}
+        self._standing = self._standing.observe(turns, now)
+        them = [found[worker] for worker in self._standing_workers]
+        if not them:
+            self._has_asked = False
+        elif not self._has_asked:
+            self._has_asked = True
+            known = {hosted.worker: hosted.stacks for hosted in them}
+
+            def note(those: Sequence[HostedWorker]) -> None:
+                for hosted in those:  # what is known of a death is found out when it comes
+                    hosted.place, hosted.stacks = hosted.stacks.where, known[hosted.worker]
+
+            self._open(them, now, note)
 
     def _open(
         self,

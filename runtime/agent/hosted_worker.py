@@ -106,7 +106,13 @@ class HostedWorker:
         """The limit that it was killed for, None for any other death."""
         self.failure = ""
         """The error that has ended its training, if one has and its script goes on."""
+        self.halted: Message | None = None
+        """What it holds, once it has halted."""
+        self.halt_failure: str | None = None
+        """Why its part of the last save has failed, "" if it has not, None while it is not over."""
         self.stacks = Stacks()
+        self.place = ""
+        """Where it was when it had not come on for long, in the script's code if it can be told."""
         self.said: Forwarded | None = None
         """Its stderr, as far as it was forwarded; None before it has a process."""
         self.is_buried = False
@@ -169,6 +175,11 @@ class HostedWorker:
                 self.is_at_end = True
             case "training_failed":
                 self.failure = str(report["error"])
+            case "halted":
+                self.halted = report
+            case "halt_done":
+                if report["attempt"] == self.page.halt_order.attempt:
+                    self.halt_failure = str(report["failure"])
             case _:
                 return False
         return True

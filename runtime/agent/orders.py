@@ -103,8 +103,10 @@ class Orders:
     def _ask(self, what: str) -> None:
         if what == "renew":
             self._renew()
-        elif what in ("save", "stop"):
-            self._host.ask_all(RequestFlag[what.upper()])
+        elif what == "save":
+            self._host.ask_all(RequestFlag.SAVE)
+        elif what == "stop":
+            self._host.stop_all()
         else:
             self._refuse(f"a worker can be asked to save or to stop, not {what!r}")
 

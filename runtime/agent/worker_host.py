@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.agent.fencing import Fencing
 from holdfast.runtime.agent.guard_link import GuardLink
+from holdfast.runtime.agent.halting import Halting
 from holdfast.runtime.agent.hosted_worker import GuardHello, HostedLaunch, HostedWorker
 from holdfast.runtime.agent.output import OutputForwarder
 from holdfast.runtime.agent.pool_process import PoolStart
@@ -51,6 +53,7 @@ class WorkerHost:
         pool: PoolStart,
     ) -> None:
         self._fencing = Fencing(tell, heartbeat_timeout_s)
+        self._halting = Halting(self._tell_report)
         self._reactor = reactor
         self._output = output
         self._tell = tell
@@ -99,8 +102,11 @@ class WorkerHost:
 
     def describe(self) -> Message:
         """Return how far training has come, with a line for each worker."""
-        silences = self._fencing.silences_s()
-        workers = [describe(hosted, silences.get(hosted.worker)) for hosted in self.workers]
+        silences, standing = self._fencing.silences_s(), self._fencing.standing_s()
+        workers = [
+            describe(hosted, silences.get(hosted.worker), standing.get(hosted.worker))
+            for hosted in self.workers
+        ]
         return {**self.progress, "workers": workers}
 
     def share_terminal(self, *, with_live_line: bool) -> None:
@@ -130,6 +136,7 @@ class WorkerHost:
         self.kill_all(f"generation {launch.generation} begins")
         self._launch = launch
         self._fencing.begin(launch.config.options.stall_timeout_s)
+        self._halting = Halting(self._tell_report)
         self._has_lost_pool = False
         self._has_guards = self._has_lost = self._is_urgent = False
         self._output.speaker = launch.workers[0]
@@ -162,6 +169,11 @@ class WorkerHost:
         for hosted in self._workers.values():
             hosted.page.ask(what)
 
+    def stop_all(self) -> None:
+        """Ask every worker to stop; those that come to no step in time are halted."""
+        self.ask_all(RequestFlag.STOP)
+        self._halting.order(time.monotonic())
+
     def kill_all(self, why: str, *, is_urgent: bool = False) -> None:
         """SIGKILL all workers; their ends are reported as they come.
 
@@ -180,7 +192,9 @@ class WorkerHost:
         watched = [h for h in self.workers if h.pid is not None and not h.is_condemned]
         for hosted in watched:
             hosted.served = self.writer.progress
-        self._fencing.look(watched if self._has_guards else [], now)
+        are_halted = self._halting.is_halting
+        self._fencing.look(watched if self._has_guards else [], now, are_halted=are_halted)
+        self._halting.look([h for h in watched if not h.is_condemned], now)
         self.writer.look(now)
         self.pool.look(now)
         self._write_off_unkillable(now)
@@ -303,7 +317,10 @@ class WorkerHost:
             return
         if hosted.note(report):
             self._look_at_ends()
+            self._halting.look([h for h in self.workers if not h.is_condemned], time.monotonic())
             return
+        if kind == "stopped":
+            self._halting.order(time.monotonic())  # the script may close what it has open
         if kind == "world" and self._is_of_launch(hosted):
             self._output.speaker = next(iter(report.get("workers", ())), self._output.speaker)
         hosted.has_left |= kind == "leaving"

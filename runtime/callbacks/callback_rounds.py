@@ -96,12 +96,19 @@ class CallbackRounds:
         self.call("on_train_begin")
         self._states.begun()
 
-    def resume(self, notes: Mapping[str, Json], tensors: Tensors) -> None:
-        """Begin a training that goes on: callbacks remember what they knew."""
+    def resume(
+        self, notes: Mapping[str, Json], tensors: Tensors, *, is_in_test: bool = False
+    ) -> None:
+        """Begin a training that goes on: callbacks remember what they knew.
+
+        A validation that has begun for them ends once more.
+        """
         self._files.restore(notes["files"])
         state = {name: np.array(value) for name, value in self._replica.state().items()}
         with without_graphs(self._run):
             self.begin()
+        if is_in_test and hasattr(self._list, "_on_begin"):
+            self._list._on_begin()  # Keras counts what has begun and not ended
         self._files.resumed()
         self._replica.load(state)  # what on_train_begin did to the model is in it already
         self.take(notes, tensors)
@@ -127,6 +134,10 @@ class CallbackRounds:
         hooks = [getattr(callback, hook) for callback in self._run if acts(callback, hook)]
         if hooks:
             self._run_hooks(hook, lambda: [run(index, logs=dict(logs)) for run in hooks])
+
+    def acts_on_batches(self) -> bool:
+        """Return whether a callback has a hook about a batch, so that each step ends in a round."""
+        return any(acts(c, "on_train_batch_begin", "on_train_batch_end") for c in self._kept)
 
     def check_settings(self) -> list[str]:
         """Return the numbers that hooks have changed, and that the graph of a step may hold.

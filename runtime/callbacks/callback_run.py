@@ -43,6 +43,8 @@ class _Position:
     """Whether ``on_train_end`` has run."""
     error: Json = None
     """The error of a hook that has ended the training, None for any other end."""
+    is_in_test: bool = False
+    """Whether ``on_test_begin`` has run, and ``on_test_end`` has not."""
 
 
 class CallbackRun:
@@ -114,7 +116,7 @@ class CallbackRun:
                 self._rounds.begin()
             else:
                 self._at.has_ended = False
-                self._rounds.resume(notes, self._loaded)
+                self._rounds.resume(notes, self._loaded, is_in_test=self._at.is_in_test)
         if self._raised is not None:
             return
         for what in self._rounds.unkept():
@@ -143,6 +145,12 @@ class CallbackRun:
                 "graph of a step by then: if the step reads it, set it before fit() is called, "
                 "or make it a variable"
             )
+
+    def acts_after(self, commit: Commit) -> bool:
+        """Return whether hooks run after the commit: at the ends of epochs, and as they ask."""
+        is_at_end = commit.work is Work.EVALUATE or commit.has_ended_epoch
+        is_at_end |= commit.next_work is not Work.TRAIN
+        return is_at_end or self._rounds.acts_on_batches()
 
     def after(self, commit: Commit) -> None:
         """Let the callbacks see a commit, and the beginning of what follows."""
@@ -189,6 +197,7 @@ class CallbackRun:
             "is_over": at.is_over,
             "is_cut": at.is_cut,
             "has_ended": at.has_ended,
+            "is_in_test": at.is_in_test,
         }
         if at.error is not None:
             position["error"] = at.error
@@ -264,10 +273,12 @@ class CallbackRun:
             at.is_cut = is_amid and bool(self._model.stop_training)
             if commit.next_work is Work.EVALUATE or (at.is_cut and commit.validates_cut):
                 self._rounds.call("on_test_begin")
+                at.is_in_test = True
                 yield
                 return
         else:
             self._rounds.call("on_test_end", dict(commit.validation or {}))
+            at.is_in_test = False
             yield
         if commit.has_ended_epoch or self._model.stop_training:
             if commit.work is Work.TRAIN and not commit.has_ended_epoch:

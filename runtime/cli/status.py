@@ -90,6 +90,7 @@ def _facts(found: JobStatus) -> Table:
         ("job", _job(found)),
         ("state", found.outcome),
         ("progress", _progress(found)),
+        ("waiting", _waiting(found)),
         ("metrics", _metrics(found)),
         ("last epoch", "" if found.epoch is None else found.epoch.line),
         ("saves", _saves(found)),
@@ -123,12 +124,22 @@ def _progress(found: JobStatus) -> str:
         fit = f"fit {report.stage}, " if report.stage > 1 else ""
         parts.insert(0, f"{fit}epoch {report.epoch} of {report.epochs}")
         parts.insert(1, f"{report.step_of_epoch} of {report.steps_per_epoch} in it")
-    if found.steps_per_s:
+    if found.steps_per_s and not _waiting(found):
         parts.append(words.rate(found.steps_per_s))
         if report is not None and report.steps > report.step:
             left_s = (report.steps - report.step) / found.steps_per_s
             parts.append(f"{words.duration(left_s)} left")
     return ", ".join(parts)
+
+
+def _waiting(found: JobStatus) -> str:
+    """Return for which workers all wait, for how long, and where these are."""
+    them = [worker for worker in found.workers if worker.standing_s is not None]
+    if not them:
+        return ""
+    places = [f"worker {one.worker}" + (f" in {one.where}" if one.where else "") for one in them]
+    seconds = max(one.standing_s or 0.0 for one in them)
+    return f"{words.duration(seconds)} for {', '.join(places)}"
 
 
 def _metrics(found: JobStatus) -> str:

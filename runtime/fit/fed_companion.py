@@ -73,6 +73,10 @@ class FedCompanion:
         """See that a transaction is computed next."""
         self._companion.before(work, cursor)
 
+    def acts_after(self, commit: Commit) -> bool:
+        """Return whether code of the script runs after the commit."""
+        return self._companion.acts_after(commit)
+
     def after(self, commit: Commit) -> None:
         """See a commit."""
         self._companion.after(commit)

@@ -31,10 +31,18 @@ class Watched(Protocol):
     def page(self) -> HeartbeatPage:
         """Its heartbeat page."""
 
+    @property
+    def place(self) -> str:
+        """Where it was when it had not come on for long."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker; ``silent_s`` is how long its heartbeat has stood still, None if unwatched."""
+    """One worker; ``silent_s`` is how long its heartbeat has stood still, None if unwatched.
+
+    ``standing_s`` is how long all have waited for it, at ``where`` in its code; None if they
+    have not.
+    """
 
     worker: int
     pid: int | None
@@ -43,6 +51,8 @@ class WorkerReport:
     generation: int
     resident_bytes: int | None
     silent_s: float | None
+    standing_s: float | None = None
+    where: str = ""
 
     @staticmethod
     def of(fields: Any) -> WorkerReport | None:
@@ -83,7 +93,7 @@ _IN_ORDER = (
 """A worker leaves when its script has come to its end."""
 
 
-def describe(watched: Watched, silent_s: float | None) -> Message:
+def describe(watched: Watched, silent_s: float | None, standing_s: float | None = None) -> Message:
     """Return the fields of a ``WorkerReport``; it reads the worker's memory from /proc."""
     page = watched.page
     return {
@@ -94,4 +104,6 @@ def describe(watched: Watched, silent_s: float | None) -> Message:
         "generation": page.generation,
         "resident_bytes": None if watched.pid is None else resident_bytes(watched.pid),
         "silent_s": None if silent_s is None else round(silent_s, 3),
+        "standing_s": None if standing_s is None else round(standing_s, 3),
+        "where": "" if standing_s is None else watched.place,
     }

@@ -50,7 +50,7 @@ class MemoryCheck:
         no peer to compare with, and takes no digest.
         """
         is_alone = self._membership.communicator.size == 1
-        self._pending = step, self._thread.submit(_digest, state, then, is_alone=is_alone)
+        self._pending = step, self._thread.submit(digest_then, state, then, is_alone=is_alone)
 
     def world_changed(self) -> None:
         """Drop the digest: the world that took it exists no more."""
@@ -105,12 +105,10 @@ class MemoryCheck:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _digest(
-    state: Tensors,
-    then: Callable[[Tensors, str], None],
-    *,
-    is_alone: bool,
+def digest_then(
+    state: Tensors, then: Callable[[Tensors, str], None], *, is_alone: bool
 ) -> str | None:
+    """Return the digest of ``state``, after a call with both; None if it has none to compare."""
     digest = Digest()
     for name in () if is_alone else sorted(state):
         digest.update(whole_bytes_of(state[name]))

@@ -25,13 +25,14 @@ from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.agent_way import AgentWay
 from holdfast.runtime.saving.local_terms import local_terms
-from holdfast.runtime.saving.memory_check import MemoryCheck
+from holdfast.runtime.saving.memory_check import MemoryCheck, digest_then
 from holdfast.runtime.saving.own_way import OwnWay
 from holdfast.runtime.saving.pending_save import FailedSave, PendingSave, SnapshotNotWritten
 from holdfast.runtime.saving.save_in_flight import SaveInFlight
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.saving.save_terms import SaveTerms
 from holdfast.runtime.saving.shard_count import shard_count
+from holdfast.runtime.system.heartbeat import HaltOrder
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
@@ -39,6 +40,7 @@ MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""
 
 _NOTHING_SAVED = -1
+_LOOK_S = 0.05
 _NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 
 
@@ -58,7 +60,8 @@ class Saver:
         self._records = records
         self._way = OwnWay(context) if context.send_snapshot is None else AgentWay(context)
         self._check = MemoryCheck(context, membership, records)
-        self._prepared_for = 0
+        self._prepared_for = 0, 0, 0
+        """Generation, part and parts."""
         self._flight: SaveInFlight | None = None
         self._is_wanted = False
         self._is_asked = False
@@ -70,6 +73,9 @@ class Saver:
         self._attempt = 0
         self.local_step: int | None = None
         """The saved step, if the run directory may not have it yet."""
+        self.is_unfinished = False
+        """Whether the saved state of ``saved_step`` lacks what follows the step: a validation,
+        callbacks.  The state after them has to be saved as well."""
         self._failures: Counter[int] = Counter()
         # The first step needs no checkpoint, unless the job does not train and only saves.
         trains = context.config.options.trains
@@ -79,6 +85,14 @@ class Saver:
     def in_flight_bytes(self) -> int:
         """Bytes of the state in the checkpoint in flight, 0 without one."""
         return 0 if self._flight is None else self._flight.nbytes
+
+    def last_attempt(self) -> int:
+        """Return how many saves this worker has begun; the next one is only ordered."""
+        return next(self._context.saves) - 1
+
+    def has(self, cursor: Cursor) -> bool:
+        """Return whether the run directory holds the state of ``cursor``, with all that follows."""
+        return self.saved_step == cursor.step != self.local_step and not self.is_unfinished
 
     @property
     def is_busy(self) -> bool:
@@ -107,7 +121,8 @@ class Saver:
         if is_due and self._flight is not None:
             self._records.note("checkpoint_skipped", step=cursor.step)
         is_wanted = is_due or (self._is_wanted and work_plan.is_save_point(cursor))
-        return is_wanted and self._flight is None and cursor.step != self.saved_step
+        is_new = cursor.step != self.saved_step or self.is_unfinished
+        return is_wanted and self._flight is None and is_new
 
     def has_lost(self, cursor: Cursor) -> bool:
         """Return whether a death has cut off the save of this very state.
@@ -198,7 +213,7 @@ class Saver:
 
     def is_settled(self, cursor: Cursor) -> bool:
         """Return whether nothing is in flight and ``cursor`` needs no further save."""
-        return self._flight is None and self.saved_step == cursor.step != self.local_step
+        return self._flight is None and self.has(cursor)
 
     def share_saved_step(self, source: int) -> None:
         """Tell all members the newest step that rank ``source`` knows to be on the disk."""
@@ -210,12 +225,40 @@ class Saver:
 
     def prepare(self, cursor: Cursor, state: Callable[[], Tensors]) -> None:
         """Take the memory for saves of this world ahead of the first one."""
+        communicator = self._membership.communicator
+        self._prepare(communicator.rank, communicator.size, state)
+
+    def _prepare(self, part: int, parts: int, state: Callable[[], Tensors]) -> None:
         generation = self._membership.world.generation
-        if self._prepared_for != generation:
-            self._prepared_for = generation
-            communicator = self._membership.communicator
-            plan, rank, size = self._plan(state()), communicator.rank, communicator.size
-            self._way.prepare(plan, rank, size, generation=generation)
+        if self._prepared_for != (generation, part, parts):
+            self._prepared_for = generation, part, parts
+            self._way.prepare(self._plan(state()), part, parts, generation=generation)
+
+    def save_halted(
+        self, step: int, state: Tensors, fields: Mapping[str, object], order: HaltOrder
+    ) -> str:
+        """Save this worker's part of ``state`` and wait; return why it failed, "" if it did not.
+
+        It needs no word of another worker, and runs beside the main thread, which changes no
+        state any more.
+        """
+        self._prepare(order.part, order.parts, lambda: state)
+        self._attempt = order.attempt
+        generation, now = self._membership.world.generation, time.monotonic()
+        part = order.part, order.parts
+        request = SaveRequest(
+            generation, step, order.attempt, *part, fields, now, goes_through=True
+        )
+        mine = self._copied(request, state)
+        digest_then(state, mine.hand_over, is_alone=order.parts == 1)
+        mine.compared()
+        nbytes = sum(tensor.nbytes for tensor in state.values())
+        flight = SaveInFlight(step, 0, nbytes, mine, time.monotonic())
+        while not mine.is_done and flight.failure is None:
+            if self._context.page.halt_order != order:  # a worker has died that had a part
+                return "another worker has died meanwhile"
+            mine.wait(_LOOK_S)
+        return "" if flight.failure is None else _reason_of(flight.failure)
 
     def close(self) -> None:
         """Give memory and threads back; nothing is in flight any more."""
@@ -283,7 +326,7 @@ class Saver:
     def _committed(self, flight: SaveInFlight) -> None:
         self._flight = None
         self._failures.clear()
-        self.saved_step = flight.step
+        self.saved_step, self.is_unfinished = flight.step, False
         if self._context.config.options.local_dir is not None:
             self.local_step = None if flight.goes_through else flight.step
         self._context.rejected.discard(flight.step)

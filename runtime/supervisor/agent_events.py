@@ -67,5 +67,7 @@ _REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
     "complete": lambda worker, report: WorkerCompleted(
         worker, report["step"], report["sha256"], bool(report["is_first"])
     ),
-    "stopped": lambda worker, report: WorkerStopped(worker, report["step"]),
+    "stopped": lambda worker, report: WorkerStopped(
+        worker, report["step"], str(report.get("words", ""))
+    ),
 }

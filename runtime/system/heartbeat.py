@@ -23,7 +23,7 @@ import contextlib
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
@@ -33,6 +33,7 @@ _COUNTER, _PHASE, _STEP, _GENERATION, _DURABLE, _FAILED = range(6)
 _TURN, _COMMITS, _WORD_VERSION, _WORD_BYTES = range(8, 12)
 _SAVES_ASKED, _SAVES_ANSWERED, _STOPS_ASKED, _STOPS_ANSWERED = range(12, 16)
 _UPDATE, _MICROBATCH, _COUNT, _IS_VALIDATION = range(16, 20)
+_HALTS_ASKED, _HALT_ATTEMPT, _HALT_PART, _HALT_PARTS, _HALT_ORDERS = range(20, 25)
 _IDS_AT, _PROGRESS_AT, _WORDS_END = 32 * 8, 16384, 20480
 MOST_IDS = (_PROGRESS_AT - _IDS_AT) // 8
 """As many samples of a microbatch are named."""
@@ -89,6 +90,15 @@ class WorkInHand:
     ids: tuple[int, ...]
     """The first ``MOST_IDS`` samples of the ``count``."""
     is_validation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HaltOrder:
+    """What a halted worker does: its part of the save ``attempt``, or it leaves if that is 0."""
+
+    attempt: int = 0
+    part: int = 0
+    parts: int = 0
 
 
 class HeartbeatPage:
@@ -245,6 +255,33 @@ class HeartbeatPage:
         self._words[_ANSWERED[what]] = asked
 
     @property
+    def is_halt_asked(self) -> bool:
+        """Whether the worker is to change its state no more, and to say what it holds."""
+        return bool(self._words[_HALTS_ASKED])
+
+    def halt(self) -> None:
+        """Ask the worker to change its state no more (agent only)."""
+        self._words[_HALTS_ASKED] = 1
+
+    @property
+    def halt_orders(self) -> int:
+        """How many orders a halted worker has had; a later one replaces those before."""
+        return self._words[_HALT_ORDERS]
+
+    @property
+    def halt_order(self) -> HaltOrder:
+        """The last order to a halted worker."""
+        attempt, part, parts = self._words[_HALT_ATTEMPT : _HALT_PARTS + 1]
+        return HaltOrder(attempt, part, parts)
+
+    def order_halted(self, order: HaltOrder) -> None:
+        """Tell a halted worker what it does (agent only); it looks at the count, written last."""
+        self._words[_HALT_ATTEMPT] = order.attempt
+        self._words[_HALT_PART] = order.part
+        self._words[_HALT_PARTS] = order.parts
+        self._words[_HALT_ORDERS] += 1
+
+    @property
     def failed_save(self) -> int:
         """The last attempt at a checkpoint whose snapshot could not be written; 0 at first."""
         return self._words[_FAILED]
@@ -267,11 +304,20 @@ class HeartbeatPage:
 
 
 class Pulse:
-    """The daemon thread that counts a worker's beats."""
+    """The daemon thread that counts a worker's beats.
 
-    def __init__(self, page: HeartbeatPage, interval_s: float) -> None:
+    ``look`` is called with each of them, and must not wait.
+    """
+
+    def __init__(
+        self,
+        page: HeartbeatPage,
+        interval_s: float,
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
         self._page = page
         self._interval_s = interval_s
+        self._look = look
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-pulse", daemon=True)
 
@@ -288,6 +334,7 @@ class Pulse:
         self._page.beat()
         while not self._ended.wait(self._interval_s):
             self._page.beat()
+            self._look()
 
 
 def pulse_interval_s(heartbeat_timeout_s: float) -> float:

@@ -21,6 +21,7 @@ from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.training.companion import Notes
+from holdfast.runtime.training.due import Due
 from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.restoring import JobRestore
 from holdfast.runtime.training.training_job import TrainingJob
@@ -50,6 +51,10 @@ class Shared:
     notes: Notes | None
     is_own: bool = False
     """Whether the replica holds all of it already."""
+    is_restored: bool = False
+    """Whether it was read from a checkpoint."""
+    due: Due | None = None
+    """The commit whose callbacks have still to run."""
 
 
 def find_source(versions: Sequence[int]) -> Source:
@@ -114,8 +119,10 @@ class NewestState:
             if restored is not None:
                 self._saver.saved_step = restore.saved_step
                 self._saver.local_step = restore.local_step
-                self._state.restored(restored.manifest.step, restored.manifest.cursor)
-                return Shared(restored.state, notes_of(restored.manifest.cursor))
+                cursor_saved = restored.manifest.cursor
+                self._state.restored(restored.manifest.step, cursor_saved)
+                due = Due.of(cursor_saved)
+                return Shared(restored.state, notes_of(cursor_saved), is_restored=True, due=due)
         self._saver.share_saved_step(source.rank)
         notes = None if source.version == NO_STATE else self._state.companion.notes()
         notes = share_notes(communicator, source.rank, notes)

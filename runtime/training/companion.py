@@ -57,6 +57,9 @@ class Companion(Protocol):
     def before(self, work: Work, cursor: Cursor) -> None:
         """See that a transaction is computed next; after a repair the same one again."""
 
+    def acts_after(self, commit: Commit) -> bool:
+        """Return whether code of the script runs after the commit."""
+
     def after(self, commit: Commit) -> None:
         """See a commit; it may change the replica's state, on all workers alike."""
 
@@ -117,6 +120,10 @@ class Alone:
 
     def before(self, work: Work, cursor: Cursor) -> None:
         """Do nothing."""
+
+    def acts_after(self, commit: Commit) -> bool:
+        """Return False: there is no code of the script."""
+        return False
 
     def after(self, commit: Commit) -> None:
         """Do nothing."""

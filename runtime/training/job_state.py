@@ -16,7 +16,6 @@ from holdfast.runtime.training.companion import Companion, Notes
 from holdfast.runtime.worker.random_states import random_states
 
 _CURSOR = "cursor/"
-_COMPANION = "companion/"
 _NOTES = "companion"
 """The field of a manifest's cursor."""
 _IS_OVER = "companion is over"
@@ -25,6 +24,9 @@ _RANDOM = "random states"
 
 class JobState:
     """The tensors of replica, companion and cursor by name, and the companion's notes."""
+
+    COMPANION = "companion/"
+    """Begins the names of the companion's tensors."""
 
     def __init__(self, replica: Replica, companion: Companion) -> None:
         self.replica = replica
@@ -35,7 +37,8 @@ class JobState:
     def tensors(self, cursor: Cursor) -> dict[str, npt.NDArray[np.generic]]:
         """Return all tensors, in order of names; the arrays may alias the live state."""
         tensors = dict(self.replica.state()) | cursor.tensors()
-        tensors |= {_COMPANION + name: value for name, value in self.companion.tensors().items()}
+        prefix = self.COMPANION
+        tensors |= {prefix + name: value for name, value in self.companion.tensors().items()}
         return {name: tensors[name] for name in sorted(tensors)}
 
     def load(self, tensors: Tensors, *, is_own: bool = False) -> Cursor:
@@ -44,8 +47,8 @@ class JobState:
             return Cursor.from_tensors(tensors)
         model, companion = {}, {}
         for name, value in tensors.items():
-            if name.startswith(_COMPANION):
-                companion[name.removeprefix(_COMPANION)] = value
+            if name.startswith(self.COMPANION):
+                companion[name.removeprefix(self.COMPANION)] = value
             elif not name.startswith(_CURSOR):
                 model[name] = value
         self.replica.load(model)

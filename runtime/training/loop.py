@@ -14,7 +14,7 @@ from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
 from holdfast.recovery.step import OVER, TOGETHER, StepEvent, StepState, next_state
-from holdfast.recovery.vote import REFUSAL, Outcome, Wishes, ballot, outcome
+from holdfast.recovery.vote import REFUSAL, Bit, Outcome, Wishes, ballot, outcome
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.exchange.communicator import WorldBroken
@@ -26,10 +26,12 @@ from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
 from holdfast.runtime.training.agreement import agree_on_effects
 from holdfast.runtime.training.catch_up import NO_STATE, NewestState, find_source
+from holdfast.runtime.training.due import Due
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.training.progress_teller import ProgressTeller
 from holdfast.runtime.training.repair_count import RepairCount
+from holdfast.runtime.training.rest import Rest
 from holdfast.runtime.training.same_work import check_same_work
 from holdfast.runtime.training.tracing_ahead import Preparation
 from holdfast.runtime.training.training_job import TrainingJob
@@ -40,6 +42,7 @@ from holdfast.runtime.worker.records import LoopRecords
 
 _POLL_S = 0.005
 _NO_WISHES = Wishes()
+_NOTHING_AGREED = outcome(ballot(is_finite=True, wishes=_NO_WISHES, save=Bit(0)))
 
 
 class TrainingLoop:
@@ -58,10 +61,14 @@ class TrainingLoop:
         self._records = LoopRecords(context, self._membership, job.shown_terms)
         self._progress = Progress(replica, job, self._records)
         self._teller = ProgressTeller(context.page, replica, job)
+        context.beats[:] = [self._teller.tell]
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job.save_terms, self._records)
         self._newest = NewestState(context, job, state, self._saver)
         self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
+        self._moving = context.halt.moving
+        mine = self._progress, self._saver, self._records
+        self._rest = Rest(context, state, *mine, job.work_plan, self._fields)
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
@@ -86,6 +93,7 @@ class TrainingLoop:
             JobError: the job cannot go on; a checkpoint was made if that was possible.
         """
         state = StepState.JOINING
+        self._context.halt.resting = self._rest
         try:
             while state not in OVER:
                 state = next_state(state, self._act(state))
@@ -158,9 +166,13 @@ class TrainingLoop:
             )
             self._context.page.phase = Phase.COMPILING  # nothing is read any more
             if source.version == NO_STATE or self._version != source.version:
-                self._progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
+                with self._moving:
+                    self._rest.restored(is_saved=source.version == NO_STATE)
+                    self._progress.restore(self._state.load(shared.tensors, is_own=shared.is_own))
                 self._companion.restore(self._progress.cursor, shared.notes)
                 self._forget_leaves()
+                if shared.is_restored:
+                    self._resume_unfinished(shared.due)
         self._is_loaded = True
         self._records.joined(self._progress.cursor)
         self._records.adopted()
@@ -168,7 +180,19 @@ class TrainingLoop:
         self._context.page.phase = Phase.COMPILING
         return self._go_on(StepEvent.CAUGHT_UP)
 
+    def _resume_unfinished(self, due: Due | None) -> None:
+        """Go on after a checkpoint that was made before all that belongs to its step was done."""
+        if self._companion.cuts_epoch and not self._companion.is_over:
+            self._progress.cut_epoch()
+        cursor, work_plan = self._progress.cursor, self._job.work_plan
+        is_whole = cursor.step == work_plan.begin or work_plan.is_save_point(cursor)
+        self._saver.is_unfinished = due is not None or not is_whole
+        if due is not None and self._companion.error is None:
+            self._is_committing, self._outcome = True, _NOTHING_AGREED
+            self._companion.after(self._progress.repeat(due))
+
     def _compute(self) -> StepEvent:
+        self._rest.settle()
         self._transaction = self._next_transaction()
         if self._transaction.lacks_samples:
             return StepEvent.LACKING
@@ -210,17 +234,22 @@ class TrainingLoop:
         raise WorldBroken("this worker's exchange failed")
 
     def _apply(self) -> StepEvent:
-        work, total = self._transaction.work, self._transaction.split(self._sum.vector)
         self._visit(Site.APPLY)
-        self._saver.hear(self._outcome)
-        if work is Work.TRAIN and not self._outcome.is_finite:
-            self._ending = self._progress.refusal(total)
-            if self._ending is not None:
-                return StepEvent.EXHAUSTED
-        commit = self._progress.commit(work, total)
-        if not commit.cursor.turn:
-            self._companion.after(commit)
-        self._is_committing = True
+        with self._moving:
+            work, total = self._transaction.work, self._transaction.split(self._sum.vector)
+            self._saver.hear(self._outcome)
+            if work is Work.TRAIN and not self._outcome.is_finite:
+                self._ending = self._progress.refusal(total)
+                if self._ending is not None:
+                    return StepEvent.EXHAUSTED
+            commit = self._progress.commit(work, total)
+            self._is_committing = True
+            if commit.cursor.turn or not self._companion.acts_after(commit):
+                if not commit.cursor.turn:
+                    self._companion.after(commit)
+                return self._go_on(StepEvent.APPLIED)
+            self._rest.hold(commit)
+        self._companion.after(commit)
         return self._go_on(StepEvent.APPLIED)
 
     def _agree(self) -> StepEvent:
@@ -239,18 +268,22 @@ class TrainingLoop:
             return StepEvent.CALLED
         if self._is_committing:
             self._is_committing = False
-            self._transaction_committed(self._outcome)
+            with self._moving:
+                self._rest.settle()
+                self._transaction_committed(self._outcome)
         if self._has_ended():
             return StepEvent.EXHAUSTED
-        if self._saver.has_lost(self._progress.cursor):
-            self._begin_save()
+        with self._moving:
+            if self._saver.has_lost(self._progress.cursor):
+                self._begin_save()
         return event
 
     def _end_stage(self) -> None:
         if not self._has_told_end:
             self._has_told_end = True
             if self._companion.error is None:
-                self._progress.finish()
+                with self._moving:
+                    self._progress.finish()
                 self._companion.end()
 
     def _repair(self) -> StepEvent:
@@ -260,7 +293,8 @@ class TrainingLoop:
         self._context.page.phase = Phase.REPAIRING
         before = self._membership.world
         phases = self._membership.repair(self._version, lambda: self._visit(Site.REPAIR))
-        self._saver.world_changed()
+        with self._moving:
+            self._saver.world_changed()
         self._clock.world_changed()
         self._assignment = adopt(self._assignment, self._membership.world)
         self._is_scattered = True
@@ -273,13 +307,16 @@ class TrainingLoop:
         """Wait for the checkpoint in flight, then make the last one, with votes but no steps."""
         self._context.page.phase = Phase.SAVING
         self._membership.together(self._saver.before_sum)
-        if self._saver.is_settled(self._progress.cursor):
-            return StepEvent.SETTLED
-        self._saver.give_up_if_hopeless(self._progress.cursor)
-        self._begin_save(is_last=True)
+        with self._moving:
+            if self._saver.is_settled(self._progress.cursor):
+                return StepEvent.SETTLED
+            self._saver.give_up_if_hopeless(self._progress.cursor)
+            self._begin_save(is_last=True)
         self._saver.wait(_POLL_S)
         flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
-        self._saver.hear(outcome(self._membership.communicator.agree(flags)))
+        agreed = outcome(self._membership.communicator.agree(flags))
+        with self._moving:
+            self._saver.hear(agreed)
         return StepEvent.PENDING
 
     @property
@@ -332,10 +369,11 @@ class TrainingLoop:
                 self._context.page.answer(RequestFlag.SAVE, asked)
             self._visit(Site.SAVE, step=cursor.step)
 
-    def _fields(self) -> dict[str, object]:
+    def _fields(self, *, is_complete: bool | None = None) -> dict[str, object]:
         """Return the fields of a manifest's cursor that describe the state of just now."""
         measured = self._progress.measured
-        fields = self._state.fields(is_complete=self.is_complete)
+        is_complete = self.is_complete if is_complete is None else is_complete
+        fields = self._state.fields(is_complete=is_complete)
         return fields if measured is None else measured.into(fields)
 
     def _gather_again(self) -> None:

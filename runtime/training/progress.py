@@ -20,6 +20,7 @@ from holdfast.runtime.model.replica import (
     TurnTaker,
 )
 from holdfast.runtime.training.companion import Commit
+from holdfast.runtime.training.due import Due
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.training.transaction import Total
 from holdfast.runtime.worker.records import LoopRecords
@@ -51,6 +52,22 @@ class Progress:
             self._commit_step(total)
         else:
             self._commit_evaluation(total)
+        return self._seen(work)
+
+    def repeat(self, due: Due) -> Commit:
+        """Return the last commit of a restored state again, whose callbacks have still to run."""
+        cursor = self.cursor
+        commit = self._seen(due.work)
+        if commit.has_ended_epoch:
+            self.validation = None if due.validation is None else dict(due.validation)
+            measured = self.metrics, self.validation or {}
+            self.measured = EpochMetrics.join(commit.epoch, cursor.step, *measured)
+        if due.work is Work.TRAIN:
+            self._hold(cursor.sums, cursor.ledger.samples)
+        return self._seen(due.work)
+
+    def _seen(self, work: Work) -> Commit:
+        """Return the newest commit, which was of ``work``, as companions see it."""
         cursor, work_plan = self.cursor, self._job.work_plan
         is_over = work_plan.has_ended_epoch(cursor) and work_plan.is_save_point(cursor)
         epoch = work_plan.epoch_of(cursor)

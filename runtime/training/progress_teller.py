@@ -8,6 +8,7 @@ go on with the metrics of the last look, if they are of the same epoch.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -43,6 +44,9 @@ class ProgressTeller:
         self._clock = clock
         self._due = self._look_due = float("-inf")
         self._has_looked = False
+        self._writing = threading.Lock()
+        self._untold: tuple[float, Cursor, float | None] | None = None
+        """The newest commit, if the page does not have it."""
         self._seen: tuple[int, dict[str, float]] = (0, {})
         """The epoch of the last look, and its metrics."""
 
@@ -50,11 +54,23 @@ class ProgressTeller:
         """Tell of ``cursor``, if it is the last or the last word is old enough; moments in s."""
         is_last = cursor.step >= self._job.work_plan.steps
         if now < self._due and not is_last:
+            self._untold = now, cursor, next_save_at
             return
         self._due = now + TELL_EVERY_S
         if now >= self._look_due or is_last:
             self._look(now, cursor)
-        self._page.tell_progress(self._report(now, cursor, next_save_at).encode())
+        self._untold = now, cursor, next_save_at
+        self.tell()
+
+    def tell(self) -> None:
+        """Write the newest commit into the page, if it is not there; any thread may call this.
+
+        A thread that beats does, so that the page is right while the next step takes long.
+        """
+        with self._writing:
+            untold, self._untold = self._untold, None
+            if untold is not None:
+                self._page.tell_progress(self._report(*untold).encode())
 
     def _look(self, now: float, cursor: Cursor) -> None:
         begun = self._clock()

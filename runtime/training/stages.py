@@ -40,6 +40,7 @@ from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest,
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.calling_script import during_training
 from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.halt import Nothing
 from holdfast.runtime.worker.standalone import standalone
 
 BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]
@@ -121,6 +122,11 @@ class Stages:
     def _end_at(self, step: int) -> None:
         """Let the next stage begin at ``step``."""
         self._context.page.phase = Phase.CONCLUDING
+        self._context.halt.resting = Nothing(
+            f"stopped after training {self.stage.number} of the script, whose end was saved at "
+            f"step {step}; what the script does after it is done again",
+            step,
+        )
         self._stages.append(self.stage.after(step))
         self._is_under_way = False
 
@@ -140,6 +146,8 @@ class Stages:
     def _fail(self, error: BaseException) -> None:
         """Take note of the error that ends the training of this worker."""
         contexts.fail(error)
+        if not isinstance(error, StopRequested):
+            self._context.halt.resting = Nothing("stopped after an error had ended a training")
         page = self._context.page
         page.begin_turn(waits_for_peers=False)
         if not isinstance(error, StopRequested):

@@ -23,6 +23,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import key_in
 from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.worker.halt import Halt
 from holdfast.runtime.worker.injector import FaultInjector
 
 
@@ -45,6 +46,10 @@ class WorkerContext:
     saves: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """The numbers of this worker's saves; the agent knows each by its number."""
 
+    halt: Halt = field(default_factory=Halt)
+    """What is saved if the worker has to stop in the middle of a step or of the script."""
+    beats: list[Callable[[], None]] = field(default_factory=list)
+    """What is done at each heartbeat, by a thread of its own that must not wait."""
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """What is done when the script has ended, well or not."""
     after_leaving: list[Callable[[], None]] = field(default_factory=list)
@@ -59,6 +64,11 @@ class WorkerContext:
     def unsound(self) -> set[int]:
         """Steps on the disk that this launch, or one before it, has rejected."""
         return self.rejected | set(self.config.history.rejected)
+
+    def beat(self) -> None:
+        """Do what is done at each heartbeat."""
+        for act in self.beats:
+            act()
 
     def notify(self, text: str) -> None:
         """Show one line to the user, once for all workers that send the same line."""

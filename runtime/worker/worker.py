@@ -41,6 +41,7 @@ from holdfast.runtime.worker.context import (
     planned_steps,
 )
 from holdfast.runtime.worker.exit_calls import exit_calls
+from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
@@ -74,9 +75,14 @@ def main(
     agent = Channel.adopt(control_fd)
     page = HeartbeatPage(heartbeat_fd)
     listen(page, os.getppid())
-    Pulse(page, pulse_interval_s(config.options.heartbeat_timeout_s)).start()
+    watch = HaltWatch(page, agent.send)
+    beats: list[Callable[[], None]] = []
+    interval_s = pulse_interval_s(config.options.heartbeat_timeout_s)
+    Pulse(page, interval_s, lambda: [beat() for beat in beats]).start()
     context = _join(config, agent, page)
     install(context)
+    watch.begin(context.halt, context.journal.close)
+    beats += [watch.look, context.beat]
     page.phase = Phase.STARTING
     report = run_script(config, page, prepare)
     for finish in context.at_end:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.stall import StallDetector, Turn
+from holdfast.recovery.stall import StallDetector, Standing, Turn
 from holdfast.recovery.world import WorkerId
 
 LIMIT_S = 8.0
@@ -77,3 +77,14 @@ def test_time_standing_never_exceeds_the_time_since_the_last_turn(
         detector = detector.observe(turns(w0=(number, True)), now)
 
         assert detector.standing_s <= now - changed_at
+
+
+def test_workers_that_all_wait_for_are_known_when_it_takes_unusually_long() -> None:
+    standing = Standing()
+    for second in range(7):
+        standing = standing.observe(turns(w0=(7, True), w1=(6, False), w2=(7, True)), float(second))
+
+    assert standing.seconds == 6.0
+    assert standing.workers(usual_s=1.0) == (1,)
+    assert standing.workers(usual_s=2.1) == ()
+    assert standing.observe(turns(w0=(8, False), w1=(7, False)), 7.0).workers(0.0) == ()

@@ -98,7 +98,7 @@ class Agent:
         self.orders = Orders(**parts, supervisor=self.link, socket=Path("/a.sock"))  # type: ignore[arg-type]
 
     def _calls(self, part: str) -> dict[str, Callable[..., None]]:
-        names = ("begin", "kill", "kill_all", "ask_all", "share_terminal")
+        names = ("begin", "kill", "kill_all", "ask_all", "stop_all", "share_terminal")
         return {name: partial(self._call, f"{part} {name}") for name in names}
 
     def _call(self, name: str, *words: object, **more: object) -> None:
@@ -189,7 +189,7 @@ def test_launch_that_the_system_refuses_has_ended(
             [("host kill_all", "killed by the supervisor", False), ("mpi kill",)],
         ),
         ({"kind": "request", "what": "save"}, [("host ask_all", RequestFlag.SAVE)]),
-        ({"kind": "request", "what": "stop"}, [("host ask_all", RequestFlag.STOP)]),
+        ({"kind": "request", "what": "stop"}, [("host stop_all",)]),
         ({"kind": "request", "what": "renew"}, []),
     ],
     ids=["kill now", "kill", "save", "stop", "renew without a launch"],

@@ -29,6 +29,7 @@ class FakeWorker:
         self.page.commit(6)
         self.page.commit(7)
         self.stacks = Stacks()
+        self.place = ""
         self.limit: str | None = None
         self.is_buried = self.is_condemned = False
         self.served = 0
@@ -169,6 +170,24 @@ def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
     (fenced,) = world.of_kind("worker_fenced")
     assert (fenced["worker"], fenced["limit"]) == (0, "stall")
     assert len(world.of_kind("worker_suspected")) == 1
+
+
+def test_place_of_a_worker_that_all_wait_for_is_found_out_once_for_people(world: World) -> None:
+    world.fencing.begin(None)
+    all_wait_for_worker_0(world)
+
+    world.pass_time(5.2, 0, 1, 2)
+    FakeInquiry.all[0].answer()
+    world.pass_time(30.0, 0, 1, 2)
+
+    assert world.fencing.standing_s() == {0: pytest.approx(35.0, abs=0.3)}
+    assert world.workers[0].place == "contribute (train.py:42)"
+    assert world.workers[0].stacks == Stacks()  # those of its death are another matter
+    assert len(FakeInquiry.all) == 1
+    assert world.told == []
+    world.workers[0].page.begin_turn(waits_for_peers=True)
+    world.pass_time(0.1, 0, 1, 2)
+    assert world.fencing.standing_s() == {}
 
 
 def fails(world: World, *workers: int) -> None:

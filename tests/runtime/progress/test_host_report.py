@@ -32,6 +32,7 @@ class Hosted:
     worker: int
     page: HeartbeatPage
     pid: int | None = None
+    place: str = ""
 
 
 @pytest.fixture
@@ -48,12 +49,15 @@ def test_worker_is_described_by_its_page(hosted: list[Hosted]) -> None:
     one.page.commit(7)
     one.pid = os.getpid()
 
-    fields = describe(one, 0.12345)
+    one.place = "stall (train.py:7)"
 
+    fields = describe(one, 0.12345, 12.3456)
+
+    assert (describe(one, 0.1)["standing_s"], describe(one, 0.1)["where"]) == (None, "")
     assert fields.pop("resident_bytes") > 1 << 20
     assert fields == {
         "worker": 1, "pid": os.getpid(), "phase": "saving", "step": 7, "generation": 3,
-        "silent_s": 0.123,
+        "silent_s": 0.123, "standing_s": 12.346, "where": "stall (train.py:7)",
     }  # fmt: skip
 
 

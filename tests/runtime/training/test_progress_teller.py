@@ -172,3 +172,18 @@ def test_training_without_a_sample_so_far_has_no_metrics(page: HeartbeatPage) ->
     ProgressTeller(page, TinyReplica(), job()).committed(0.0, cursor, None)
 
     assert told_in(page).metrics == {}
+
+
+def test_step_that_came_too_soon_after_a_word_is_told_with_the_next_heartbeat(
+    page: HeartbeatPage,
+) -> None:
+    teller = ProgressTeller(page, TinyReplica(), job(), clock=lambda: 100.0)
+    teller.committed(100.0, at_step(1), None)
+    teller.committed(100.01, at_step(4), None)
+    assert told_in(page).step == 1
+
+    teller.tell()
+    teller.tell()
+
+    told = told_in(page)
+    assert (told.now, told.step, told.epoch, told.next_save_step) == (100.01, 4, 2, 6)

@@ -59,6 +59,9 @@ class RoundsCompanion:
     def before(self, work: Work, cursor: Cursor) -> None:
         assert not self.has_effects, "a transaction began before the workers agreed"
 
+    def acts_after(self, commit: Commit) -> bool:
+        return True
+
     def after(self, commit: Commit) -> None:
         self._begin(1 + commit.has_ended_epoch)
 

@@ -1,0 +1,132 @@
+"""A worker that is told to stop leaves, also if its main thread hangs.
+
+Theory.  The loop obeys an order to stop at its next step.  If that does not come in time, the agent
+asks all workers to halt (`agent.halt_order`).  A thread of each worker then takes the lock that the
+main thread holds while it changes the state, and never gives it back.  So the state stays what it
+is, although the main thread goes on in the script, in a library, or in MPI.  The thread tells the
+agent what this worker holds, saves its part if it is told to, and ends the process.
+
+Invariant: the main thread changes nothing that a halted worker would save, but while it is
+`moving`.  What the script may change meanwhile is held as it was before (`training.rest`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from holdfast.runtime.errors import ExitCode
+from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage
+
+_LOOK_S = 0.02
+_FLUSHED_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a halted worker holds, as it tells its agent."""
+
+    version: int
+    """That of the state, -1 if it holds none."""
+    is_settled: bool
+    saves: int
+    """How many saves it has begun."""
+    is_saved: bool
+    step: int
+    words: str
+    """What happens to the rest when the run goes on, or why nothing is to be saved."""
+
+
+class Resting(Protocol):
+    """What a worker holds while its main thread is busy otherwise."""
+
+    def card(self) -> Card:
+        """Return what there is to save."""
+
+    def save(self, order: HaltOrder) -> str:
+        """Save this worker's part and wait for the end; return why it failed, "" if it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """There is nothing to save; ``words`` say why."""
+
+    words: str = "stopped before training had begun, so there was nothing to save"
+    step: int = 0
+
+    def card(self) -> Card:
+        """Return a card that wants no save."""
+        nothing = {"version": -1, "saves": 0}
+        return Card(**nothing, is_settled=True, is_saved=True, step=self.step, words=self.words)
+
+    def save(self, order: HaltOrder) -> str:
+        """Do nothing."""
+        return ""
+
+
+class Halt:
+    """The lock on what a worker would save, and what that is at this moment."""
+
+    def __init__(self) -> None:
+        self.moving = threading.RLock()
+        """Held by the main thread while it changes what ``resting`` would save."""
+        self.resting: Resting = Nothing()
+
+
+class HaltWatch:
+    """Looks for the request to halt, and carries it out in a thread of its own.
+
+    ``tell`` sends the agent a message.
+    """
+
+    def __init__(self, page: HeartbeatPage, tell: Callable[[dict[str, object]], None]) -> None:
+        self._page = page
+        self._tell = tell
+        self._thread: threading.Thread | None = None
+
+    def begin(self, halt: Halt, close: Callable[[], None]) -> None:
+        """Look from now on; ``close`` is called before the end of the process."""
+        self._thread = threading.Thread(
+            target=self._run, args=(halt, close), name="holdfast-halt", daemon=True
+        )
+
+    def look(self) -> None:
+        """Begin to halt, if that was asked for; it does not wait."""
+        if self._page.is_halt_asked and self._thread is not None and self._thread.ident is None:
+            self._thread.start()
+
+    def _run(self, halt: Halt, close: Callable[[], None]) -> None:
+        with halt.moving:  # to the end of the process
+            resting, obeyed = halt.resting, 0
+            self._tell({"kind": "halted", **asdict(resting.card())})
+            while True:
+                if self._page.halt_orders == obeyed:
+                    time.sleep(_LOOK_S)
+                    continue
+                obeyed, order = self._page.halt_orders, self._page.halt_order
+                if not order.parts:
+                    self._leave(close)
+                    return
+                try:
+                    failure = resting.save(order)
+                except Exception as error:  # the state is the user's model, which may fail
+                    failure = f"{type(error).__name__}: {error}"
+                self._tell({"kind": "halt_done", "attempt": order.attempt, "failure": failure})
+
+    def _leave(self, close: Callable[[], None]) -> None:
+        """End the process; its main thread may hang, so nothing of the script is called."""
+        with contextlib.suppress(Exception):
+            close()
+        for stream in (sys.stdout, sys.stderr):  # a thread that hangs in print may hold its lock
+            flushing = threading.Thread(target=stream.flush, daemon=True)
+            flushing.start()
+            flushing.join(_FLUSHED_WITHIN_S)
+        with contextlib.suppress(OSError):
+            self._tell({"kind": "leaving"})
+        os._exit(int(ExitCode.DONE))

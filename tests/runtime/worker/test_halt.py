@@ -1,0 +1,66 @@
+"""A worker that is halted: its state stands still, it says what it holds, saves it, and leaves."""
+
+from __future__ import annotations
+
+import os
+import threading
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage
+from holdfast.runtime.worker.halt import Card, Halt, HaltWatch
+
+CARD = Card(version=8, is_settled=True, saves=2, is_saved=False, step=8, words="more")
+
+
+class Holding:
+    """Holds a state, and saves it at the second try."""
+
+    def __init__(self) -> None:
+        self.orders: list[HaltOrder] = []
+
+    def card(self) -> Card:
+        return CARD
+
+    def save(self, order: HaltOrder) -> str:
+        self.orders.append(order)
+        if len(self.orders) == 1:
+            raise ValueError("a variable is gone")
+        return ""
+
+
+def test_halted_worker_saves_what_it_holds_while_its_main_thread_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page, halt, holding = HeartbeatPage.create(), Halt(), Holding()
+    told: Queue[dict[str, Any]] = Queue()
+    ended: Queue[int] = Queue()
+    monkeypatch.setattr(os, "_exit", ended.put)
+    watch = HaltWatch(page, told.put)
+    watch.look()  # nothing is known yet
+    watch.begin(halt, lambda: told.put({"kind": "closed"}))
+    halt.resting = holding
+    watch.look()
+    with halt.moving:
+        page.halt()
+        watch.look()
+        watch.look()
+        assert told.empty()  # the state is being changed
+
+    assert told.get(timeout=60)["kind"] == "halted"
+    taken = threading.Thread(target=halt.moving.acquire, daemon=True)
+    taken.start()
+    page.order_halted(HaltOrder(3, 0, 2))
+    assert told.get(timeout=60) == {
+        "kind": "halt_done", "attempt": 3, "failure": "ValueError: a variable is gone",
+    }  # fmt: skip
+    page.order_halted(HaltOrder(4, 0, 1))
+    assert told.get(timeout=60) == {"kind": "halt_done", "attempt": 4, "failure": ""}
+    assert taken.is_alive()
+    page.order_halted(HaltOrder())
+
+    assert [told.get(timeout=60)["kind"] for _ in range(2)] == ["closed", "leaving"]
+    assert ended.get(timeout=60) == 0
+    assert holding.orders == [HaltOrder(3, 0, 2), HaltOrder(4, 0, 1)]
