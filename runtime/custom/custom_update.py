@@ -13,7 +13,7 @@ from holdfast.runtime.custom.optimizer_calls import OptimizerCall
 from holdfast.runtime.custom.step_plan import StepPlan
 from holdfast.runtime.custom.step_probe import Probe
 from holdfast.runtime.loss.state_kinds import arrived
-from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
+from holdfast.runtime.model.borrowed_total import BorrowedTotal, kept, tensor_at
 from holdfast.runtime.model.tensors import Batch
 from holdfast.runtime.model.vector_layout import VectorLayout
 
@@ -42,6 +42,8 @@ class TurnUpdate:
         def update(samples: Any, rows: Any) -> None:
             totals = [tensor_at(rows, place) for place in layout.places]
             graded = len(totals) - len(moving)
+            if self._tried.summed:  # no division makes tensors of their own
+                totals[:graded] = map(kept, totals[:graded])
             self._make_calls(totals[:graded], samples, batch)
             for variable, total in zip(moving, totals[graded:], strict=True):
                 variable.assign(arrived(variable, total, samples, self._tried.kind_of(variable)))

@@ -54,3 +54,8 @@ def tensor_at(rows: Any, place: Place) -> Any:
     if place.stop % ROW_FLOATS:
         run = tf.reshape(run, [-1])[: place.stop - place.start]
     return tf.reshape(run, place.shape)
+
+
+def kept(tensor: Any) -> Any:
+    """Return a copy of a tensor of the total: a variable may share the memory that it is given."""
+    return tf.raw_ops.DeepCopy(x=tensor)

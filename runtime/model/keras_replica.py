@@ -44,7 +44,7 @@ from holdfast.runtime.loss.state_kinds import notices_of
 from holdfast.runtime.model import model_rules
 from holdfast.runtime.model.apart import apart
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
-from holdfast.runtime.model.borrowed_total import BorrowedTotal, tensor_at
+from holdfast.runtime.model.borrowed_total import BorrowedTotal, kept, tensor_at
 from holdfast.runtime.model.graph_cache import GraphCache
 from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
 from holdfast.runtime.model.model_sums import ModelSums
@@ -307,9 +307,13 @@ class KerasReplica:
     def _trace_update(self) -> Any:
         """Build the graph that divides the sums and updates everything."""
         places, change = self._layout.places, self._change
+        graded = len(self._sums.roles.graded)
 
         def update(divisors: Any, rows: Any) -> None:
-            change([tensor_at(rows, place) for place in places], divisors)
+            sums = [tensor_at(rows, place) for place in places]
+            if self._is_whole:  # no division makes tensors of their own
+                sums[:graded] = map(kept, sums[:graded])
+            change(sums, divisors)
 
         divisors = tf.TensorSpec((len(self._of_model.parts),), tf.float32)
         return flat_graph(update, divisors, self._borrowed.specification)

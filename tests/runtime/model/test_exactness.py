@@ -20,6 +20,7 @@ from keras_harness import (
 )
 
 from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.replica import Microbatch, Replica
 
 pytestmark = pytest.mark.tensorflow
@@ -107,6 +108,39 @@ def test_the_total_is_left_alone(replicas: list[Any]) -> None:
     replicas[0].apply(total, 7)
 
     assert total.tobytes() == before
+
+
+def keeping_model(tf: SimpleNamespace) -> Any:
+    """An optimizer that holds the last gradient."""
+    keras = tf.keras
+
+    class Holding(keras.optimizers.Optimizer):
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            self.last = self.add_optimizer_variables(variables, "last")
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            self.assign(self.last[self._get_variable_index(variable)], gradient)
+            self.assign_sub(variable, keras.ops.multiply(learning_rate, gradient))
+
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16)])
+    model.compile(optimizer=Holding(0.01), loss="mse")
+    return model
+
+
+@pytest.mark.parametrize("mixing", ["REFUSED", "HARMLESS"])
+def test_no_variable_shares_the_memory_of_a_total(tf: SimpleNamespace, mixing: str) -> None:
+    """TensorFlow lets a variable share what it is given, and the next sum is written there."""
+    x = np.random.default_rng(2).normal(size=(6, 16)).astype(np.float32)
+    how = BatchMixing[mixing]
+    replica = tf.module.KerasReplica(keeping_model(tf), x, x, mixing=how)
+    total = contribution(replica, Microbatch(x, x, 0))
+    replica.apply(total, 6)
+    before = bytes_of(replica.state())
+
+    total[:] = 7.0
+
+    assert bytes_of(replica.state()) == before
 
 
 def test_metrics_are_those_of_keras(replicas: list[Any], tf: SimpleNamespace) -> None:
