@@ -90,6 +90,8 @@ class FirstFiles:
     scratch: Callable[[], Path]
     tell: Callable[[str], None]
     wrote: Callable[[str], None] = lambda path: None
+    when_first: list[Callable[[], None]] = field(default_factory=list)
+    """What is done when this worker becomes the first one."""
     lengths: dict[str, Length] = field(default_factory=dict)
     """Of each growing file, by its absolute path, at the last agreement."""
     _opened: list[_Opened] = field(default_factory=list)
@@ -194,6 +196,8 @@ class FirstFiles:
         if self.is_first:
             return
         self.is_first = True
+        for then in self.when_first:
+            then()
         self.rounds += 1
         deferred, self._deferred = self._deferred, []
         for change in deferred:

@@ -11,9 +11,9 @@ from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_files import FirstFiles
 from holdfast.runtime.callbacks.first_saves import FirstSaves, install
 from holdfast.runtime.callbacks.kept_loads import KeptLoads
-from holdfast.runtime.callbacks.private_folder import PrivateFolder
 from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.fit.script_files import private_folder
 from holdfast.runtime.model.replica import Replica
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.stages import Stages, stages_of_script
@@ -23,11 +23,13 @@ def callback_run(
     model: Any, call: FitCall, replica: Replica, stages: Stages, steps: int
 ) -> CallbackRun:
     """Return the companion of the next stage; ``steps`` are those of an epoch."""
-    context, folder = stages.context, _folder()
+    context, folder = stages.context, private_folder()
     directories = shared_directories()
     if directories is not None:
         directories.training = stages.stage.number
     files = FirstFiles(stages.is_first, folder, context.notify, _wrote)
+    if directories is not None:
+        files.when_first += directories.when_first
     token = f".{context.config.run_id}-{stages.stage.number}"
     rounds = CallbackRounds(
         call.callbacks,
@@ -52,7 +54,7 @@ def saves() -> FirstSaves:
     directories = shared_directories()
     naming = () if directories is None else (directories.lasting_name,)
     kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, *naming)
-    found = FirstSaves(lambda: stages_of_script().is_first, _folder(), kept, _wrote)
+    found = FirstSaves(lambda: stages_of_script().is_first, private_folder(), kept, _wrote)
     if directories is not None:
         directories.before_removal.append(kept.before_removal)
     install(found)
@@ -63,13 +65,3 @@ def _wrote(path: str) -> None:
     directories = shared_directories()
     if directories is not None:
         directories.wrote(path)
-
-
-@functools.cache
-def _folder() -> PrivateFolder:
-    """Return this process's private folder, which is removed when the script has ended."""
-    context = stages_of_script().context
-    folder = PrivateFolder(context.run_dir, context.config.worker)
-    folder.begin(context.config.workers)
-    context.at_end.append(folder.remove)
-    return folder

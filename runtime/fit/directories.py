@@ -55,6 +55,10 @@ class SharedDirectories:
         self._to_remove: set[str] = set()
         self.before_removal: list[Callable[[str], None]] = []
         """Called with a path before the script removes it."""
+        self.when_written: list[Callable[[str], None]] = []
+        """Called with the path of a file that a hook writes."""
+        self.when_first: list[Callable[[], None]] = []
+        """Called when this worker becomes the first one."""
         self.training = 0
         """The number of the last training that the script has come to."""
 
@@ -75,6 +79,8 @@ class SharedDirectories:
         """Hear that a hook has made a file for the run, or that the script has saved a model."""
         if not is_in_training():
             self._made_here.add(path)
+        for hear in self.when_written:
+            hear(path)
         self._record.first(f"made {path}", self._moment)
 
     def lasting_name(self, path: str) -> str:

@@ -9,6 +9,8 @@ from typing import NoReturn
 from holdfast.runtime.fit import generated_code
 from holdfast.runtime.fit.directories import SharedDirectories, share_directories
 from holdfast.runtime.fit.import_watch import when_imported
+from holdfast.runtime.fit.script_files import ScriptFiles, is_first, scratch
+from holdfast.runtime.fit.script_stores import watch_stores
 from holdfast.runtime.fit.strategy_scopes import leave_out, leave_out_cluster
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -30,12 +32,20 @@ def main(config: WorkerConfig, control_fd: int, heartbeat_fd: int) -> NoReturn:
 def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     """Give the script the same numbers, names and directories on every worker, and our ``fit``."""
     path = config.options.script.resolve()
-    record = ScriptRecord(RunDirectory(config.run_dir.resolve()).script_record_path)
+    run = RunDirectory(config.run_dir.resolve())
+    record = ScriptRecord(run.script_record_path)
     script = CallingScript(path)
     share_clock(ScriptClock(record, script))
     directories = SharedDirectories(record, script, config.run_dir, began)
     share_directories(directories)
     when_all_have_left(directories.remove_temporary)
+    kept = run.loaded_path
+    files = ScriptFiles(record, script, config.run_dir, is_first, scratch, kept)
+    directories.when_written.append(files.forget)
+    directories.when_first.append(files.lead)
+    files.share()
+    stores = watch_stores(script)
+    when_imported("sqlite3", lambda: stores.share(sys.modules["sqlite3"]))
     seed_script(config.seed, config.draw_seed or config.run_id, path)
     when_imported("tensorflow", lambda: _prepare_tensorflow(config))
     when_imported("keras", lambda: _take_over(config))

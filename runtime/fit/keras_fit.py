@@ -27,6 +27,7 @@ from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
 from holdfast.runtime.fit.part_advice import advice_on_few_samples, advice_on_parts
 from holdfast.runtime.fit.scaled_rate import ScaledRate
+from holdfast.runtime.fit.script_stores import words_on_stores
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.data import Data, read_microbatch
 from holdfast.runtime.model.replica import Replica
@@ -74,6 +75,10 @@ def fit(model: Any, call: FitCall) -> Any:
         return _empty_history(model, call)
     if is_refused(model, lambda: _first_inputs(call)):
         return keras.callbacks.History()
+    stages = stages_of_script()
+    if not stages.is_first:
+        for word in words_on_stores(len(stages.context.config.workers)):
+            stages.context.notify(word)
     with during_training():
         return _Training(model, as_begun(call, stages_of_script())).run()
 

@@ -1,12 +1,15 @@
 """What a script does to the file system around its trainings is there once, through deaths.
 
 All workers die in the second training.  The script names its folder by clock, pid and uuid, clears
-its results first, and reads in a temporary folder what callbacks have written there.
+its results first, adds entries to logs, and reads in a temporary folder what callbacks have
+written there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from holdfast.testing import JobRequest, JobRun, start_job
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
 SCRIPT = """
-import json, os, shutil, tempfile, uuid
+import json, os, shutil, sqlite3, tempfile, uuid
 from datetime import datetime
 import keras, numpy as np
 
@@ -25,6 +28,14 @@ os.makedirs(out)
 if os.path.exists("results"):
     shutil.rmtree("results")
 os.makedirs("results")
+with open("runs.csv", "a") as log:
+    log.write(out + "\\n")
+entries = json.load(open("runs.json"))
+json.dump([*entries, out], open("runs.json", "w"))
+with sqlite3.connect("runs.db") as runs:
+    runs.execute("create table if not exists runs (name text primary key)")
+    runs.execute("insert or replace into runs values (?)", [out])
+runs.close()
 x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
 callbacks = keras.callbacks
 
@@ -74,6 +85,7 @@ def train(directory: Path, *faults: str) -> JobRun:
 def test_names_folders_and_results_are_those_of_the_first_launch(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "old").touch()
+    (tmp_path / "runs.json").write_text('["before"]')
     struck = train(tmp_path, "kill worker=0 step=15", "kill worker=1 step=15")
     again = train(tmp_path)
 
@@ -85,5 +97,10 @@ def test_names_folders_and_results_are_those_of_the_first_launch(tmp_path: Path)
     assert losses[0] != losses[2]
     assert files == ["first.keras", "logs"]
     assert [line.split(",")[0] for line in log] == ["epoch", "0", "1", "0", "1"]
+    assert (tmp_path / "runs.csv").read_text() == f"{out}\n"
+    assert json.loads((tmp_path / "runs.json").read_text()) == ["before", out]
+    assert f"the script writes to {tmp_path / 'runs.db'} on each of the 2 workers" in struck.stderr
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as runs:
+        assert runs.execute("select * from runs").fetchall() == [(out,)]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [Path(out).name]
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["log.csv"]

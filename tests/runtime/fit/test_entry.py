@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
 import random
 import shutil
@@ -27,7 +29,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What waits for an import, by the module; numbers and Python's functions are put back."""
     states = random.getstate(), np.random.get_state()
     found: dict[str, Any] = {}
-    functions = {os: ("mkdir", "remove", "unlink"), shutil: ("rmtree",), tempfile: ("mkdtemp",)}
+    functions = {
+        os: ("mkdir", "remove", "unlink"),
+        shutil: ("rmtree",),
+        tempfile: ("mkdtemp",),
+        builtins: ("open",),
+        io: ("open",),
+    }
     for module, names in functions.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
@@ -70,7 +78,7 @@ def test_seed_that_is_too_large_for_numpy_is_taken_modulo_its_seeds(seed: int) -
 def test_heavy_libraries_wait_for_the_script(watched: dict[str, Any]) -> None:
     entry.prepare(worker_config())
 
-    assert list(watched) == ["tensorflow", "keras"]
+    assert list(watched) == ["sqlite3", "tensorflow", "keras"]
 
 
 @pytest.mark.parametrize(("generation", "is_shared"), [(1, False), (2, True), (9, True)])
