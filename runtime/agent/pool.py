@@ -30,7 +30,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from itertools import zip_longest
+from types import ModuleType
 from typing import NoReturn
 
 from holdfast.runtime.system.channel import FDS, Channel, Message
@@ -44,6 +46,8 @@ from holdfast.runtime.system.own_process import (
 from holdfast.runtime.system.signals import take_no_notice
 
 _THREADS_END_WITHIN_S = 1.0
+_THREADS = "/proc/self/task"
+_LINKS_OF_A_FOLDER = 2
 _FILES_PER_PEER = 4
 """A worker maps two files of each peer, and Python keeps a descriptor for each; MPI has more."""
 
@@ -58,9 +62,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if order is None:
         return  # the agent was started for a job that has not come
     gc.disable()  # imports make objects that stay; to look through them takes a tenth of the time
+    watch = _ThreadWatch()
+    sys.meta_path.insert(0, watch)
     for module in order["modules"]:
-        if not _preload(module, agent):
+        if not _preload(module, agent, watch):
             return
+    sys.meta_path.remove(watch)
     # Without it the first collection in each worker would copy every page.  Imports leave hardly
     # any garbage, and to look for it takes a quarter of a second.
     gc.freeze()
@@ -116,7 +123,39 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _preload(module: str, agent: Channel) -> bool:
+class _ThreadWatch(MetaPathFinder):
+    """Finds no module, but sees when an import begins, and what threads there are by then."""
+
+    def __init__(self) -> None:
+        self._importing = ""
+        self._threads = {str(os.getpid())}
+        self._begun_by: dict[str, str] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        """Take note of the threads that the import before this one has begun."""
+        self._look()
+        self._importing = name
+
+    def keeper(self) -> str:
+        """Return the package that has begun a thread which still runs."""
+        self._look()
+        left = set(os.listdir(_THREADS)) - {str(os.getpid())}
+        begun_by = [self._begun_by.get(thread) for thread in sorted(left)]
+        return next(filter(None, begun_by), self._importing.partition(".")[0])
+
+    def _look(self) -> None:
+        # Thousands of modules are imported, and a count is faster than a list.
+        if os.stat(_THREADS).st_nlink == len(self._threads) + _LINKS_OF_A_FOLDER:
+            return
+        threads = set(os.listdir(_THREADS))
+        package = self._importing.partition(".")[0]
+        self._begun_by |= dict.fromkeys(threads - self._threads, package)
+        self._threads = threads
+
+
+def _preload(module: str, agent: Channel, watch: _ThreadWatch) -> bool:
     """Import ``module``; false if it leaves this process unfit to fork."""
     agent.send({"kind": "importing", "module": module})
     try:
@@ -130,12 +169,15 @@ def _preload(module: str, agent: Channel) -> bool:
         imported.rc.thread_level = "serialized"
     if _settle_threads():
         return True
-    _report_failure(module, f"its import leaves {thread_count()} threads running", agent)
+    keeper = watch.keeper()
+    reason = f"the import of {keeper} leaves {thread_count()} threads running"
+    _report_failure(module, reason, agent, keeper)
     return False
 
 
-def _report_failure(module: str, message: str, agent: Channel) -> None:
-    agent.send({"kind": "preload_failed", "module": module, "message": message})
+def _report_failure(module: str, message: str, agent: Channel, keeper: str | None = None) -> None:
+    failure = {"kind": "preload_failed", "module": module, "message": message}
+    agent.send(failure | {"keeper": keeper})
 
 
 def _settle_threads() -> bool:

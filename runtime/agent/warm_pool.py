@@ -157,7 +157,7 @@ class WarmPool:
         if kind == "importing":
             self._importing = str(message["module"])
         elif kind == "preload_failed":
-            self._leave_out(str(message["module"]), str(message["message"]))
+            self._leave_out(str(message["module"]), str(message["message"]), message["keeper"])
         elif kind == "warm":
             self.is_warm = True
             self._importing = None
@@ -197,13 +197,13 @@ class WarmPool:
         self._owner.on_pool_event({"kind": "pool_lost", "message": lost})
         return False
 
-    def _leave_out(self, module: str, message: str) -> None:
+    def _leave_out(self, module: str, message: str, keeper: str | None = None) -> None:
         self._importing = None
         if module in self._settings.preload:
             others = tuple(name for name in self._settings.preload if name != module)
             self._settings = replace(self._settings, preload=others)
             failed = {"kind": "preload_failed", "module": module, "message": message}
-            self._owner.on_pool_event(failed)
+            self._owner.on_pool_event(failed | {"keeper": keeper})
 
     def _stop_watching(self) -> None:
         if self._channel.fileno() < 0:

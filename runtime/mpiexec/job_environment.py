@@ -28,6 +28,9 @@ def job_environment(threads: int) -> dict[str, str]:
     environment.update(dict.fromkeys(_ONE_THREAD_POOLS, str(threads)))
     environment.setdefault("PYTHONHASHSEED", "0")
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Keras imports pandas where it is installed, and pandas pyarrow, whose jemalloc would begin a
+    # thread: nothing that imports it could be warm.
+    environment.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     environment["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     )

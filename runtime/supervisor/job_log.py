@@ -52,6 +52,7 @@ class Narration:
         self._notices: set[str] = set()
         self._named_modules: tuple[str, ...] = ()
         self._failed_modules: set[str] = set()
+        self._keepers: set[str] = set()
         self._completed_step = -1
         self._begun_step: int | None = None
         self._world_step: int | None = None
@@ -178,7 +179,7 @@ class Narration:
             self._lost_lines = message["lines"]
             self._journal.record("output_dropped", of="workers", lines=message["lines"])
         elif kind == "preload_failed":
-            self._not_preloaded(message["module"], message["message"])
+            self._not_preloaded(message["module"], message["message"], message.get("keeper"))
 
     def noted(self, text: str, event: str, **fields: object) -> None:
         """Say something about the batch job around this one."""
@@ -300,13 +301,23 @@ class Narration:
             self._say(suspicion)
             self._journal.record("suspicion", text=suspicion)
 
-    def _not_preloaded(self, module: str, reason: str) -> None:
-        """Say once that a module is not preloaded, if the user has named it or asks for more."""
+    def _not_preloaded(self, module: str, reason: str, keeper: str | None = None) -> None:
+        """Say once that a module is not preloaded, if the user has named it or asks for more.
+
+        A ``keeper`` is a library that keeps a thread running.  It keeps every module that
+        imports it out of the pool, so each launch is slower, and it is told once for all of them.
+        """
         if module in self._failed_modules:
             return
         self._failed_modules.add(module)
-        if self._is_verbose or module in self._named_modules:
-            self._say(f"{module} is not preloaded: {reason}")
+        if keeper is not None:
+            is_told = keeper not in self._keepers
+            self._keepers.add(keeper)
+        else:
+            is_told = module in self._named_modules
+        if self._is_verbose or is_told:
+            costs = "" if keeper is None else "; each launch imports it anew"
+            self._say(f"{module} is not preloaded: {reason}{costs}")
         self._journal.record("preload_failed", module=module, message=reason)
 
     def _show_launch(self, launch: Launch) -> None:

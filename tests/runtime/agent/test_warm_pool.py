@@ -44,7 +44,8 @@ def test_workers_find_modules_imported_but_no_mpi(tmp_path: Path) -> None:
         ("there_is_no_such_module", "ModuleNotFoundError: No module named"),
         ("raises", "the pool ended with exit 1 while importing it"),
         ("ends_the_process", "the pool ended with signal SIGILL while importing it"),
-        ("leaves_a_thread", "its import leaves 2 threads running"),
+        ("leaves_a_thread", "the import of leaves_a_thread leaves 2 threads running"),
+        ("brings_a_thread", "the import of leaves_a_thread leaves 2 threads running"),
     ],
 )
 def test_module_that_cannot_be_preloaded_is_left_out(

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import pkgutil
+import shutil
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -132,12 +137,115 @@ def test_module_finds_its_files_while_it_is_imported(module: str, tmp_path: Path
     assert importlib.import_module(module).value == b"name = __name__\n"
 
 
-def test_watcher_is_gone_once_its_module_is_found_and_not_before(module: str) -> None:
+def _asks_for_a_part(module: str) -> None:
+    importlib.util.find_spec(f"{module}.part")
+
+
+def _asks_pkgutil(module: str) -> None:
+    assert module in {found.name for found in pkgutil.iter_modules()}
+    pkgutil.get_importer(sys.path[0]).find_spec(module)  # type: ignore[union-attr]
+    importlib.util.find_spec(module)
+
+
+def _fails_first(module: str) -> None:
+    with _in_place_of_init(module, "1 / 0\n"), pytest.raises(ZeroDivisionError):
+        importlib.import_module(module)
+
+
+def _lacks_a_name_first(module: str) -> None:
+    with _in_place_of_init(module, "from seldom_heard_of.nowhere import name\n"):
+        pytest.raises(ImportError, exec, f"from {module} import value", {})
+
+
+def _imports_in_a_thread(module: str) -> None:
+    thread = threading.Thread(target=importlib.import_module, args=(module,))
+    thread.start()
+    thread.join()
+
+
+def _imports_when_used(module: str) -> None:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules[module] = lazy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    assert lazy.value == 1
+
+
+def _makes_a_module_of_the_spec(module: str) -> None:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def _chains_its_own_hook(module: str) -> None:
+    """As the hooks of tracing libraries do: first in the list, and they ask the others."""
+
+    class Hook(MetaPathFinder):
+        is_asking = False
+
+        def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+            if name != module or self.is_asking:
+                return None
+            self.is_asking = True
+            return importlib.util.find_spec(name)
+
+    sys.meta_path.insert(0, Hook())
+
+
+@contextmanager
+def _in_place_of_init(module: str, code: str) -> Iterator[None]:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    place = Path(spec.origin)
+    good = place.read_text()
+    place.write_text(code)
+    yield
+    shutil.rmtree(place.parent / "__pycache__", ignore_errors=True)
+    place.write_text(good)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda module: importlib.util.find_spec(module),
+        *(_asks_for_a_part, _asks_pkgutil, _fails_first, _lacks_a_name_first),
+        *(_imports_in_a_thread, _imports_when_used, _makes_a_module_of_the_spec),
+        _chains_its_own_hook,
+    ],
+)
+def test_watcher_hears_of_its_module_once_whatever_a_script_does_first(
+    module: str, first: Callable[[str], object]
+) -> None:
     before = list(sys.meta_path)
-    when_imported(module, lambda: None)
+    heard: list[int] = []
+    when_imported(module, lambda: heard.append(importlib.import_module(module).value))
 
     importlib.util.find_spec("never_written_by_anybody")
-    assert len(sys.meta_path) == len(before) + 1
+    first(module)
+    imported = importlib.import_module(module)
+    importlib.reload(imported)
+
+    assert heard == [1]
+    assert type(imported.__spec__.loader).__name__ == "SourceFileLoader"
+    assert [found for found in sys.meta_path if type(found).__name__ != "Hook"] == before
+
+
+def test_watcher_that_refused_is_asked_again(module: str) -> None:
+    heard: list[str] = []
+
+    def refuse_once() -> None:
+        heard.append("asked")
+        if len(heard) == 1:
+            raise ValueError("not here")
+
+    when_imported(module, refuse_once)
+
+    with pytest.raises(ValueError, match="not here"):
+        importlib.import_module(module)
     importlib.import_module(module)
 
-    assert sys.meta_path == before
+    assert heard == ["asked", "asked"]

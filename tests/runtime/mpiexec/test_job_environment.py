@@ -48,6 +48,15 @@ def test_environment_makes_runs_alike_unless_the_user_wants_it_otherwise(
     assert job_environment(threads=1)["PYTHONHASHSEED"] == "7"
 
 
+def test_arrow_begins_no_thread_unless_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
+    plain = job_environment(threads=1)
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "narenas:2")
+
+    assert plain["JE_ARROW_MALLOC_CONF"] == "background_thread:false"
+    assert job_environment(threads=1)["JE_ARROW_MALLOC_CONF"] == "narenas:2"
+
+
 def test_environment_brings_this_python_and_no_plugins_of_strangers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

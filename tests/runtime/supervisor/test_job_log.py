@@ -497,6 +497,21 @@ def test_module_that_the_user_has_named_is_told_if_it_is_not_there(told: Told) -
     assert modules == ["tensorflw", "json", "keras"]
 
 
+def test_library_that_keeps_modules_from_being_preloaded_is_told_once(told: Told) -> None:
+    told.voice.began(setup_of(is_resumed=False, options={"preload": ("tensorflow", "json")}))
+    told.lines()
+
+    for module in ("tensorflow", "json"):
+        reason = "the import of pyarrow leaves 2 threads running"
+        failed = {"kind": "preload_failed", "module": module, "message": reason}
+        told.voice.heard(failed | {"keeper": "pyarrow"})
+
+    assert told.lines() == [
+        "holdfast: tensorflow is not preloaded: the import of pyarrow leaves 2 threads running; "
+        "each launch imports it anew"
+    ]
+
+
 @pytest.mark.parametrize("message", [{}, {"kind": "warm", "pid": 3}, {"kind": "stranger"}])
 def test_message_that_concerns_nobody_is_not_told(told: Told, message: dict[str, object]) -> None:
     told.voice.heard(message)
