@@ -21,6 +21,7 @@ from holdfast.runtime.cli.run import attach, run
 from holdfast.runtime.errors import ExitCode, JobError, UsageError
 from holdfast.runtime.options.option import IMPORT, RUN
 from holdfast.runtime.options.sources import CONFIG_FILE, keys_of, read_config_file, refuse_unknown
+from holdfast.runtime.system.signals import write_in_background
 
 _FUNCTIONS = {
     **{name: name for name in ("chaos", "doctor", "export", "inspect", "repair")},
@@ -30,6 +31,9 @@ _FUNCTIONS = {
 """Commands that are imported when they are asked for, by the names of file and function.
 
 Together they take 0.2 s, and some load NumPy: a job begins without them."""
+
+_OF_JOBS = ("run", "attach", "import", "chaos")
+"""Commands that have a job to mind, which a terminal may not stop."""
 
 _LONGEST_SUMMARY = 200
 """Letters: more than the first sentence on any command has."""
@@ -73,6 +77,8 @@ class _Commands(click.Group):
 @click.pass_context
 def holdfast(context: click.Context) -> None:
     """Train through worker deaths: whatever dies, the run ends with the same bytes."""
+    if context.invoked_subcommand in _OF_JOBS:
+        write_in_background()
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         context.exit(ExitCode.USAGE)

@@ -57,6 +57,14 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_BY_BATCH_SYSTEMS)
 
 
+def write_in_background() -> None:
+    """Let no terminal stop this process for what it writes as a background job.
+
+    A terminal with ``stty tostop`` would, and a job that stands still watches nobody.
+    """
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a handler would be called for ever
+
+
 def take_no_notice() -> None:
     """Let these signals do nothing to this process; to what it starts they do what they do.
 

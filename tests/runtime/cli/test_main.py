@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from terminals import PtyTerminal, exit_code_in, wait_until
 
 from holdfast.runtime.cli import main as main_file
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
+from holdfast.runtime.system.helper_process import program_command
 
 COMMANDS = ("doctor", "export", "import", "inspect", "repair", "report", "run", "save", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")
@@ -221,3 +223,19 @@ def _code_with_stdout(argv: list[str], stdout: int, directory: Path) -> int:
     program = "from holdfast.runtime.cli.main import main; main()"
     command = [sys.executable, "-c", program, *argv]
     return subprocess.run(command, stdout=stdout, cwd=directory, check=False).returncode
+
+
+def test_job_in_the_background_is_not_stopped_by_a_terminal_that_wants_no_output(
+    tmp_path: Path,
+) -> None:
+    """``stty tostop``; the shell waits for the job, and tells whether it was stopped."""
+    command = program_command("from holdfast.runtime.cli.main import main; main()", "run", "no.py")
+    shell = ["env", "--default-signal=TTOU", "sh", "-mc", 'stty tostop; "$@" & wait $!', "sh"]
+    terminal = PtyTerminal([*shell, *command], os.environ, tmp_path, columns=200)
+    try:
+        lines = wait_until(terminal, lambda lines: exit_code_in(lines) is not None)
+    finally:
+        terminal.close()
+
+    assert exit_code_in(lines) == 2
+    assert any("holdfast: error: " in line for line in lines), lines
