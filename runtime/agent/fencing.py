@@ -7,6 +7,7 @@
 | ``failed`` | a worker whose training has failed, but whose script goes on while all others wait |
 | ``standstill`` | all workers, when they wait for each other: MPI has lost a death |
 | ``reading`` | all workers, when they restore and none gets a byte: the disk hangs |
+| ``leaving`` | all workers, when their scripts have ended, all may leave, and none does |
 
 Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
 is killed within two seconds, with or without its stacks (`evidence.inquiry`): a sign of life in
@@ -56,6 +57,7 @@ _LONGEST_READ_S = 300.0
 _WHY = {
     "standstill": "all workers waited for each other for {:.0f} s",
     "reading": "no worker got a byte of the checkpoints for {:.0f} s",
+    "leaving": "no worker ended in {:.0f} s, though all scripts had come to their end",
 }
 """Why all workers of a launch are killed at once."""
 
@@ -96,6 +98,7 @@ class Fencing:
         self._stalls = {
             "standstill": StallDetector(standstill_s),
             "reading": StallDetector(_LONGEST_READ_S),
+            "leaving": StallDetector(starting_s),
         }
         self._deserted = StallDetector(heartbeat_timeout_s)
         self._laggards: LaggardDetector | None = None
@@ -312,5 +315,6 @@ def _reading_of(hosted: HostedWorker) -> Turn:
 _TURNS: dict[str, Callable[[HostedWorker], Turn]] = {
     "standstill": lambda hosted: Turn(*hosted.page.turn),
     "reading": _reading_of,
+    "leaving": lambda hosted: Turn(0, waits_for_peers=hosted.may_leave),
 }
 """What a worker is doing, for each limit that ends a whole launch."""

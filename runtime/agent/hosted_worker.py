@@ -101,6 +101,8 @@ class HostedWorker:
         self.served = 0
         """How often the host's writer, which may mend for it, has told of its disk."""
         self.is_at_end = False
+        self.may_leave = False
+        """Whether it was told that the scripts of all have come to their end: nothing is left."""
         self.has_left = False
         self.limit: str | None = None
         """The limit that it was killed for, None for any other death."""
@@ -246,7 +248,7 @@ class HostedWorker:
             "worker": self.worker,
             "status": status,
             "cause": cause,
-            "clean": self.has_left and status == 0,
+            "clean": (self.has_left and status == 0) or self.limit == "leaving",
             "fenced": self._is_fenced,
             "step": self.page.step,
             "phase": self.page.phase.label,

@@ -38,6 +38,7 @@ def look_at_ends(
         _end(apart, living, workers, tell_report)
     elif all(one.is_at_end for one in living):
         for one in living:
+            one.may_leave = True
             one.answer({"kind": "leave"})
 
 

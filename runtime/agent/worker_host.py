@@ -347,10 +347,11 @@ class WorkerHost:
 
     def _bury(self, hosted: HostedWorker, event: Message) -> None:
         """Let the guard follow its worker, then tell the supervisor."""
-        self._has_lost |= not event["clean"]
+        has_left = event["clean"] and hosted.limit is None
+        self._has_lost |= not has_left
         guard = hosted.guard
         if guard is not None:
-            if event["clean"]:
+            if has_left:
                 guard.release()
             else:
                 guard.kill()

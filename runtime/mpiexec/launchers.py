@@ -21,6 +21,9 @@ MPI 2021.19:
   one private directory, which its owner removes;
 * ``shmem mmap``: without it each rank makes ``/dev/shm/open_mpi.0000`` for a moment,
   to see whether it could, and a rank that is killed then leaves it there;
+* ``opal_signal`` and ``UCX_HANDLE_ERRORS``: a fault such as SIGSEGV ends its process at once.  The
+  handlers of both libraries print a stack, and wait for ever for a lock of malloc that the
+  faulting thread holds.  Meanwhile the heart still beats;
 * ``-launcher fork``: without it Hydra uses a batch system's launcher, where there is one;
 * ``UCX_TLS`` and ``I_MPI_FABRICS``: shared memory alone.  Otherwise each rank listens on
   the network, although no peer is there.
@@ -71,6 +74,7 @@ OPEN_MPI = Launcher(
         *("--mca", "coll", "^han,adapt"),
         *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
         *("--mca", "shmem", "mmap"),
+        *("--mca", "opal_signal", ""),
     ),
     ulfm_options=(
         *("--with-ft", "ulfm"),
@@ -79,11 +83,12 @@ OPEN_MPI = Launcher(
     ),
     root_options=("--allow-run-as-root",),
     directory_options=("--mca", "btl_sm_backing_directory"),
+    environment=(("UCX_HANDLE_ERRORS", "none"),),
 )
 MPICH = Launcher(
     library="MPICH",
     options=("-launcher", "fork", "-bind-to", "none"),
-    environment=(("UCX_TLS", "posix,cma,self"),),
+    environment=(("UCX_TLS", "posix,cma,self"), ("UCX_HANDLE_ERRORS", "none")),
 )
 INTEL_MPI = Launcher(
     library="Intel MPI",

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,6 +33,7 @@ from holdfast.runtime.saving.pending_save import (
 )
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.system.channel import FDS
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.worker.context import WorkerContext
 
 _LOOK_S = 0.001
@@ -59,7 +60,7 @@ class AgentWay:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         # Of its own: laying out may take seconds, and no digest should wait for it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-memory")
+        self._thread = DaemonExecutor(1, "holdfast-memory")
         self._desk: Future[_Desk] | None = None
         self._prepared: tuple[SavePlan, _World] | None = None
         self._without_memory: OwnWay | None = None
@@ -100,7 +101,7 @@ class AgentWay:
         """Give the memory back."""
         if self._desk is not None:
             self._thread.submit(_give_back, self._desk)
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown()
         if self._without_memory is not None:
             self._without_memory.close()
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from holdfast.checkpoint.format.digest import Digest
 from holdfast.checkpoint.format.tensor import Tensors, whole_bytes_of
@@ -22,6 +23,7 @@ from holdfast.recovery.vote import REFUSAL
 from holdfast.runtime.errors import WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
@@ -35,7 +37,8 @@ class MemoryCheck:
         self._context = context
         self._membership = membership
         self._records = records
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digest")
+        self._thread = DaemonExecutor(1, "holdfast-digest")
+        weakref.finalize(self, self._thread.shutdown)
         self._pending: tuple[int, Future[str | None]] | None = None
 
     def take(

@@ -59,6 +59,11 @@ def stalled_line(message: Message) -> str:
             f"none of {count} workers got a byte of the checkpoints for {seconds:.0f} s, so their "
             "disk hangs: ending the launch (nothing is known to be damaged)"
         )
+    if message["limit"] == "leaving":
+        return (
+            f"the scripts of all workers have come to their end, but {count} of them did not leave "
+            f"for {seconds:.0f} s: killed (nothing was left to do)"
+        )
     return (
         f"all {count} workers have waited for each other inside MPI for {seconds:.1f} s: "
         "ending the launch"

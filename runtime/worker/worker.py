@@ -9,14 +9,15 @@ failures it may hang.
 
 from __future__ import annotations
 
+import functools
+import io
 import os
-import runpy
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from holdfast.runtime.errors import (
@@ -40,9 +41,9 @@ from holdfast.runtime.worker.context import (
     journal_of,
     planned_steps,
 )
-from holdfast.runtime.worker.exit_calls import exit_calls
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
+from holdfast.runtime.worker.process_end import EndWatch, end_as_python, flush_output, tell_hook
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
 _IN_TRAINING = frozenset(
@@ -56,6 +57,8 @@ _IN_TRAINING = frozenset(
     }
 )
 """A script that ends in one of these has left its training."""
+_ENDS_OF_SCRIPTS = (ExitCode.PROGRAM_FAILED, ExitCode.USAGE)
+"""Errors with other codes are the job's: nobody has to wait for what the script leaves to do."""
 
 
 def _nothing(_: WorkerConfig) -> None:
@@ -84,22 +87,46 @@ def main(
     watch.begin(context.halt, context.journal.close)
     beats += [watch.look, context.beat]
     page.phase = Phase.STARTING
-    report = run_script(config, page, prepare)
+    report = run_script(config, page, prepare, functools.partial(_end_script, context))
+    _leave(context, report)
+
+
+def _end_script(context: WorkerContext, error: BaseException | None) -> None:
+    """Do what the script has left for its end; what the job has ended has little time for it.
+
+    An order to stop halts a worker here as anywhere else (`halt`).
+    """
+    end = _end_of_script(error)
+    is_jobs_end = end is not None and exit_code_of(end) not in _ENDS_OF_SCRIPTS
+
+    def cut() -> NoReturn:
+        assert end is not None
+        script = str(context.config.options.script.resolve())
+        _leave(context, _end_report(end, script, context.page), was_cut=True)
+
+    with EndWatch(context.notify, cut if is_jobs_end else None):
+        end_as_python()
+
+
+def _leave(
+    context: WorkerContext, report: dict[str, object] | None, *, was_cut: bool = False
+) -> NoReturn:
+    """End this process: with its error, or together with all others."""
     for finish in context.at_end:
         finish()
     context.journal.close()
     if report is not None:
-        agent.send(report)
+        context.tell_agent(report)
         _exit(report)
-    page.phase = Phase.LEAVING
+    context.page.phase = Phase.LEAVING
     # MPI waits with a core each, and the first worker may still write for long.
     assert context.ask_agent is not None
     context.ask_agent({"kind": "at_end"})
     context.communicator.leave()
-    if failure() is None:
+    if failure() is None and not was_cut:
         for finish in context.after_leaving:
             finish()
-    agent.send({"kind": "leaving"})
+    context.tell_agent({"kind": "leaving"})
     _end(ExitCode.DONE)
 
 
@@ -134,25 +161,41 @@ def _join(config: WorkerConfig, agent: Channel, page: HeartbeatPage) -> WorkerCo
 
 
 def run_script(
-    config: WorkerConfig, page: HeartbeatPage, prepare: Callable[[WorkerConfig], None] = _nothing
+    config: WorkerConfig,
+    page: HeartbeatPage,
+    prepare: Callable[[WorkerConfig], None] = _nothing,
+    finish: Callable[[BaseException | None], None] = lambda _: None,
 ) -> dict[str, object] | None:
     """Run the user's script as ``__main__``; return a report of its error, None without one.
 
-    A script that ends well in mid-training has failed: its training is not complete.
+    A script that ends well in mid-training has failed: its training is not complete.  ``finish``
+    gets the script's error and does what is left for its end, still in the script's ``__main__``.
     """
     script = str(config.options.script.resolve())
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
     error: BaseException | None = None
     try:
-        with exit_calls():
-            prepare(config)
-            runpy.run_path(script, run_name="__main__")
+        prepare(config)
+        _run(script)
     except BaseException as raised:  # the script may raise anything at all
         error = raised
+        if not isinstance(raised, (SystemExit, JobError, Ending, InjectedFault)):
+            tell_hook(raised)
+    finish(error)
     end = _end_of_script(error)
     report = _early_end(page) if end is None else _end_report(end, script, page)
     return None if report is None else report | {"is_in_training": page.phase in _IN_TRAINING}
+
+
+def _run(script: str) -> None:
+    """Run the script in a ``__main__`` that stays: threads and processes may still ask for it."""
+    main = ModuleType("__main__")
+    main.__file__ = script
+    with io.open_code(script) as file:
+        code = compile(file.read(), script, "exec", dont_inherit=True)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
 
 
 def _end_of_script(error: BaseException | None) -> BaseException | None:
@@ -257,6 +300,5 @@ def _exit(report: dict[str, object]) -> NoReturn:
 
 def _end(code: int) -> NoReturn:
     """Leave without finalisers: MPI's may hang, and threads may still be writing."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(int(code))

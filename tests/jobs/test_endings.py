@@ -1,11 +1,13 @@
 """Exit code 0 means that the result is written: by the first worker, or by the next first one.
 
-Scripts that train different numbers of times come to no common end: exit code 1.
+Scripts that train different numbers of times come to no common end: exit code 1.  What a script
+leaves for its end is done as in Python: threads, executors, atexit, files that are open.
 """
 
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -119,4 +121,46 @@ def test_order_to_stop_that_comes_before_scripts_go_apart_counts(tmp_path: Path)
 
     assert job.exit_code == 75, job.stderr
     assert "stopped at step 2 with a checkpoint; run again to go on" in job.stderr
+    assert job.leftovers == ()
+
+
+def _ending(folder: Path, then: str) -> JobRequest:
+    return JobRequest(
+        script=SCRIPT.with_name("ending.py"),
+        run_dir=folder / "run",
+        workers=2,
+        argv=[str(folder), then],
+        options=["--threads", "1"],
+    )
+
+
+@pytest.mark.parametrize(("then", "code"), [("return", 0), ("raise", 1)])
+def test_work_that_a_script_leaves_for_its_end_is_done(
+    tmp_path: Path, then: str, code: int
+) -> None:
+    with start_job(_ending(tmp_path, then)) as running:
+        job = running.wait()
+
+    assert job.exit_code == code, job.stderr
+    files = {path.name for path in tmp_path.iterdir()} - {"run"}
+    kinds = ("atexit", "executor", "open", "thread")
+    assert files == {f"{kind} {rank}" for kind in kinds for rank in (0, 1)}
+    assert [(tmp_path / f"open {rank}").read_text() for rank in (0, 1)] == ["written"] * 2
+    assert job.report.failures == () if code == 0 else "error: " in job.stderr
+    assert job.report.relaunches == ()
+    assert job.leftovers == ()
+
+
+def test_end_of_a_script_that_hangs_is_cut_by_an_order_to_stop(tmp_path: Path) -> None:
+    with start_job(_ending(tmp_path, "hang")) as running:
+        running.wait_for("completed", source="supervisor")
+        while len([*tmp_path.glob("polls *")]) < 2:
+            time.sleep(0.01)
+        running.signal(signal.SIGTERM)
+        job = running.wait()
+
+    assert job.exit_code == 75, job.stderr
+    assert "whose end was saved at step 2" in job.stderr
+    assert {path.name for path in tmp_path.glob("thread *")} == {"thread 0", "thread 1"}
+    assert job.report.failures == ()
     assert job.leftovers == ()

@@ -33,6 +33,7 @@ class FakeWorker:
         self.limit: str | None = None
         self.is_buried = self.is_condemned = False
         self.served = 0
+        self.may_leave = False
         self.samples = {"microbatch": worker}
         self.causes: list[str] = []
 
@@ -325,6 +326,26 @@ def test_worker_that_holds_the_lock_while_it_restores_has_a_minute(world: World)
 
     world.pass_time(2.0 + MOST_S, 1, 2)
     assert [fenced["worker"] for fenced in world.of_kind("worker_fenced")] == [0]
+
+
+def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: World) -> None:
+    """As long as one has not come to its end, its script may take its time."""
+    world.fencing.begin(0.0)
+    for worker in world.workers:
+        worker.page.phase = Phase.LEAVING
+    for worker in world.workers[:2]:
+        worker.may_leave = True
+    world.pass_time(200.0, 0, 1, 2)
+    assert world.told == []
+
+    world.workers[2].may_leave = True
+    world.pass_time(59.0, 0, 1, 2)
+    assert world.told == []
+    world.pass_time(2.0 + MOST_S, 0, 1, 2)
+
+    (stalled,) = world.of_kind("stalled")
+    assert (stalled["limit"], stalled["workers"]) == ("leaving", [0, 1, 2])
+    assert [worker.limit for worker in world.workers] == ["leaving"] * 3
 
 
 def test_another_launch_closes_what_was_asked_of_the_one_before(world: World) -> None:

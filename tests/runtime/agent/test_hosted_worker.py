@@ -118,6 +118,14 @@ def test_end_is_clean_only_if_the_worker_has_left_and_then_ended_well(
     assert hosted.exit_event(status, "")["clean"] is is_clean
 
 
+def test_worker_that_was_killed_because_it_did_not_leave_has_done_its_work(
+    hosted: HostedWorker,
+) -> None:
+    hosted.limit = "leaving"
+
+    assert hosted.exit_event(-9, "")["clean"] is True
+
+
 def test_end_has_the_evidence_that_the_page_holds(hosted: HostedWorker) -> None:
     hosted.page.phase = Phase.SAVING
     hosted.page.commit(40)

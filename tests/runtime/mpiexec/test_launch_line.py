@@ -21,7 +21,7 @@ def test_line_of_one_host_with_ulfm() -> None:
         "/opt/mpi/bin/mpiexec --with-ft ulfm "
         "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
         "--oversubscribe --bind-to none --mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
-        "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap "
+        "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  "
         "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
     )
 
@@ -70,6 +70,7 @@ def test_environment_is_private_to_the_launch_and_free_of_an_enclosing_job() -> 
         "PMIX_MCA_gds": "hash",
         "OPAL_PREFIX": "/opt/mpi",
         "HOLDFAST_GENERATION": "2",
+        "UCX_HANDLE_ERRORS": "none",
     }
     assert base["PMIX_RANK"] == "3"
 
@@ -125,7 +126,13 @@ def test_batch_job_is_kept_from_mpiexec() -> None:
     """In an allocation mpiexec would start daemons by srun, on all of its hosts."""
     job = {"SLURM_JOB_ID": "7", "PBS_NODEFILE": "/f", "LSB_JOBID": "8", "JOB_ID": "9", "HOME": "/h"}
 
-    assert LINE.environment(job) == {"HOME": "/h", "TMPDIR": str(LINE.directory)}
+    environment = LINE.environment(job)
+
+    assert environment == {
+        "HOME": "/h",
+        "TMPDIR": str(LINE.directory),
+        "UCX_HANDLE_ERRORS": "none",
+    }
 
 
 @pytest.mark.parametrize(

@@ -501,9 +501,9 @@ def test_library_that_keeps_modules_from_being_preloaded_is_told_once(told: Told
     told.voice.began(setup_of(is_resumed=False, options={"preload": ("tensorflow", "json")}))
     told.lines()
 
-    for module in ("tensorflow", "json"):
-        reason = "the import of pyarrow leaves 2 threads running"
-        failed = {"kind": "preload_failed", "module": module, "message": reason}
+    reason = "the import of pyarrow leaves 2 threads running"
+    for name in ("tensorflow", "json"):
+        failed = {"kind": "preload_failed", "module": name, "message": reason}
         told.voice.heard(failed | {"keeper": "pyarrow"})
 
     assert told.lines() == [

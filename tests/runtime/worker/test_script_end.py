@@ -25,6 +25,7 @@ TRAINING = (Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.SAVING, Phas
 def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(contexts, "_planned_steps", 390)
     monkeypatch.setattr(contexts, "_failure", None)
 
@@ -152,13 +153,38 @@ def test_training_that_failed_is_no_success_though_the_script_has_caught_it(
         assert report["where"] == "fit (train.py:6)"
 
 
-def test_what_a_script_has_given_to_atexit_is_called(tmp_path: Path) -> None:
+def test_end_of_a_script_comes_before_its_report_and_in_its_own_main(tmp_path: Path) -> None:
+    """A thread may still train, and a process may still ask for a function of the script."""
+    seen: list[object] = []
+    page = page_in(Phase.TRAINING)
+
+    def finish(error: BaseException | None) -> None:
+        seen.extend([error, sys.modules["__main__"].__file__])
+        page.phase = Phase.CONCLUDING
+
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    assert run_script(worker_config(script=script), page, finish=finish) is None
+    assert seen == [None, str(script)]
+
+
+@pytest.mark.parametrize(
+    ("error", "heard"), [("OSError('full')", ["OSError"]), ("SystemExit(3)", [])]
+)
+def test_hook_of_the_script_for_its_errors_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, heard: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     text = (
-        "import atexit, pathlib\natexit.register(pathlib.Path(__file__).with_name('end').touch)\n"
+        "import pathlib, sys\nhere = pathlib.Path(__file__).parent\n"
+        "sys.excepthook = lambda kind, error, trace: (here / kind.__name__).touch()\n"
+        f"raise {error}\n"
     )
 
-    assert end_of(tmp_path, text, Phase.CONCLUDING) is None
-    assert (tmp_path / "end").exists()
+    end_of(tmp_path, text, Phase.CONCLUDING)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*heard, "train.py"]
 
 
 def test_exit_in_mid_training_comes_with_its_place(tmp_path: Path) -> None:

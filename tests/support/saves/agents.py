@@ -62,7 +62,8 @@ class Agent:
 
     def close(self) -> None:
         self.way.close()
-        self.way._thread.shutdown(wait=True)
+        for thread in self.way._thread._threads:
+            thread.join()
         self.page.close()
         self._journal.close()
 
