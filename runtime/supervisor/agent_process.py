@@ -137,6 +137,11 @@ class AgentProcess:
         self._child = child
         self._silence = PeerSilence(heartbeat_timeout_s)
 
+    @property
+    def child(self) -> int | None:
+        """The process id of the agent, if this process has started it."""
+        return None if self._child is None else self._child.pid
+
     def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send an order; ignore an agent that is gone, because its end is handled elsewhere."""
         self.channel.post(message, fds)

@@ -50,6 +50,7 @@ from holdfast.runtime.supervisor.missed_faults import missed_faults
 from holdfast.runtime.supervisor.order_signals import Order, OrderSignals
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.own_process import reap_strays
 from holdfast.runtime.system.reactor import Reactor
 
 _LOOK_S = 0.5
@@ -272,6 +273,7 @@ class Supervisor:
         if now - self._looked_at < _LOOK_S or self._end is not None:
             return
         self._looked_at = now
+        self._reap_strays()
         self._mind_time()
         draws = self._narration.draws
         silence_s = None if self._agent is None else self._agent.silence_s(now, draws=draws)
@@ -282,6 +284,11 @@ class Supervisor:
         overdue = self._clock.overdue
         if overdue is not None:
             self._handle(overdue)
+
+    def _reap_strays(self) -> None:
+        """Reap what an agent that died has left, if this is process 1, as in a container."""
+        started = [self._begun and self._begun.pid, self._agent and self._agent.child]
+        reap_strays([pid for pid in started if pid])
 
     @property
     def _situation(self) -> Situation:

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Collection
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -51,6 +52,20 @@ def die_with_parent(parent: int) -> None:
 def outlive_parent() -> None:
     """Take `die_with_parent` back."""
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(0))
+
+
+def reap_strays(ours: Collection[int]) -> None:
+    """Reap ended children that this process has not started, as process 1 and subreapers get them.
+
+    What it has started is in its own session, or is one of ``ours``: others wait for that.
+    """
+    with contextlib.suppress(ChildProcessError):
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return  # nothing has ended
+    for child in _children():
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            if child not in ours and os.getsid(child) != os.getsid(0):
+                os.waitpid(child, os.WNOHANG)
 
 
 def name_process(name: str) -> None:
@@ -97,6 +112,15 @@ def allow_reading(reader: int) -> None:
     """
     with contextlib.suppress(OSError):
         _prctl(_PR_SET_PTRACER, ctypes.c_ulong(reader))
+
+
+def _children() -> list[int]:
+    """Return the children of all threads of this process; none if the kernel does not tell."""
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as children:
+            found += map(int, children.read().split())
+    return found
 
 
 def _granted_cores() -> float | None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -70,3 +72,31 @@ def test_name_is_what_ps_shows() -> None:
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+STRAYS = """
+import os, subprocess
+from holdfast.runtime.system.own_process import adopt_orphans, reap_strays
+
+adopt_orphans()
+shell = ["sh", "-c", "setsid sleep 600 >/dev/null & echo $!"]
+stray = int(subprocess.run(shell, check=True, stdout=subprocess.PIPE).stdout)
+os.kill(stray, 9)
+own = subprocess.Popen(["sh", "-c", "exit 3"])
+named = subprocess.Popen(["sh", "-c", "exit 4"], start_new_session=True)
+for pid in (stray, own.pid, named.pid):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+reap_strays([named.pid])
+try:
+    os.waitpid(stray, 0)
+except ChildProcessError:
+    print("reaped", own.wait(), named.wait())
+reap_strays([])
+"""
+
+
+def test_strays_are_reaped_and_what_this_process_has_started_is_not() -> None:
+    """The shell is the stray's parent, and ends at once."""
+    run = subprocess.run([sys.executable, "-c", STRAYS], capture_output=True, text=True, check=True)
+
+    assert run.stdout == "reaped 3 4\n"
