@@ -18,6 +18,7 @@ from holdfast.runtime.mpiexec import guard as guard_file
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
 from holdfast.runtime.mpiexec.launchers import LAUNCHERS, OPEN_MPI, Launcher
 from holdfast.runtime.mpiexec.mpi_launch import MpiLaunch
+from holdfast.runtime.mpiexec.noise import without_rules
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
 
@@ -126,7 +127,7 @@ class MpiHost:
             self._reactor.forget(self._launch.end_fd)
 
     def _conclude(self, launch: MpiLaunch, host: HostState) -> None:
-        words = "" if host.had_guards else launch.words()
+        words = "" if host.had_guards else without_rules(launch.words())
         self._reactor.forget(launch.end_fd)
         launch.clear()
         self._launch = None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.mpiexec.noise import NoiseFilter
+from holdfast.runtime.mpiexec.noise import NoiseFilter, without_rules
 
 RULE = b"-" * 74 + b"\n"
 NBC = (
@@ -23,6 +23,7 @@ ABORT = (
     + RULE
 )
 ONEDNN = b"I0000 00:00:1795281863.228147   10020 port.cc:153] oneDNN custom operations are on.\n"
+PMIX = RULE + b"The PMIx server's listener thread failed to start. We cannot\n\ncontinue.\n" + RULE
 USERS = b"epoch 1\n\nNBC_Progress was mentioned here\n" + b"-" * 80 + b"\nloss 0.5\n"
 
 
@@ -123,7 +124,7 @@ def test_line_that_only_resembles_noise_is_shown(line: bytes) -> None:
 
 
 @given(
-    st.lists(st.sampled_from([NBC, EPOLL, ABORT, ONEDNN, RULE, USERS, b"\n"])),
+    st.lists(st.sampled_from([NBC, EPOLL, ABORT, PMIX, ONEDNN, RULE, USERS, b"\n"])),
     st.lists(st.integers(1, 5)),
 )
 def test_pieces_in_which_lines_come_change_nothing(texts: list[bytes], sizes: list[int]) -> None:
@@ -138,3 +139,22 @@ def test_pieces_in_which_lines_come_change_nothing(texts: list[bytes], sizes: li
     shown += piecewise.without_noise(b"".join(lines)) + piecewise.rest()
 
     assert shown == expected
+
+
+def test_banner_of_a_library_is_one_line() -> None:
+    sentence = "The PMIx server's listener thread failed to start. We cannot continue."
+    shown = NoiseFilter()
+
+    assert shown.without_noise(USERS + PMIX + b"\n" + USERS) == (
+        USERS + f"{sentence}\n".encode() + USERS
+    )
+    assert " ".join(without_rules(PMIX.decode()).split()) == sentence
+
+
+def test_banner_of_a_library_without_end_is_shown_as_it_came() -> None:
+    begun = PMIX.removesuffix(RULE)
+    shown = NoiseFilter()
+
+    assert shown.without_noise(begun) == b""
+    assert shown.rest() == begun
+    assert shown.without_noise(begun + b"x\n" * 40) == begun + b"x\n" * 40
