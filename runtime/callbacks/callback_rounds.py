@@ -135,9 +135,17 @@ class CallbackRounds:
         if hooks:
             self._run_hooks(hook, lambda: [run(index, logs=dict(logs)) for run in hooks])
 
+    def acts_at_ends(self) -> bool:
+        """Return whether there are callbacks beside Keras's ``History``."""
+        return bool(self._kept)
+
     def acts_on_batches(self) -> bool:
-        """Return whether a callback has a hook about a batch, so that each step ends in a round."""
-        return any(acts(c, "on_train_batch_begin", "on_train_batch_end") for c in self._kept)
+        """Return whether a callback of the script has a hook about a batch.
+
+        What Keras's own do then is short, and what it costs to be ready for more is not.
+        """
+        hooks = "on_train_batch_begin", "on_train_batch_end"
+        return not self._are_alike and any(acts(c, *hooks) for c in self._kept if not is_alike(c))
 
     def check_settings(self) -> list[str]:
         """Return the numbers that hooks have changed, and that the graph of a step may hold.

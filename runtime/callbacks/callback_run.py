@@ -147,10 +147,10 @@ class CallbackRun:
             )
 
     def acts_after(self, commit: Commit) -> bool:
-        """Return whether hooks run after the commit: at the ends of epochs, and as they ask."""
+        """Return whether hooks of the script run after the commit."""
         is_at_end = commit.work is Work.EVALUATE or commit.has_ended_epoch
         is_at_end |= commit.next_work is not Work.TRAIN
-        return is_at_end or self._rounds.acts_on_batches()
+        return self._rounds.acts_at_ends() if is_at_end else self._rounds.acts_on_batches()
 
     def after(self, commit: Commit) -> None:
         """Let the callbacks see a commit, and the beginning of what follows."""

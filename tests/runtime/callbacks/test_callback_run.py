@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from driven_run import STEPS, Driven, begin, drive, one_layer, plan_of
 
+from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.work_plan import Work
+from holdfast.runtime.training.companion import Commit
+
 pytestmark = pytest.mark.tensorflow
 
 X = np.ones((STEPS, 1), np.float32)
@@ -262,3 +266,37 @@ def test_attribute_that_no_checkpoint_keeps_is_told_once(tmp_path: Path) -> None
         "the callback's Recorder.tracker (a Tracker) is not kept in checkpoints: a relaunch begins "
         "with a new one; give the callback get_state() and set_state() to keep it"
     ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "amid", "at_end"),
+    [
+        ((), False, False),
+        (("ends of epochs",), False, True),
+        (("batches",), True, True),
+        (("of Keras",), False, True),
+    ],
+)
+def test_state_is_held_before_code_of_the_script_alone(
+    tmp_path: Path, kinds: tuple[str, ...], *, amid: bool, at_end: bool
+) -> None:
+    import keras
+
+    class AtEnds(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+    class OnBatches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+    made = {"ends of epochs": AtEnds, "batches": OnBatches, "of Keras": keras.callbacks.CSVLogger}
+    given = [made[kind](*([str(tmp_path / "l")] * (kind == "of Keras"))) for kind in kinds]
+    run = driven(given, tmp_path).run
+
+    def acts(following: Work | None, *, has_ended: bool) -> bool:
+        cursor = Cursor.start(1)
+        return run.acts_after(Commit(Work.TRAIN, cursor, 1, has_ended, {}, None, following))
+
+    assert acts(Work.TRAIN, has_ended=False) is amid
+    assert acts(Work.EVALUATE, has_ended=False) is at_end
+    assert acts(Work.TRAIN, has_ended=True) is at_end
+    assert acts(None, has_ended=True) is at_end
