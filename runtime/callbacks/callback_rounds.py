@@ -27,6 +27,7 @@ from holdfast.runtime.callbacks.callback_rules import (
     needs_logs,
     resumed,
     sees_metrics,
+    settings_in_words,
     without_graphs,
 )
 from holdfast.runtime.callbacks.callback_state import CallbackStates
@@ -87,6 +88,10 @@ class CallbackRounds:
     def history(self) -> Any:
         """Keras's ``History`` of the call."""
         return _history_in(self._run)
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings of Keras's callbacks that act on the training, in words."""
+        return settings_in_words(self._kept)
 
     def begin(self) -> None:
         """Begin the training."""

@@ -7,9 +7,12 @@ Every other callback, also a user's, is run on all workers as it is, under the g
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any
 
 from holdfast.runtime.callbacks.event_files import EventFiles
@@ -65,6 +68,28 @@ RULES = {
 """By the name of the class; callbacks of Keras that are not named follow `Rule()`."""
 
 _OF_USERS = Rule(is_alike=False)
+
+
+_ACTING = frozenset({"EarlyStopping", "ReduceLROnPlateau", "SwapEMAWeights"})
+"""Callbacks of Keras that act on the training, each by settings of its own."""
+_NO_SETTINGS = frozenset({"verbose"})
+
+
+def settings_in_words(callbacks: Iterable[Any]) -> dict[str, str]:
+    """Return the settings of Keras's callbacks that act on the training, also of subclasses."""
+    found: dict[str, str] = {}
+    numbers: Counter[str] = Counter()
+    for callback in callbacks:
+        kinds = [kind for kind in type(callback).__mro__ if kind.__name__ in _ACTING]
+        for kind in (kind for kind in kinds if kind.__module__.startswith("keras.")):
+            numbers[kind.__name__] += 1
+            number = numbers[kind.__name__]
+            which = kind.__name__ if number == 1 else f"{kind.__name__} number {number}"
+            for name in inspect.signature(kind).parameters:
+                value = getattr(callback, name, None)
+                if name not in _NO_SETTINGS and isinstance(value, (Number, str)):
+                    found[f"{name} of {which}"] = repr(value)
+    return found
 
 
 def rule_of(callback: Any) -> Rule:

@@ -160,6 +160,10 @@ class CallbackRun:
         """Tell the callbacks that the training is over."""
         self._go_on(self._end())
 
+    def settings(self) -> Mapping[str, str]:
+        """Return the settings of Keras's callbacks that act on the training."""
+        return self._rounds.settings()
+
     def lead(self, *, is_first: bool) -> None:
         """Hear whether this worker is the first one now."""
         if is_first:

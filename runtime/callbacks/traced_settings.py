@@ -11,19 +11,13 @@ other number may be one that the step reads, or the script's own: there the user
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from numbers import Number
 from typing import Any, NamedTuple
 
 from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.model_settings import layers_of, settings_of
 
-_RATE = "_learning_rate"
-"""A variable, or a schedule; a number that is set goes into the variable."""
-
-_NO_SETTINGS = frozenset({"name", "inner_optimizer"})
 _OF_KERAS = frozenset({"stop_training"})
 """What Keras sets itself, and no graph reads."""
 
@@ -59,7 +53,8 @@ class TracedSettings:
 
     def __init__(self, model: Any) -> None:
         self._settings = [
-            _Attribute(owner, name, getattr(owner, name, None)) for owner, name in _settings(model)
+            _Attribute(owner, name, getattr(owner, name, None))
+            for owner, name in settings_of(model)
         ]
         known = {each.place for each in self._settings}
         self._numbers = [each for each in _numbers(model) if each.place not in known]
@@ -79,57 +74,12 @@ class TracedSettings:
         return [str(number) for number in self._numbers if number.has_changed]
 
 
-def _settings(model: Any) -> Iterator[tuple[Any, str]]:
-    """Yield each owner of settings with the name of an attribute."""
-    for optimizer in _optimizers(model):
-        yield from ((optimizer, name) for name in sorted({*_configured(optimizer), _RATE}))
-    for layer in _layers(model):
-        yield from ((layer, name) for name in sorted({*_configured(layer), "trainable"}))
-
-
-def _configured(owner: object) -> set[str]:
-    """Return the attributes that a layer or an optimizer has under the name of an argument."""
-    kind: Any = type(owner)  # mypy takes a class for not hashable
-    return set(vars(owner)) & _arguments(kind) - _NO_SETTINGS
-
-
-@functools.cache
-def _arguments(kind: type) -> frozenset[str]:
-    """Return the names of all arguments that a class, or one above it, is made with."""
-    made = (vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each))
-    return frozenset(name for way in made if callable(way) for name in _parameters(way))
-
-
-def _parameters(way: Callable[..., Any]) -> Iterable[str]:
-    with contextlib.suppress(ValueError, TypeError):  # of a class without Python code
-        return inspect.signature(way).parameters
-    return ()
-
-
 def _numbers(model: Any) -> Iterator[_Attribute]:
     """Yield the numbers that are public attributes of a model and its layers."""
-    for owner in (model, *_layers(model)):
+    for owner in (model, *layers_of(model)):
         for name, value in list(vars(owner).items()):
             if isinstance(value, Number) and not name.startswith("_") and name not in _OF_KERAS:
                 yield _Attribute(owner, name, value)
-
-
-def _layers(model: Any) -> list[Any]:
-    """Return the layers of a model, and those within them."""
-    if not hasattr(model, "_flatten_layers"):
-        return []
-    return list(model._flatten_layers(include_self=False))
-
-
-def _optimizers(model: Any) -> Iterator[Any]:
-    """Yield the optimizers that are attributes of a model, and those within them."""
-    found = list(vars(model).values())
-    while found:
-        optimizer = found.pop(0)
-        if hasattr(optimizer, "apply_gradients") and hasattr(optimizer, "get_config"):
-            yield optimizer
-            found += [getattr(optimizer, "inner_optimizer", None)]  # of a loss scale
-            found += getattr(optimizer, "optimizers", ())  # of a MultiOptimizer
 
 
 def _is_same(value: Any, known: Any) -> bool:

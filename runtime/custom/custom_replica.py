@@ -46,6 +46,7 @@ from holdfast.runtime.model.model_call import metric_starts
 from holdfast.runtime.model.named_variables import check_tensors, unchanged
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
 
 
@@ -107,6 +108,11 @@ class CustomReplica:
     def graphs(self) -> tuple[Any, ...]:
         """The graphs of a step: that of the first microbatch, and those of the updates."""
         return self._first_graph, *self._updates
+
+    def facts(self) -> StepFacts:
+        """Return what the steps of training and validation are made of."""
+        graphs = (*self.graphs, *self._evaluation.graphs)
+        return step_facts(self._model, GraphFacts.of(graphs, self._model), graphs)
 
     @property
     def shape(self) -> ContributionShape:

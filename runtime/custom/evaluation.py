@@ -31,6 +31,11 @@ class Evaluation:
         return self._step
 
     @property
+    def graphs(self) -> tuple[Any, ...]:
+        """The graphs that were traced so far."""
+        return tuple(self._graphs.values())
+
+    @property
     def numbers(self) -> tuple[Number, ...]:
         """Numbers of the logs."""
         return () if self._logs is None else self._logs.numbers

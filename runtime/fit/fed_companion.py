@@ -6,6 +6,7 @@ compares it on the way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.checkpoint.format.tensor import Tensors
@@ -14,7 +15,7 @@ from holdfast.recovery.vote import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.pipelines.stream import Mark, Position
-from holdfast.runtime.training.companion import Commit, Companion, Notes
+from holdfast.runtime.training.companion import Commit, Companion, Notes, SettingsHolder
 
 _FIELD = "pipeline"
 
@@ -45,6 +46,11 @@ class FedCompanion:
     def has_effects(self) -> bool:
         """Whether a round of the companion has run on whose effects the workers have to agree."""
         return self._companion.has_effects
+
+    def settings(self) -> Mapping[str, str]:
+        """Return the settings of the companion."""
+        holder = self._companion
+        return holder.settings() if isinstance(holder, SettingsHolder) else {}
 
     def lead(self, *, is_first: bool) -> None:
         """Hear whether this worker is the first one now."""

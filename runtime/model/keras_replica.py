@@ -52,6 +52,7 @@ from holdfast.runtime.model.model_update import ModelUpdate
 from holdfast.runtime.model.named_variables import check_tensors, model_variables, unchanged
 from holdfast.runtime.model.nest import Nest
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 from holdfast.runtime.model.tensors import (
     Batch,
     first_samples,
@@ -115,6 +116,15 @@ class KerasReplica:
     def graphs(self) -> tuple[Any, ...]:
         """The graphs of a step: that of the first microbatch, and that of the update."""
         return self._first_graph.graph, self._update.graph
+
+    def facts(self) -> StepFacts:
+        """Return what the step is made of."""
+        return step_facts(self._model, self._graph_facts, self.graphs)
+
+    @functools.cached_property
+    def _graph_facts(self) -> GraphFacts:
+        """The facts of the graphs, found once: a script may call ``fit`` for each epoch."""
+        return GraphFacts.of(self.graphs, self._model)
 
     @property
     def shape(self) -> ContributionShape:

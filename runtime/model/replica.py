@@ -21,6 +21,7 @@ import numpy.typing as npt
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.model.nest import Nest, leaves
+from holdfast.runtime.model.step_facts import StepFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,14 @@ class Finishing(Protocol):
 
     def finish(self) -> None:
         """Make the weights those that the training ends with; again, it changes nothing."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A replica that tells what its step is made of."""
+
+    def facts(self) -> StepFacts:
+        """Return what all workers must have alike, beside names and shapes of the state."""
 
 
 def make_model(model: Any) -> Any:

@@ -19,11 +19,13 @@ import numpy.typing as npt
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
 from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.training.companion import Notes
 from holdfast.runtime.training.due import Due
 from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.same_step import check_same_weights
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -99,19 +101,27 @@ class NewestState:
     """Gives the newest state to all members of a world."""
 
     def __init__(
-        self, context: WorkerContext, job: TrainingJob, state: JobState, saver: Saver
+        self,
+        membership: Membership,
+        context: WorkerContext,
+        job: TrainingJob,
+        state: JobState,
+        saver: Saver,
     ) -> None:
+        self._membership = membership
         self._context = context
         self._job = job
         self._state = state
         self._saver = saver
 
-    def share(self, communicator: Communicator, source: Source, cursor: Cursor) -> Shared:
+    def share(self, source: Source, cursor: Cursor) -> Shared:
         """Return the newest state; if no member has one, read it from the disk or build it.
 
         Raises:
+            ProgramError: nothing was saved, and the workers have built other weights.
             WorldBroken: a member died; nothing is changed.
         """
+        communicator = self._membership.communicator
         if source.version == NO_STATE:
             cursor = Cursor.start(self._state.replica.shape.metrics, self._job.stage.begin)
             restore = JobRestore(self._context, self._job, self._state)
@@ -123,6 +133,8 @@ class NewestState:
                 self._state.restored(restored.manifest.step, cursor_saved)
                 due = Due.of(cursor_saved)
                 return Shared(restored.state, notes_of(cursor_saved), is_restored=True, due=due)
+            if self._job.initial is None:  # which rank 0 alone has read
+                check_same_weights(self._membership, self._state, cursor)
         self._saver.share_saved_step(source.rank)
         notes = None if source.version == NO_STATE else self._state.companion.notes()
         notes = share_notes(communicator, source.rank, notes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
@@ -105,6 +105,14 @@ class Companion(Protocol):
 
     def load(self, tensors: Tensors) -> None:
         """Take over the arrays that ``tensors`` has returned, on this worker or another."""
+
+
+@runtime_checkable
+class SettingsHolder(Protocol):
+    """A companion whose settings act on the training, so that all workers need the same."""
+
+    def settings(self) -> Mapping[str, str]:
+        """Return the settings, by names in the words of the user."""
 
 
 class Alone:

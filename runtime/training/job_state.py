@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy.typing as npt
 from holdfast.checkpoint.format.manifest import GIVES_WAY
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.model.replica import Replica
+from holdfast.runtime.model.replica import Described, Replica
+from holdfast.runtime.model.step_facts import StepFacts
 from holdfast.runtime.training.companion import Companion, Notes
 from holdfast.runtime.worker.random_states import random_states
 
@@ -33,6 +35,11 @@ class JobState:
         self.companion = companion
         self._ended: Mapping[str, Any] | None = None
         self._ended_at = -1
+
+    @functools.cached_property
+    def facts(self) -> StepFacts | None:
+        """What the step was made of at first, None for a replica that does not tell."""
+        return self.replica.facts() if isinstance(self.replica, Described) else None
 
     def tensors(self, cursor: Cursor) -> dict[str, npt.NDArray[np.generic]]:
         """Return all tensors, in order of names; the arrays may alias the live state."""

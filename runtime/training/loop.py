@@ -32,6 +32,8 @@ from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.training.progress_teller import ProgressTeller
 from holdfast.runtime.training.repair_count import RepairCount
 from holdfast.runtime.training.rest import Rest
+from holdfast.runtime.training.same_step import FIELD as STEP
+from holdfast.runtime.training.same_step import StepRecord, check_same_step
 from holdfast.runtime.training.same_work import check_same_work
 from holdfast.runtime.training.tracing_ahead import Preparation
 from holdfast.runtime.training.training_job import TrainingJob
@@ -64,11 +66,12 @@ class TrainingLoop:
         context.beats[:] = [self._teller.tell]
         self._preparation = Preparation(replica, job)
         self._saver = Saver(context, self._membership, job.save_terms, self._records)
-        self._newest = NewestState(context, job, state, self._saver)
+        self._newest = NewestState(self._membership, context, job, state, self._saver)
         self._clock = SaveClock(job.schedule, context.config.history, self._records.note)
         self._moving = context.halt.moving
         mine = self._progress, self._saver, self._records
         self._rest = Rest(context, state, *mine, job.work_plan, self._fields)
+        self._step = StepRecord.of(state, context, job.numerics.to_json())
         self._transactions: dict[Work, Transaction] = job.transactions(replica, context.page)
         offers = {work: of_work.vectors for work, of_work in self._transactions.items()}
         self._exchange = Exchange(self._membership, offers, job.microbatches)
@@ -153,6 +156,8 @@ class TrainingLoop:
         membership.join(NO_STATE)
         membership.together(lambda: check_peers(self._context, membership, numerics))
         membership.together(lambda: check_same_work(membership, self._job))
+        cursor = self._progress.cursor
+        membership.together(lambda: check_same_step(membership, self._state, cursor))
         return StepEvent.FORMED
 
     def _catch_up(self) -> StepEvent:
@@ -160,9 +165,7 @@ class TrainingLoop:
         source = find_source(self._membership.versions)
         if source.is_needed:
             shared = self._membership.together(
-                lambda: self._newest.share(
-                    self._membership.communicator, source, self._progress.cursor
-                )
+                lambda: self._newest.share(source, self._progress.cursor)
             )
             self._context.page.phase = Phase.COMPILING  # nothing is read any more
             if source.version == NO_STATE or self._version != source.version:
@@ -374,6 +377,8 @@ class TrainingLoop:
         measured = self._progress.measured
         is_complete = self.is_complete if is_complete is None else is_complete
         fields = self._state.fields(is_complete=is_complete)
+        if self._step is not None:
+            fields[STEP] = self._step.to_json()
         return fields if measured is None else measured.into(fields)
 
     def _gather_again(self) -> None:

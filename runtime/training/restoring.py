@@ -39,6 +39,7 @@ from holdfast.runtime.saving.agent_memory import AgentMemory
 from holdfast.runtime.saving.local_terms import local_store
 from holdfast.runtime.saving.ordered_mends import mends_of
 from holdfast.runtime.training.job_state import JobState, is_passed_over, was_over
+from holdfast.runtime.training.same_step import StepRecord, check_same_record
 from holdfast.runtime.training.same_work import check_same_run
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.weights.initial_weights import load_initial_weights
@@ -295,8 +296,11 @@ class JobRestore:
         restored = Restored({}, reader.manifest)
         specs = specs_of(self._state.tensors(fresh))
         check_same_run(self._context, self._job, specs, restored.manifest)
+        config = self._context.config
+        step = StepRecord.of(self._state, self._context, self._job.numerics.to_json())
+        check_same_record(self._context, step, reader.manifest.cursor, is_first=is_first)
         before = _numerics_of(restored)
-        if is_first or self._context.config.options.strict:
+        if is_first or config.options.strict:
             check_resumed(self._context, before, self._job.numerics)
 
 

@@ -23,12 +23,14 @@ import numpy as np
 
 from holdfast.recovery.assignment import Assignment
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.errors import LedgerUnreadable
 from holdfast.recovery.ledger import LANES, FingerprintTable, from_lanes, write_lanes
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import Node, maximal_nodes
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.exchange.shared_vectors import SharedVectors
 from holdfast.runtime.loss.settling import PassLayout
@@ -192,9 +194,21 @@ class Transaction:
         return self._sums.take(_nodes_of(assignment, worker))
 
     def split(self, vector: FloatVector) -> Total:
-        """Return the total that the sum over all microbatches encodes."""
+        """Return the total that the sum over all microbatches encodes.
+
+        Raises:
+            RecoveryImpossible: the counts in it are not those of samples.
+        """
         body = self._contributor.size
-        samples, proof = from_lanes(vector[body:])
+        try:
+            samples, proof = from_lanes(vector[body:])
+        except LedgerUnreadable as error:
+            raise RecoveryImpossible(
+                "the sum over the workers holds no whole number of samples, so it was damaged on "
+                "its way and nothing of this step was applied: the memory of this machine is at "
+                "fault, or a Replica of the script that writes outside of its vector; run again: "
+                "the run resumes from its last checkpoint"
+            ) from error
         contribution = vector[:body]
         contribution.flags.writeable = False  # other workers are reading it too
         return Total(contribution, samples, proof)

@@ -19,6 +19,7 @@ from holdfast.runtime.callbacks.callback_rules import (
     resumed,
     rule_of,
     sees_metrics,
+    settings_in_words,
     without_graphs,
 )
 from holdfast.runtime.callbacks.event_files import EventFiles
@@ -233,3 +234,32 @@ def test_beginning_of_a_batch_sees_metrics_but_needs_no_logs() -> None:
 
     assert sees_metrics(callback)
     assert not needs_logs(callback)
+
+
+@pytest.mark.tensorflow
+def test_settings_that_act_on_training_are_told_also_of_a_subclass() -> None:
+    import keras
+
+    class Own(keras.callbacks.EarlyStopping):
+        def __init__(self, path: str, started: float) -> None:
+            super().__init__("loss", patience=4)
+            self.path, self.started = path, started
+
+    told = settings_in_words(
+        [
+            Own("/tmp/123", 1.5),
+            keras.callbacks.EarlyStopping(patience=9, verbose=1),
+            keras.callbacks.CSVLogger("log-123.csv"),
+            keras.callbacks.ReduceLROnPlateau(factor=0.25),
+        ]
+    )
+
+    assert told["monitor of EarlyStopping"] == "'loss'"
+    assert told["patience of EarlyStopping"] == "4"
+    assert told["patience of EarlyStopping number 2"] == "9"
+    assert told["factor of ReduceLROnPlateau"] == "0.25"
+    assert {name.partition(" of ")[2].partition(" ")[0] for name in told} == {
+        "EarlyStopping",
+        "ReduceLROnPlateau",
+    }
+    assert not any("verbose" in name or "path" in name or "started" in name for name in told)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from simulation import FEATURES, Watching, data
 
 from holdfast.recovery.assignment import assign
-from holdfast.recovery.ledger import Ledger, fingerprint
+from holdfast.recovery.ledger import LANES, Ledger, fingerprint
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work
 from holdfast.recovery.world import WorkerId, World
+from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.system.heartbeat import HeartbeatPage, WorkInHand
 from holdfast.runtime.training.transaction import (
@@ -221,3 +222,12 @@ def test_spare_takes_part_in_a_sum_without_a_vector(page: HeartbeatPage, replica
     world = World(1, (WorkerId(0), WorkerId(1)), capacity=1)
 
     assert transaction.roots(assign(PARTS, world), WorkerId(1)) == ()
+
+
+def test_total_without_a_whole_number_of_samples_is_refused_in_words(
+    page: HeartbeatPage, replica: Watching
+) -> None:
+    transaction = Transaction(Work.TRAIN, training(page, replica), PARTS)
+
+    with pytest.raises(RecoveryImpossible, match="no whole number of samples, so it was damaged"):
+        transaction.split(np.full(FLOATS + LANES, 0.5, np.float32))

@@ -1,0 +1,127 @@
+"""The facts of a step: alike in two processes that build the same, and another for any change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from holdfast.runtime.custom.custom_replica import CustomReplica
+from holdfast.runtime.model.keras_replica import KerasReplica
+from holdfast.runtime.model.step_facts import StepFacts
+
+pytestmark = pytest.mark.tensorflow
+
+X, Y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+TABLE = np.arange(400, dtype=np.float32).reshape(8, 50)
+
+
+class Own(keras.Model):
+    """A model with a step of its own."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.factor = factor
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.factor * keras.ops.mean((self(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def facts(
+    factor: Any = 2.0,
+    *,
+    momentum: float = 0.9,
+    rate: float = 0.2,
+    unroll: bool = False,
+    add: float = 0.0,
+) -> StepFacts:
+    keras.backend.clear_session()
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dropout(rate),
+            keras.layers.Reshape((2, 2)),
+            keras.layers.LSTM(3, unroll=unroll, name="memory"),
+            keras.layers.Dense(1),
+        ]
+    )
+    table = tf.constant(TABLE + add)
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum),
+        lambda t, p: factor * keras.ops.mean((t - p) ** 2, -1) + keras.ops.sum(table),
+    )
+    return KerasReplica(model, X, Y).facts()
+
+
+def test_names_of_functions_do_not_count() -> None:
+    one, two = facts(), facts()  # TensorFlow counts its functions
+
+    assert one.digest == two.digest
+    assert (one.graphs, one.settings()) == (two.graphs, two.settings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"factor": 3.0}, "the loss"),
+        ({"add": 1.0}, "the loss"),
+        ({"momentum": 0.8}, "the optimizer"),
+        ({"rate": 0.3}, "layer 'dropout'"),
+    ],
+)
+def test_a_constant_tells_its_part(changes: dict[str, Any], part: str) -> None:
+    before, now = facts(), facts(**changes)
+
+    assert now.digest != before.digest
+    assert now.graphs.operations == before.graphs.operations
+    names = before.graphs.parts
+    assert part in [name for name in names if names[name] != now.graphs.parts[name]]
+
+
+def test_a_setting_has_both_values_and_other_operations_are_seen() -> None:
+    before, now = facts(), facts(unroll=True)
+
+    told = [found.settings()["unroll of LSTM 'memory'"] for found in (before, now)]
+    assert told == ["False", "True"]
+    assert now.graphs.operations != before.graphs.operations
+    assert now.graphs.whole != before.graphs.whole
+
+
+def test_a_variable_that_the_step_reads_is_compared_by_its_value() -> None:
+    one, two = (facts(tf.Variable(value, name="weight")) for value in (1.0, 2.0))
+
+    assert one.graphs == two.graphs
+    assert one.read == {"the variable 'weight' that the step reads": "1.0"}
+    assert one.digest != two.digest
+
+
+def test_seeds_of_dropout_do_not_count() -> None:
+    digests = []
+    for seed in (1, 2):
+        keras.utils.set_random_seed(seed)
+        digests.append(facts().digest)
+
+    assert digests[0] == digests[1]
+
+
+def test_own_steps_are_compared_too() -> None:
+    digests = []
+    for factor in (2.0, 2.0, 3.0):
+        keras.backend.clear_session()
+        model = Own(factor)
+        model.compile(keras.optimizers.SGD(0.1))
+        digests.append(CustomReplica(model, X, Y).facts().digest)
+
+    assert digests[0] == digests[1] != digests[2]
