@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from holdfast.runtime.system.own_process import (
 )
 from holdfast.runtime.system.owned_directory import hold
 from holdfast.runtime.system.signals import block
+from holdfast.runtime.system.witnessed_time import Bound
 
 DEFAULT_ENTRY = "holdfast.runtime.fit.entry:main"
 
@@ -97,8 +97,8 @@ def _first_pool(settings: PoolSettings) -> PoolStart:
 
 def _remove(directory: Path) -> None:
     """Remove the directory; retry for a while, as an mpiexec may still clean up in it."""
-    deadline = time.monotonic() + _REMOVED_WITHIN_S
-    while directory.exists() and time.monotonic() < deadline:
+    bound = Bound(_REMOVED_WITHIN_S)
+    while directory.exists() and not bound.has_passed:
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.recovery.launch_clock import LaunchLimits
+from holdfast.recovery.pause import PauseWatch
 from holdfast.runtime.agent.guard_link import GuardLink
 from holdfast.runtime.agent.helper_watch import HelperWatch
 from holdfast.runtime.agent.hosted_worker import GuardHello
@@ -37,6 +38,7 @@ from holdfast.runtime.system.heartbeat import RequestFlag, pulse_interval_s
 from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS, unblock
+from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.watch.host_limits import HostLimits
 from holdfast.runtime.watch.host_watch import HostWatch
 
@@ -83,15 +85,16 @@ class Agent:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._look_s = pulse_interval_s(settings.heartbeat_timeout_s)
+        self._pauses = PauseWatch(self._look_s)
         self._reactor = Reactor()
         self._output = OutputForwarder(verbose=settings.verbose)
         self._directory = settings.directory
         self._supervisor = SupervisorLink(settings.heartbeat_timeout_s)
         self._stop_asked_at: float | None = None
         self._dropped_told = 0
-        self._waits_since = time.monotonic()
+        self._waits_since = witnessed_s()
         self._parent = settings.parent
-        self._expects_supervisor_until = time.monotonic() + _FIRST_SUPERVISOR_WITHIN_S
+        self._expects_supervisor_until = witnessed_s() + _FIRST_SUPERVISOR_WITHIN_S
         self._exit_code: ExitCode | None = None
         self._listener = Listener(settings.directory / SOCKET_NAME)
         self._reactor.watch(self._listener, self._accept)
@@ -118,11 +121,12 @@ class Agent:
 
     def run(self) -> ExitCode:
         """Serve until told to end, or until no process needs this agent; return the exit code."""
-        looked_at = time.monotonic()
+        looked_at = witnessed_s()
         while self._exit_code is None:
             pause_s = self._pause_s
-            self._reactor.run_once(max(0.0, looked_at + pause_s - time.monotonic()))
-            now = time.monotonic()
+            self._reactor.run_once(max(0.0, looked_at + pause_s - witnessed_s()))
+            now = witnessed_s()
+            self._tell_pause()
             self._mpi.look(now, self._host.state)
             if now - looked_at >= pause_s:
                 looked_at = now
@@ -133,6 +137,14 @@ class Agent:
                 self._tell_dropped()
                 self._end_if_not_needed(now)
         return self._exit_code
+
+    def _tell_pause(self) -> None:
+        """Tell that the whole job stood still until now, if it has."""
+        counters = {hosted.worker: hosted.page.counter for hosted in self._host.workers}
+        self._pauses = self._pauses.observe(counters, time.monotonic())
+        pause = self._pauses.pause
+        if pause is not None:
+            self._supervisor.tell({"kind": "paused", "began": pause.began, "ended": pause.ended})
 
     @property
     def _pause_s(self) -> float:
@@ -175,7 +187,7 @@ class Agent:
         """
         if signal.SIGTERM not in numbers:
             return
-        now = time.monotonic()
+        now = witnessed_s()
         if self._supervisor.is_present:
             self._supervisor.tell({"kind": "signalled", "signal": "SIGTERM"})
         elif self._stop_asked_at is None and self._host.state.had_guards:
@@ -292,7 +304,7 @@ class Agent:
             self._output.redirect()
 
     def _lose_supervisor(self, channel: Channel) -> None:
-        self._expects_supervisor_until = time.monotonic()
+        self._expects_supervisor_until = witnessed_s()
         if self._supervisor.channel is channel:
             self._supervisor.detach()
 

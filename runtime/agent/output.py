@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import selectors
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from holdfast.runtime.evidence.last_lines import LastLines
 from holdfast.runtime.mpiexec.noise import NoiseFilter
 from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 20
@@ -111,7 +111,8 @@ class OutputForwarder:
         self._left: list[LineSink] = []
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._deadline: float | None = None
+        self._bound: Bound | None = None
+        """That of what is left to be read, once it is known that nothing will follow."""
         self._erases = False
         self._lock = threading.Lock()
         """Held while a pipe is read: by the thread, or for its last lines."""
@@ -159,22 +160,20 @@ class OutputForwarder:
         The sinks have two seconds for what they hold.
         """
         # The thread may end before it is woken: the pipe stays open until it has ended.
-        self._deadline = time.monotonic() + timeout_s
+        self._bound = Bound(timeout_s)
         os.write(self._wake_write, b"w")
-        self._thread.join(timeout_s + 1.0)
-        if not self._thread.is_alive():
+        if has_ended(self._thread, Bound(timeout_s + 1.0)):
             os.close(self._wake_read)
             os.close(self._wake_write)
-        deadline = time.monotonic() + _SINKS_END_WITHIN_S
+        bound = Bound(_SINKS_END_WITHIN_S)
         for sink in self._sinks.values():
-            sink.close(max(0.0, deadline - time.monotonic()))
+            sink.close(bound.left_s())
 
     def _run(self) -> None:
         while not self._is_over():
-            timeout_s = None
-            if self._deadline is not None:
-                timeout_s = max(0.0, self._deadline - time.monotonic())
-            for key, _ in self._selector.select(timeout_s):
+            bound = self._bound
+            ready = self._selector.select() if bound is None else bound.wait(self._selector.select)
+            for key, _ in ready:
                 if key.data is None:
                     self._take_new()
                 else:
@@ -182,9 +181,9 @@ class OutputForwarder:
         self._end()
 
     def _is_over(self) -> bool:
-        if self._deadline is None or self._new:
+        if self._bound is None or self._new:
             return False
-        return len(self._selector.get_map()) == 1 or time.monotonic() >= self._deadline
+        return len(self._selector.get_map()) == 1 or self._bound.has_passed
 
     def _take_new(self) -> None:
         os.read(self._wake_read, 4096)

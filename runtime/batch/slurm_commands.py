@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 
 from holdfast.runtime.batch.duration import clock_s
+from holdfast.runtime.system.helper_process import answer_of
 
 ANSWERS_WITHIN_S = 8.0
 _SUBMITS_WITHIN_S = 60.0
@@ -57,15 +58,7 @@ def _call(command: Sequence[str], text: str = "", within_s: float | None = None)
     # The user's wishes for squeue, such as SQUEUE_STATES, would hide this job.
     environ = {name: text for name, text in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=within_s,
-            check=False,
-        )
+        done = answer_of(command, within_s, environ, text)
     except subprocess.TimeoutExpired as error:
         raise SlurmRefused(f"{command[0]} has not answered for {within_s:.0f} s") from error
     except OSError as error:

@@ -26,6 +26,7 @@ from holdfast.runtime.run.journal import JournalReader, Record
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.process_status import state_of
 from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 
 _VARIABLE = "HOLDFAST_CHAOS_JOB"
 _LOOK_S = 0.02
@@ -93,7 +94,7 @@ class _Follower:
         self._progress = Progress()
         self._incarnations: list[Incarnation] = []
         self._exit_codes: list[int] = []
-        self._began = self._moved = time.monotonic()
+        self._began, self._moved = time.monotonic(), witnessed_s()
         self._starts_at: float | None = None
 
     def follow(self) -> FollowedRun:
@@ -128,7 +129,7 @@ class _Follower:
 
     def _look(self, now: float) -> str | None:
         """Look once at everything; return why the run is given up, None if it goes on."""
-        self._read(now)
+        self._read()
         for strike in self._agenda.due(now - self._began, self._progress):
             self._striker.order(strike, now)
         current = self._incarnations[-1]
@@ -141,8 +142,9 @@ class _Follower:
             self._start()
         elif current.exit_code is not None:
             return self._after(current.exit_code, now)
-        if now - self._moved > self._terms.hang_after_s:
-            return f"nothing has moved in the journal for {now - self._moved:.0f} s"
+        still_s = witnessed_s() - self._moved
+        if still_s > self._terms.hang_after_s:
+            return f"nothing has moved in the journal for {still_s:.0f} s"
         return None
 
     def _note_standing(self, struck: Struck, current: Incarnation) -> None:
@@ -152,9 +154,9 @@ class _Follower:
 
     def _after(self, exit_code: int, now: float) -> str | None:
         """Start the job again if it has ended early; return why not, if it is not."""
-        self._read(now)
+        self._read()
         self._exit_codes.append(exit_code)
-        self._moved = now
+        self._moved = witnessed_s()
         if exit_code == 0:
             return None
         refusal = self._rule.refusal(exit_code, self._progress.step, now)
@@ -185,24 +187,24 @@ class _Follower:
         self._incarnations.append(incarnation)
         self._striker.use(Target.STDERR, incarnation.stderr)
 
-    def _read(self, now: float) -> None:
+    def _read(self) -> None:
         for incarnation in self._incarnations:
             incarnation.stderr.drain()
         with contextlib.suppress(OSError):  # there is none yet, or it was removed
             for record in self._reader.read():
                 self._records.append(record)
                 self._progress.saw(record)
-                self._moved = now
+                self._moved = witnessed_s()
 
     def _leave(self) -> tuple[str, ...]:
         """Give the processes their time to end, and name what stays."""
         for incarnation in self._incarnations:
             if incarnation.is_standing and incarnation.exit_code is None:
                 incarnation.go_on()
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while (alive := self._traces.processes()) and time.monotonic() < deadline:
+        bound = Bound(ENDS_WITHIN_S)
+        while (alive := self._traces.processes()) and not bound.has_passed:
             wait_all_ended(alive, _LOOK_S * 10)
-            self._read(time.monotonic())
+            self._read()
             for incarnation in self._incarnations:
                 incarnation.exit_code  # noqa: B018  (reaps it)
         return self._traces.leftovers(self._supervisors())

@@ -23,7 +23,7 @@ from holdfast.runtime.mpi_trial.mpi_library import (
 from holdfast.runtime.mpi_trial.trial_table import FIRST_DEATH, PLAIN_START, Level
 from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.system.helper_process import answer_of, program_command
 from holdfast.runtime.system.own_process import usable_cores
 
 IMPORT_TIMEOUT_S = 120.0
@@ -131,16 +131,9 @@ _TRUSTS = {
 def _find_tensorflow() -> Diagnosis:
     """Import TensorFlow in another process: it may be slow, or crash its process."""
     program = "import tensorflow; print(tensorflow.__version__)"
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
-        answer = subprocess.run(
-            program_command(program),
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_TIMEOUT_S,
-            check=False,
-        )
+        answer = answer_of(program_command(program), IMPORT_TIMEOUT_S, environment)
     except subprocess.TimeoutExpired:
         return _no_tensorflow(f"importing it takes more than {IMPORT_TIMEOUT_S:g} s")
     if answer.returncode == 0:

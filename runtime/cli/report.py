@@ -91,7 +91,7 @@ def _facts(summary: Report, outcome: str, journal: str) -> Table:
         ("epochs", f"{len(summary.epochs)} ({describe_ledger(summary)})"),
         ("metrics", describe_metrics(summary.metrics)),
         ("wall time", f"{summary.wall_s:.1f} s, jobs: {summary.jobs}"),
-        ("goodput", f"{summary.goodput:.1%}"),
+        ("goodput", f"{summary.goodput:.1%}{_pauses(summary)}"),
         ("checkpoints", describe_checkpoints(summary)),
         ("journal", journal),
         ("output", describe_lost_lines(summary)),
@@ -99,6 +99,10 @@ def _facts(summary: Report, outcome: str, journal: str) -> Table:
     ):
         table.add_row(name, Text(text))  # no markup: a reason is often the script's own words
     return table
+
+
+def _pauses(summary: Report) -> str:
+    return f", the whole job stood still for {summary.paused_s:.0f} s" if summary.paused_s else ""
 
 
 def _deaths(summary: Report) -> Table:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import select
-import time
 
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
+from holdfast.runtime.system.witnessed_time import Bound
 
 ANSWERS_WITHIN_S = 2.0
 """People wait for the answer; an agent looks at its messages many times a second."""
@@ -67,7 +67,7 @@ class AgentQuestion:
 
 def _answer(channel: Channel, within_s: float) -> Message | None:
     """Return the answer, None if none comes in time or the agent has gone."""
-    deadline = time.monotonic() + within_s
+    bound = Bound(within_s)
     while not channel.is_closed:
         try:
             answers = [found for found in channel.drain() if found.get("kind") == "status"]
@@ -76,7 +76,6 @@ def _answer(channel: Channel, within_s: float) -> Message | None:
             return None
         if answers:
             return answers[-1]
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not select.select([channel], [], [], left_s)[0]:
+        if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
             return None
     return None

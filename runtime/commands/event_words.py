@@ -72,6 +72,7 @@ _WORDS: Mapping[str, Callable[[Record], str]] = {
     "job_started": _started,
     "memory_differs": lambda r: f"the memory of {_named(r['workers'])} differs at step {r['step']}",
     "mended": lambda r: f"mended step {r['step']} from {r['holder']}",
+    "paused": lambda r: f"the job stood still for {words.duration(r['seconds'])}",
     "pressure": _text,
     "recovery": _recovered,
     "rejected": lambda r: f"rejected the checkpoint of step {r['step']}: {r['reason']}",

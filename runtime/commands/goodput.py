@@ -11,6 +11,7 @@ every nanosecond of a run is in exactly one bucket, and the buckets add up to th
 * *relaunch*: a gap with a launch in it, and waiting for a new job;
 * *renewal*: a gap in which a launch made room for one of all workers, and none was lost;
 * *saving stall*: a gap in which a save began;
+* *paused*: the whole job stood still, wherever that was;
 * *ending*: after the last step.
 
 Times are whole nanoseconds, because sums of floats are not exact.
@@ -52,6 +53,7 @@ class Bucket(Enum):
     RELAUNCH = "relaunch"
     RENEWAL = "renewal"
     SAVING = "saving stall"
+    PAUSED = "paused"
     ENDING = "ending"
 
 
@@ -145,7 +147,28 @@ def spans_of(
         spans.append(Span(Bucket.REPEATED, middle, end))
         here, before = end, step
     spans.append(Span(Bucket.ENDING if before else Bucket.STARTING, here, ended))
+    for pause in _pauses(records):
+        spans = [piece for span in spans for piece in _around(span, pause)]
     return tuple(span for span in spans if span.end > span.begin)
+
+
+def _pauses(records: Sequence[Record]) -> Iterator[Span]:
+    """Yield the times in which the whole job stood still."""
+    for record in records:
+        if record["event"] == "paused":
+            until = _ns(record["until"])
+            yield Span(Bucket.PAUSED, until - _ns(record["seconds"]), until)
+
+
+def _around(span: Span, pause: Span) -> tuple[Span, Span, Span]:
+    """Cut ``pause`` out of ``span``; pieces may be empty."""
+    begin = min(max(pause.begin, span.begin), span.end)
+    end = min(max(pause.end, begin), span.end)
+    return (
+        Span(span.bucket, span.begin, begin),
+        Span(Bucket.PAUSED, begin, end),
+        Span(span.bucket, end, span.end),
+    )
 
 
 def buckets_of(spans: Sequence[Span]) -> dict[Bucket, int]:

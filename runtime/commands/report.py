@@ -255,6 +255,8 @@ class Report:
     lost_lines: int = 0
     """Lines of the workers and of holdfast that stdout and stderr have not taken."""
     unread_checkpoints: tuple[Unread, ...] = ()
+    paused_s: float = 0.0
+    """How long the whole job stood still, which is a part of the wall time."""
 
 
 def to_json(report: Report) -> str:

@@ -17,6 +17,7 @@ from holdfast.runtime.errors import NotSaved
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
 from holdfast.runtime.run.no_run import no_job
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.witnessed_time import Bound
 
 _LOOK_S = 0.05
 _MOST_FAILURES = 3
@@ -142,7 +143,7 @@ class _Order:
         self._directory = directory
         self._holder = holder
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._bound = Bound(timeout_s)
         self._watch = SaveWatch()
         self._journal = JournalReader(directory.journal_path, tail_bytes=TAIL_BYTES)
         self._heard = time.monotonic()
@@ -187,7 +188,7 @@ class _Order:
                 f"the file system of {path} is full, so neither a checkpoint nor the journal can "
                 "be written; free space, then ask again"
             )
-        if time.monotonic() > self._deadline:
+        if self._bound.has_passed:
             pid = self._holder.stopped_pid
             if pid is not None:
                 raise NotSaved(

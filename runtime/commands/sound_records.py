@@ -78,6 +78,7 @@ _FIELDS: Mapping[str, dict[str, _Kind]] = {
     "mend_failed": {"reason": _is_text, "holder": _is_text},
     "mended": {"step": _is_count, "taken": _is_count, "parts": _is_count, "holder": _is_text},
     "output_dropped": {"lines": _is_count},
+    "paused": {"seconds": _is_number, "until": _is_number},
     "pressure": {"resource": _is_text, "text": _is_text},
     "recovery": {
         "generation": _is_count,

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from holdfast.runtime.commands.goodput import goodput_of
+from holdfast.runtime.commands.goodput import Bucket, goodput_of
 from holdfast.runtime.commands.report import (
     CheckpointReport,
     EpochReport,
@@ -49,6 +49,7 @@ def summarize(records: Sequence[Record]) -> Report:
     completed = _last(records, "completed")
     ended = _last(jobs[-1], "job_ended") if jobs else {}
     wall_s = sum(_duration(job) for job in jobs)
+    goodput = goodput_of(records) if jobs else None
     return Report(
         run_id=records[-1].get("run_id") if records else None,
         exit_code=ended.get("exit_code"),
@@ -76,18 +77,14 @@ def summarize(records: Sequence[Record]) -> Report:
         jobs=len(jobs),
         wall_s=wall_s,
         step_s=sum(step["seconds"] for step in steps),
-        goodput=_share(records) if jobs else 0.0,
+        goodput=0.0 if goodput is None else goodput.share,
+        paused_s=0.0 if goodput is None else goodput.parts_s[Bucket.PAUSED.value],
         final_sha256=completed.get("sha256"),
         pressures=_all(Pressure, records, "pressure"),
         lost_events=sum(map(_lines_of, records)),
         is_begun_again=any(record["event"] == "journal_removed" for record in records),
         lost_lines=sum(_lost_lines(job, of) for job in jobs for of in ("workers", "supervisor")),
     )
-
-
-def _share(records: Sequence[Record]) -> float:
-    goodput = goodput_of(records)
-    return 0.0 if goodput is None else goodput.share
 
 
 def _put_once(records: Sequence[Record]) -> list[Record]:

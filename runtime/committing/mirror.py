@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -26,6 +25,7 @@ from holdfast.checkpoint.store.store import CheckpointStore
 from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _CALL_WITHIN_S = 60.0
 _LOOK_S = 0.5
@@ -150,7 +150,7 @@ class _WatchedFiles(LocalFileSystem):
     def waits_for_s(self) -> float:
         """Return the seconds since the current call began, 0 if there is none."""
         since = self._since
-        return 0.0 if since is None else time.monotonic() - since
+        return 0.0 if since is None else witnessed_s() - since
 
     def give_up(self) -> None:
         """Let every further call fail."""
@@ -160,7 +160,7 @@ class _WatchedFiles(LocalFileSystem):
     def call(self) -> Iterator[None]:
         """Time the block, a call that may hang; raise ``OSError`` once given up."""
         self._refuse_if_given_up()
-        self._since = time.monotonic()
+        self._since = witnessed_s()
         try:
             yield
         finally:

@@ -22,6 +22,7 @@ from holdfast.runtime.mpi_trial.trust import Outcome, RankReport, judge
 from holdfast.runtime.mpiexec.launch_line import LaunchLine
 from holdfast.runtime.mpiexec.mpi_launch import MpiLaunch
 from holdfast.runtime.system.helper_process import module_command
+from holdfast.runtime.system.witnessed_time import Bound
 
 TRIAL_TIMEOUT_S = 45.0
 """A hundred times what it takes: a busy machine must not be told that its MPI is unfit."""
@@ -102,7 +103,8 @@ def _run(line: LaunchLine, environment: Mapping[str, str], timeout_s: float) -> 
     """Run a launch to its end or the timeout; return its end in words, and whether it hung."""
     launch = MpiLaunch(line, line.environment(environment))
     try:
-        if not select.select([launch.end_fd], [], [], timeout_s)[0]:
+        ends = [launch.end_fd]
+        if not Bound(timeout_s).wait(lambda left_s: select.select(ends, [], [], left_s)[0]):
             return f"{line.ranks} ranks did not end within {timeout_s:g} s", True
         words = _first_words(launch.words())
         return f"mpiexec ended with code {launch.exit_code}{words}", False

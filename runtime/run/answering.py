@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound
 
 TELLS_AFTER_S = 10.0
 GIVES_UP_AFTER_S = 300.0
@@ -34,13 +35,13 @@ def answering(
     has_answered = threading.Event()
 
     def wait() -> None:
-        if has_answered.wait(TELLS_AFTER_S):
+        if Bound(TELLS_AFTER_S).wait(has_answered.wait):
             return
         tell(
             f"the {kind} {path} has not answered for {TELLS_AFTER_S:.0f} s; waiting for its "
             f"disk, {GIVES_UP_AFTER_S:.0f} s at most"
         )
-        if has_answered.wait(GIVES_UP_AFTER_S - TELLS_AFTER_S):
+        if Bound(GIVES_UP_AFTER_S - TELLS_AFTER_S).wait(has_answered.wait):
             return
         tell(
             f"the {kind} {path} has not answered for {GIVES_UP_AFTER_S:.0f} s: its disk "

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 WAITS_S = 1.0
 _MOST_QUEUED = 10_000
@@ -51,8 +52,8 @@ class BoundedCalls:
             number = self._taken
             self._changed.notify_all()
             if not self._is_behind:
-                self._is_behind = not self._changed.wait_for(
-                    lambda: self._ended >= number, self._waits_s
+                self._is_behind = not Bound(self._waits_s).wait(
+                    lambda left_s: self._changed.wait_for(lambda: self._ended >= number, left_s)
                 )
             return True
 
@@ -67,7 +68,7 @@ class BoundedCalls:
             self._is_closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(within_s)
+            has_ended(self._thread, Bound(within_s))
 
     def _start(self) -> None:
         if self._thread is None:

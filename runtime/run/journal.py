@@ -48,7 +48,7 @@ EVENTS = frozenset({
     "incarnation", "initial_weights",
     "job_ended", "job_started", "journal_gap", "journal_removed", "launch", "local_failed",
     "memory_differs",
-    "mend_failed", "mended", "numerics_differ", "output_dropped", "pool_restarted",
+    "mend_failed", "mended", "numerics_differ", "output_dropped", "paused", "pool_restarted",
     "preload_failed", "pressure", "prune_failed", "recovery", "rejected", "relaunch", "renewing",
     "restored", "scrub_failed", "scrubbed", "signal_repeated",
     "stalled", "step", "stopped", "storage_downgrade", "store_removed", "supervisor_failed",

@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast.checkpoint.errors import FULL, TRANSIENT
 from holdfast.runtime.errors import RunUnreadable, UsageError
 from holdfast.runtime.run.own_file import is_listed, read_at_most
+from holdfast.runtime.system.witnessed_time import Bound
 
 REMEMBERS_S = 60.0
 """How long a client of NFS remembers at most that there is no such name (``acdirmax``)."""
@@ -43,14 +44,14 @@ def read_late(path: Path, limit_bytes: int) -> bytes:
 
     Raises what ``read_at_most`` raises, and ``OSError`` of ESTALE if the wait was in vain.
     """
-    until = time.monotonic() + REMEMBERS_S
+    bound = Bound(REMEMBERS_S)
     while True:
         try:
             return read_at_most(path, limit_bytes)
         except FileNotFoundError as error:
             if not is_listed(path):
                 raise
-            if time.monotonic() > until:
+            if bound.has_passed:
                 reason = "it is listed, and yet not found"
                 raise OSError(errno.ESTALE, reason, str(path)) from error
         time.sleep(_NAP_S)

@@ -34,6 +34,7 @@ from holdfast.runtime.saving.pending_save import (
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
+from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
 
 _LOOK_S = 0.001
@@ -153,9 +154,9 @@ class AgentWay:
         before = attempt - buffers
         while before in self._not_copied:
             before -= buffers
-        deadline = time.monotonic() + pending_save.FREE_WITHIN_S
+        bound = Bound(pending_save.FREE_WITHIN_S)
         while not self._context.page.is_answered(before):
-            if time.monotonic() > deadline:
+            if bound.has_passed:
                 raise MemoryInUse
             time.sleep(_LOOK_S)
 
@@ -224,8 +225,8 @@ class _AgentSave:
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for the answer."""
-        deadline = time.monotonic() + timeout_s
-        while not self.is_done and time.monotonic() < deadline:
+        bound = Bound(timeout_s)
+        while not self.is_done and not bound.has_passed:
             time.sleep(_LOOK_S)
 
 

@@ -9,7 +9,6 @@ their states.
 from __future__ import annotations
 
 import contextlib
-import time
 from concurrent.futures import Future, wait
 
 from holdfast.checkpoint.errors import CheckpointError
@@ -25,6 +24,7 @@ from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.pending_save import MemoryInUse, NothingToSave, PendingSave
 from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
+from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
 
 _BUFFERS = 2
@@ -87,9 +87,9 @@ class OwnWay:
         The survivors of a death save again at once.  Raises ``MemoryInUse`` if it takes too long.
         """
         before = self._saves.get(buffer)
-        deadline = time.monotonic() + pending_save.FREE_WITHIN_S
+        bound = Bound(pending_save.FREE_WITHIN_S)
         while before is not None and before.is_being_written:
-            if time.monotonic() > deadline:
+            if bound.has_passed:
                 raise MemoryInUse
             before.wait(_LOOK_S)
 

@@ -7,12 +7,12 @@ of the job would never come.  So a save that takes far too long has failed.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.recovery.vote import Bit, SavePhase
 from holdfast.runtime.saving.pending_save import PendingSave
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 ANSWERS_WITHIN_S = 180.0
 SLOWEST_BYTES_PER_S = 10e6
@@ -40,7 +40,7 @@ class SaveInFlight:
     nbytes: int
     mine: PendingSave
     began: float
-    """When its copy was whole, in seconds of the monotonic clock."""
+    """When its copy was whole, in seconds that this process has witnessed."""
     phase: SavePhase = SavePhase.WRITING
     goes_through: bool = False
     is_compared: bool = False
@@ -61,7 +61,7 @@ class SaveInFlight:
         return Bit.SETTLED | Bit.INTACT if is_done else Bit.INTACT
 
     def _overdue(self) -> SaveOverdue | None:
-        seconds = time.monotonic() - self.began
+        seconds = witnessed_s() - self.began
         if seconds <= ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S:
             return None
         return SaveOverdue(seconds)

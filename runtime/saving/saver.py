@@ -33,6 +33,7 @@ from holdfast.runtime.saving.save_request import SaveRequest
 from holdfast.runtime.saving.save_terms import SaveTerms
 from holdfast.runtime.saving.shard_count import shard_count
 from holdfast.runtime.system.heartbeat import HaltOrder
+from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
 
@@ -311,7 +312,7 @@ class Saver:
         mine = self._copied(request, state)
         self._check.take(cursor.step, state, then=mine.hand_over)
         nbytes = sum(tensor.nbytes for tensor in state.values())
-        began = time.monotonic()
+        began = witnessed_s()
         return SaveInFlight(
             cursor.step, cursor.version, nbytes, mine, began, goes_through=goes_through
         )
@@ -335,7 +336,7 @@ class Saver:
                 {
                     "kind": "checkpoint",
                     "step": self.saved_step,
-                    "seconds": round(time.monotonic() - flight.began, 6),
+                    "seconds": round(witnessed_s() - flight.began, 6),
                     "step_seconds": self._records.longest_step_s,
                 }
             )

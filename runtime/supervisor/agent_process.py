@@ -11,10 +11,11 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.recovery.pause import Pause, PauseWatch
 from holdfast.runtime.agent.standing_still import (
     SHORTEST_SILENCE_S,
     PeerSilence,
@@ -26,6 +27,7 @@ from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 
 _CONNECT_WITHIN_S = 60.0
 """A cold virtual environment on a network file system takes that long."""
@@ -94,8 +96,11 @@ def start_agent(
     terms: AgentTerms,
     environment: Mapping[str, str],
     begun: subprocess.Popen[bytes] | None = None,
+    on_pause: Callable[[Pause], None] = lambda _: None,
 ) -> AgentProcess:
     """Start an agent and connect to it; ``begun`` is one that was started with these terms.
+
+    ``on_pause`` hears of a time in which this process stood still, and the job with it.
 
     Raises:
         RecoveryImpossible: the agent ended or did not answer.
@@ -103,18 +108,20 @@ def start_agent(
     child = begun
     for _ in range(1, _STARTS):
         try:
-            return _connect(child or begin_agent(terms, environment), terms)
+            return _connect(child or begin_agent(terms, environment), terms, on_pause)
         except _Struck:
             child = None
-    return _connect(child or begin_agent(terms, environment), terms)
+    return _connect(child or begin_agent(terms, environment), terms, on_pause)
 
 
 class _Struck(RecoveryImpossible):
     """A signal ended the agent, or stopped it for so long that it was killed."""
 
 
-def _connect(child: subprocess.Popen[bytes], terms: AgentTerms) -> AgentProcess:
-    channel = _connected(child, terms)
+def _connect(
+    child: subprocess.Popen[bytes], terms: AgentTerms, on_pause: Callable[[Pause], None]
+) -> AgentProcess:
+    channel = _connected(child, terms, on_pause)
     process = HeldProcess.of_peer(channel)
     if process is None:
         raise _not_started(child)
@@ -179,17 +186,23 @@ class AgentProcess:
                 self._child.wait(1.0)
 
 
-def _connected(child: subprocess.Popen[bytes], terms: AgentTerms) -> Channel:
+def _connected(
+    child: subprocess.Popen[bytes], terms: AgentTerms, on_pause: Callable[[Pause], None]
+) -> Channel:
     """Return a channel as soon as the agent listens."""
     path = terms.directory / SOCKET_NAME
-    deadline = time.monotonic() + _CONNECT_WITHIN_S
+    bound = Bound(_CONNECT_WITHIN_S)
     standing = StandingStill(max(terms.heartbeat_timeout_s, SHORTEST_SILENCE_S))
-    while child.poll() is None and time.monotonic() < deadline:
+    pauses = PauseWatch(_RETRY_S)
+    while child.poll() is None and not bound.has_passed:
+        pauses = pauses.observe({}, time.monotonic())
+        if pauses.pause is not None:
+            on_pause(pauses.pause)
         try:
             return connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             time.sleep(_RETRY_S)
-        if standing.look([child.pid], time.monotonic()):
+        if standing.look([child.pid], witnessed_s()):
             child.kill()
             child.wait()
     raise _not_started(child)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.recovery.event import End, Launch
+from holdfast.recovery.pause import Pause
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.evidence.users_trace import users_trace
 from holdfast.runtime.progress.words import count
@@ -58,6 +59,8 @@ class Narration:
         self._world_step: int | None = None
         """From where the newest world trains on."""
         self._lost_lines = 0
+        self._pause: Pause | None = None
+        """The last time in which the job stood still."""
         self._deaths = DeathLog()
 
     @property
@@ -173,6 +176,8 @@ class Narration:
             self._say(message["text"])
             fields = {name: value for name, value in message.items() if name not in ("kind", "now")}
             self._journal.record("pressure", **fields)
+        elif kind == "paused":
+            self.paused(Pause(message["began"], message["ended"]))
         elif kind == "pool_restarted":
             self._journal.record("pool_restarted", cause=message["cause"])
         elif kind == "output_dropped":
@@ -194,6 +199,13 @@ class Narration:
         """Say that a launch makes room for one of all workers."""
         self._say(f"{reason}: stopping with a checkpoint, to go on with all workers")
         self._journal.record("renewing", reason=reason)
+
+    def paused(self, pause: Pause) -> None:
+        """Say once that the whole job stood still, whoever has seen it first."""
+        if self._pause is None or not pause.overlaps(self._pause):
+            self._say(f"the job stood still for {pause.seconds:.0f} s, and goes on")
+            self._journal.record("paused", seconds=round(pause.seconds, 6), until=pause.ended)
+        self._pause = pause
 
     def warned(self, text: str) -> None:
         """Say a warning about the run, which goes on."""

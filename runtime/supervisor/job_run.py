@@ -39,6 +39,7 @@ from holdfast.runtime.system.owned_directory import (
 )
 from holdfast.runtime.system.process_status import age_s
 from holdfast.runtime.system.stillness import Stillness
+from holdfast.runtime.system.witnessed_time import Bound
 
 if TYPE_CHECKING:
     from holdfast.runtime.supervisor.progress_log import Paint
@@ -162,7 +163,7 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
     Raises:
         RunDirectoryBusy: another job still has it.
     """
-    until = time.monotonic() + options.wait_lease_s
+    bound = Bound(options.wait_lease_s)
     watch = Stillness()
     has_said = False
     while True:
@@ -179,7 +180,7 @@ def _prepare(options: JobOptions) -> JobSetup | Takeover:
         except StoppedAgentEnded as ended:
             say(f"{ended}; going on from its newest checkpoint")
             continue
-        if time.monotonic() >= until:
+        if bound.has_passed:
             raise busy
         if not has_said:
             say(f"waiting for {options.wait_lease_s:.0f} s at most: {busy}")

@@ -52,6 +52,7 @@ from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.own_process import reap_strays
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _LOOK_S = 0.5
 """The agent is asked for a sign of life, and the clock is looked at, as often."""
@@ -97,7 +98,7 @@ class Supervisor:
         self._is_warm = False
         self._is_launched = False
         self._end: End | None = None
-        self._looked_at = time.monotonic()
+        self._looked_at = witnessed_s()
         self.is_left = False
         """Whether agent and workers go on without this supervisor."""
         self.signals = OrderSignals(self._reactor, self._on_order, stops=self._batch.stops)
@@ -127,7 +128,7 @@ class Supervisor:
             self._take_over(self._takeover)
         while self._end is None:
             self._reactor.run_once(_LOOK_S)
-            self._look(time.monotonic())
+            self._look(witnessed_s())
         self._look_after_run()
         if self._end.exit_code == ExitCode.DONE:
             for sentence in missed_faults(self._setup.options):
@@ -238,7 +239,7 @@ class Supervisor:
         self._is_warm = False
         self._base.mkdir(mode=0o700, exist_ok=True)  # an agent that lost us may have removed it
         begun, self._begun = self._begun, None
-        agent = start_agent(terms, self._setup.environment, begun)
+        agent = start_agent(terms, self._setup.environment, begun, self._narration.paused)
         self._reactor.watch_channel(agent.channel, self._on_message, self._on_agent_end)
         return agent
 

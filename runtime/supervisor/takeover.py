@@ -24,6 +24,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
 from holdfast.runtime.system.held_process import HeldProcess
 from holdfast.runtime.system.process_status import is_alive, is_stopped
+from holdfast.runtime.system.witnessed_time import Bound
 
 ANSWERS_WITHIN_S = 15.0
 """A busy machine may need that long."""
@@ -150,7 +151,8 @@ def _ask(channel: Channel, asked: JobOptions | None) -> Message:
     job = None if asked is None else [asked.fresh, str(asked.script), *asked.argv]
     with contextlib.suppress(OSError):  # it may have answered and closed already
         channel.send({"kind": "supervisor", "takes_over": True, "job": job}, (1, 2))
-    if not select.select([channel], [], [], ANSWERS_WITHIN_S)[0]:
+    bound = Bound(ANSWERS_WITHIN_S)
+    if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
         return {"kind": "silent"}
     try:
         return channel.receive() or {"kind": "gone"}

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _COUNTER, _PHASE, _STEP, _GENERATION, _DURABLE, _FAILED = range(6)
 _TURN, _COMMITS, _WORD_VERSION, _WORD_BYTES = range(8, 12)
@@ -304,7 +305,7 @@ class HeartbeatPage:
 
 
 class Pulse:
-    """The daemon thread that counts a worker's beats.
+    """The daemon thread that counts a worker's beats, and looks at the clock for its bounds.
 
     ``look`` is called with each of them, and must not wait.
     """
@@ -335,6 +336,7 @@ class Pulse:
         while not self._ended.wait(self._interval_s):
             self._page.beat()
             self._look()
+            witnessed_s()
 
 
 def pulse_interval_s(heartbeat_timeout_s: float) -> float:

@@ -12,6 +12,7 @@ import select
 import signal
 
 from holdfast.runtime.system.channel import Channel
+from holdfast.runtime.system.witnessed_time import Bound
 
 
 class HeldProcess:
@@ -46,7 +47,8 @@ class HeldProcess:
 
     def has_ended(self, within_s: float) -> bool:
         """Wait for its end, at most ``within_s``; return whether it has ended."""
-        return bool(select.select([self._descriptor], [], [], within_s)[0])
+        waiting = [self._descriptor]
+        return bool(Bound(within_s).wait(lambda left_s: select.select(waiting, [], [], left_s)[0]))
 
     def close(self) -> None:
         """Let go of the process."""

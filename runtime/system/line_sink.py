@@ -21,6 +21,7 @@ import threading
 from collections import deque
 
 from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound, has_ended
 
 QUEUE_BYTES = 32 << 20
 """Some hundred thousand lines: a terminal that is held for minutes loses nothing."""
@@ -79,7 +80,7 @@ class LineSink:
             self._note_gap()
             self._is_closing = True
             self._changed.notify()
-        self._thread.join(timeout_s)
+        has_ended(self._thread, Bound(timeout_s))
         with self._changed:
             while self._queue:
                 self._drop(self._queue.popleft())

@@ -13,6 +13,8 @@ import signal
 import time
 from pathlib import Path
 
+from holdfast.runtime.system.witnessed_time import Bound
+
 _EXEC_WITHIN_S = 1.0
 """A program is loaded within milliseconds, unless the disk that it is on hangs."""
 _LOOK_S = 0.001
@@ -41,9 +43,9 @@ def variables_of(pid: int) -> list[bytes]:
 
     In the midst of an ``exec`` it shows none for a moment, which is waited for.
     """
-    until = time.monotonic() + _EXEC_WITHIN_S
+    bound = Bound(_EXEC_WITHIN_S)
     while not (found := _read(pid, "environ")) and _is_within_exec(pid):
-        if time.monotonic() > until:
+        if bound.has_passed:
             break
         time.sleep(_LOOK_S)
     return (found or _read(pid, "environ")).split(b"\0")

@@ -13,6 +13,8 @@ import signal
 import time
 from collections.abc import Collection
 
+from holdfast.runtime.system.witnessed_time import Bound
+
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -97,9 +99,9 @@ def is_single_threaded(within_s: float) -> bool:
 
     Joining a thread returns a moment before the kernel has taken it off the list.
     """
-    deadline = time.monotonic() + within_s
+    bound = Bound(within_s)
     while thread_count() > 1:
-        if time.monotonic() > deadline:
+        if bound.has_passed:
             return False
         time.sleep(0.001)
     return True

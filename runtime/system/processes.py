@@ -10,10 +10,11 @@ import os
 import resource
 import select
 import signal
-import time
 from collections.abc import Collection, Iterable
 
 import psutil
+
+from holdfast.runtime.system.witnessed_time import Bound
 
 UNKILLABLE_AFTER_S = 10.0
 """A process that SIGKILL does not end within this time hangs in the kernel: a dead network
@@ -97,7 +98,7 @@ def wait_all_ended(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
 
     They need not be children, and none of them is reaped.
     """
-    deadline = time.monotonic() + timeout_s
+    bound = Bound(timeout_s)
     ends: dict[int, int] = {}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -106,8 +107,7 @@ def wait_all_ended(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
     for end in ends:
         waiting.register(end, select.POLLIN)
     while ends:
-        left_s = deadline - time.monotonic()
-        ready = waiting.poll(max(0.0, left_s) * 1000)
+        ready = bound.wait(lambda left_s: waiting.poll(1000 * left_s))
         if not ready:
             break
         for end, _ in ready:

@@ -1,15 +1,19 @@
-"""How long something has not changed, by the watcher's own clock."""
+"""How long something has not changed, by the watcher's own clock.
+
+It stands still with the watcher: a lease may have an owner that was paused with its taker.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from holdfast.runtime.system.witnessed_time import witnessed_s
 
 
 class Stillness:
     """Looks at something again and again; no clock but its own, which is never set, counts."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = witnessed_s) -> None:
         self._clock = clock
         self._seen: bytes | None = None
         self._since = 0.0

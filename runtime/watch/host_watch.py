@@ -8,11 +8,11 @@ core.  A file that cannot be read is a limit that is not watched, and never an e
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.processes import count_open_files, count_threads_of_user
+from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.watch import sentences
 from holdfast.runtime.watch.fullness import Fullness
 from holdfast.runtime.watch.host_limits import HostLimits
@@ -54,7 +54,7 @@ class HostWatch:
 
     def begin(self, workers: int) -> None:
         """Take note that a launch begins; the first one is told which limits are too small."""
-        self._witness = OomWitness().observe(self._victims(), time.monotonic())
+        self._witness = OomWitness().observe(self._victims(), witnessed_s())
         if self._has_checked:
             return
         self._has_checked = True
@@ -82,7 +82,7 @@ class HostWatch:
 
     def _explained(self, event: Message) -> Message:
         kills = self._limits.oom_kills()
-        self._witness = self._witness.observe(self._victims(), time.monotonic())
+        self._witness = self._witness.observe(self._victims(), witnessed_s())
         claimed = self._witness.claim()
         if claimed is None:
             return event

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
+from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 
 _TOGETHER_S = 0.25
@@ -53,17 +54,18 @@ class LoopRecords:
         self._shown = {} if shown is None else dataclasses.asdict(shown)
         self._told_epoch: dict[str, object] | None = None
         self._made = self._began = self._epoch_began = time.monotonic()
+        self._witnessed = witnessed_s()
         self._pending: _OpenRecovery | None = None
         self._latest: deque[_Commit] = deque()
         self._unwritten: deque[_Commit] = deque()
         self._written = 0.0
         self._was_first = membership.is_first
         self.longest_step_s = 0.0
-        """The seconds of the longest update so far, without those of a repair."""
+        """The seconds of the longest update so far, without those of a repair or a pause."""
 
     def transaction_began(self) -> None:
         """Start the clock of the current transaction; an attempt that fails does not count."""
-        self._began = time.monotonic()
+        self._began, self._witnessed = time.monotonic(), witnessed_s()
 
     def joined(self, cursor: Cursor) -> None:
         """Record the world that is about to train, and records that a dead rank 0 may have lost."""
@@ -90,7 +92,8 @@ class LoopRecords:
             recovery, self._pending = self._pending, None
             self._write("recovery", **recovery.fields(cursor.step, now))
         seconds = round(now - self._began, 6)
-        self.longest_step_s = max(self.longest_step_s, seconds)
+        witnessed = round(witnessed_s() - self._witnessed, 6)
+        self.longest_step_s = max(self.longest_step_s, witnessed)
         self._keep("step", step=cursor.step, epoch=epoch, seconds=seconds, samples=samples)
 
     def ended_epoch(

@@ -61,6 +61,7 @@ from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.system.stillness import Stillness
+from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext, failure, injector_of, journal_of
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"
@@ -210,14 +211,14 @@ def _acquire(directory: RunDirectory, wait_s: float) -> Lease:
     Raises:
         RunDirectoryBusy: another job still has it.
     """
-    until = time.monotonic() + wait_s
+    bound = Bound(wait_s)
     watch = Stillness()
     has_said = False
     while True:
         try:
             return directory.acquire_lease(takes_orders=False, watch=watch)
         except RunDirectoryBusy as error:
-            if time.monotonic() >= until:
+            if bound.has_passed:
                 raise
             if not has_said:
                 _write(sys.stderr, f"holdfast: waiting for {wait_s:.0f} s at most: {error}")

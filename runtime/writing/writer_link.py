@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
@@ -25,6 +24,7 @@ from holdfast.runtime.system.channel import FDS, Channel, Message, pair
 from holdfast.runtime.system.helper_process import module_command
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 from holdfast.runtime.writing.told_writer import ToldWriter, split
 
 ANSWERED_WITHIN_S = 60.0
@@ -63,7 +63,7 @@ class WriterLink:
         self,
         reactor: Reactor,
         owner: WriterOwner,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = witnessed_s,
     ) -> None:
         self._reactor = reactor
         self._owner = owner
@@ -178,12 +178,9 @@ class WriterLink:
             self._lost.append(self._process)
         self._process = self._channel = None
         for process in self._lost:
-            try:
-                process.wait(_ENDED_WITHIN_S)
-            except subprocess.TimeoutExpired:
+            if not _has_ended(process, _ENDED_WITHIN_S):
                 process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
-                    process.wait(_KILLED_WITHIN_S)
+                _has_ended(process, _KILLED_WITHIN_S)  # unless it hangs in the kernel
         self._told.close()
 
     def _patience_s(self) -> float:
@@ -272,6 +269,17 @@ class WriterLink:
             self._answered = _key(answer)
             found = {name: value for name, value in answer.items() if name != FDS}
             self._owner.on_written(found)
+
+
+def _has_ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    def wait(left_s: float) -> bool:
+        try:
+            process.wait(left_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    return Bound(within_s).wait(wait)
 
 
 def _key(message: Message) -> _Key:

@@ -52,6 +52,23 @@ def test_gap_before_another_generation_is_a_repair() -> None:
     assert _buckets(records, 0, 4) == {Bucket.TRAINING: 2, Bucket.REPAIR: 2}
 
 
+def test_time_in_which_the_whole_job_stood_still_is_a_bucket_of_its_own() -> None:
+    """Within a step, across two of them, and before the first one."""
+    records = [
+        record("paused", 2.5, seconds=2.0, until=2.0),
+        *(step(1, 4), step(2, 75, 71.0)),
+        record("paused", 74, seconds=66.0, until=74.0),
+        record("paused", 81, seconds=5.0, until=81.0),
+        step(3, 84, 8.0),
+    ]
+
+    assert _buckets(records, 0, 84) == {
+        Bucket.STARTING: 1,
+        Bucket.PAUSED: 73,
+        Bucket.TRAINING: 10,
+    }
+
+
 def test_gap_with_a_launch_is_a_relaunch_and_rolled_back_steps_were_in_vain() -> None:
     records = [
         *(step(1, 1), step(2, 2), step(3, 3)),

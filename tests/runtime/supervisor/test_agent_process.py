@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from holdfast.recovery.pause import Pause
 from holdfast.runtime.agent import __main__ as agent_main
 from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.supervisor import agent_process
 from holdfast.runtime.supervisor.agent_process import (
     AgentProcess,
     AgentTerms,
@@ -21,6 +25,7 @@ from holdfast.runtime.supervisor.agent_process import (
     dismiss_agent,
     start_agent,
 )
+from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.channel import Channel, Message, pair
 from holdfast.runtime.system.held_process import HeldProcess
 
@@ -216,6 +221,36 @@ def test_only_an_agent_that_was_struck_is_started_again_and_not_for_ever(
         start_agent(shell(tmp_path, script), os.environ)
 
     assert (tmp_path / "starts").read_text() == "\n" * starts
+
+
+@pytest.mark.process
+def test_time_in_which_the_job_stood_still_is_told_and_takes_no_agent_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent listens only after three pauses of a minute each, which the host's clock counts."""
+    (tmp_path / "listener.py").write_text(LISTENER)
+    (tmp_path / "paused").write_text("")
+    script = f"until test $(wc -l < paused) = 3; do :; done; exec {sys.executable}"
+    away, heard = [0.0], list[Pause]()
+    now, wait = time.monotonic, time.sleep
+
+    def told(pause: Pause) -> None:
+        heard.append(pause)
+        with (tmp_path / "paused").open("a") as paused:
+            paused.write("\n")
+
+    def sleep(seconds: float) -> None:
+        wait(seconds)
+        away[0] += 66.0 if len(heard) < 3 else 0.0
+
+    clock = SimpleNamespace(monotonic=lambda: now() + away[0], sleep=sleep)
+    for module in (agent_process, witnessed_time):
+        monkeypatch.setattr(module, "time", clock)
+
+    start_agent(shell(tmp_path, f"{script} -S listener.py"), os.environ, None, told).end()
+
+    assert [round(pause.seconds / 66.0) for pause in heard] == [1, 1, 1]
+    assert (tmp_path / "starts").read_text() == "\n"
 
 
 @pytest.mark.process

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.recovery.event import End, Launch
+from holdfast.recovery.pause import Pause
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions
@@ -428,6 +429,19 @@ def test_fence_is_told_with_its_silence(told: Told) -> None:
     assert told.lines() == [
         "holdfast: worker 4 has been silent for 10.0 s after step 7: killing it"
     ]
+
+
+def test_pause_of_the_whole_job_is_told_once_whoever_has_seen_it(told: Told) -> None:
+    told.voice.paused(Pause(100.0, 166.2))
+    told.voice.heard({"kind": "paused", "began": 99.9, "ended": 167.2})
+    told.voice.heard({"kind": "paused", "began": 200.0, "ended": 230.0})
+
+    assert told.lines() == [
+        "holdfast: the job stood still for 66 s, and goes on",
+        "holdfast: the job stood still for 30 s, and goes on",
+    ]
+    kept = told.records("paused")
+    assert [(one["seconds"], one["until"]) for one in kept] == [(66.2, 166.2), (30.0, 230.0)]
 
 
 def test_fence_of_a_stall_tells_where_the_worker_is(told: Told) -> None:

@@ -20,6 +20,7 @@ from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.supervisor import job_run, supervised_job, supervisor
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover
+from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.channel import Listener
 from holdfast.runtime.system.held_process import HeldProcess
 
@@ -42,6 +43,7 @@ class Directory:
         patch.setattr(job_run, "say", self.said.append)
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
         patch.setattr(job_run, "time", clock)
+        patch.setattr(witnessed_time, "time", clock)
 
     def prepare(self, wait_lease_s: float = 0.0) -> object:
         options = JobOptions(Path("train.py"), Path("/run"), wait_lease_s=wait_lease_s)
@@ -218,8 +220,9 @@ class Started:
         return self.begun[-1]
 
     def _start(
-        self, terms: AgentTerms, environment: dict[str, str], begun: object = None
+        self, terms: AgentTerms, environment: dict[str, str], begun: object, on_pause: object
     ) -> AgentProcess:
+        assert callable(on_pause)
         assert terms.directory == self.bases[-1]
         self.spoken_to.append(begun)
         return AgentProcess(self.agent.ours, cast(HeldProcess, self.agent.process), 10.0)

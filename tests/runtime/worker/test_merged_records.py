@@ -20,6 +20,7 @@ from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.worker import records
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.records import LoopRecords, _Commit, _merged
 
@@ -87,6 +88,7 @@ class Clocked:
     def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(records, "witnessed_s", lambda: self.now)
         config = worker_config(run_dir=run_dir)
         self._path = run_dir / "journal.jsonl"
         self.journal = journal_of(config)

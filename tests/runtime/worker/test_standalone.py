@@ -19,6 +19,7 @@ from holdfast.runtime.errors import RunDirectoryBusy, StopRequested, UsageError
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker import standalone
 from holdfast.runtime.worker.context import journal_of
@@ -99,11 +100,12 @@ def test_busy_directory_is_waited_for_if_that_was_asked_for(
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
-        if now[0] == 53.0:
+        if now[0] == 60.0:
             lease.release()
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(standalone, "time", clock)
+    monkeypatch.setattr(witnessed_time, "time", clock)
     monkeypatch.setenv("HOLDFAST_WAIT_LEASE", "2")
     with pytest.raises(RunDirectoryBusy):
         standalone._agreed_config(Rank(0))
@@ -111,7 +113,7 @@ def test_busy_directory_is_waited_for_if_that_was_asked_for(
 
     assert standalone._agreed_config(Rank(0)).lease_token != ""
 
-    assert now == [53.0]
+    assert now == [60.0]
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" at most: ")[0] for line in said] == [
         "holdfast: waiting for 2 s",

@@ -152,7 +152,7 @@ class Job:
         )
 
     def start_agent(
-        self, terms: AgentTerms, environment: dict[str, str], begun: object = None
+        self, terms: AgentTerms, environment: dict[str, str], begun: object, on_pause: object
     ) -> AgentProcess:
         self.terms.append(terms)
         agent = next(self._waiting)

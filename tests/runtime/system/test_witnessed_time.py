@@ -1,0 +1,112 @@
+"""Bounds and clocks of a process that was away for a while, by a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from holdfast.runtime.system.helper_process import answer_of, program_command
+from holdfast.runtime.system.witnessed_time import Bound, WitnessedTime, has_ended
+
+
+class Host:
+    """The clock of a host; it goes on while a process stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_clock_counts_what_it_has_seen_and_stands_still_with_its_process() -> None:
+    host = Host()
+    clock = WitnessedTime(host)
+    found = []
+    for seconds in (0.5, 1.0, 66.0, 0.5):
+        host.pass_by(seconds)
+        found.append(clock() - 1000.0)
+
+    assert found == [0.5, 1.5, 2.75, 3.25]
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "looks", "left_s"),
+    [
+        pytest.param(60.0, [1.0] * 59, 1.0, id="nearly over"),
+        pytest.param(60.0, [1.0] * 61, 0.0, id="over"),
+        pytest.param(60.0, [1.0, 66.0, 1.0], 56.75, id="a pause counts as one look"),
+        pytest.param(2.0, [66.0, 66.0, 66.0], 0.5, id="a short bound takes four looks"),
+        pytest.param(2.0, [66.0, 66.0, 66.0, 66.0], 0.0, id="four looks"),
+        pytest.param(0.0, [], 0.0, id="no time at all"),
+    ],
+)
+def test_bound_ends_by_the_time_that_was_looked_at(
+    limit_s: float, looks: list[float], left_s: float
+) -> None:
+    host = Host()
+    bound = Bound(limit_s, host)
+    left = limit_s
+    for seconds in looks:
+        host.pass_by(seconds)
+        left = bound.left_s()
+
+    assert left == left_s
+    assert bound.has_passed == (left_s == 0.0)
+
+
+@pytest.mark.parametrize("pauses", [0, 1, 5])
+def test_wait_goes_on_after_a_pause_and_finds_what_has_come_meanwhile(pauses: int) -> None:
+    host, asked = Host(), []
+
+    def wait(seconds: float) -> str:
+        asked.append(seconds)
+        host.pass_by(66.0 if len(asked) <= pauses else seconds)
+        return "found" if len(asked) > pauses + 2 else ""
+
+    assert Bound(60.0, host).wait(wait) == "found"
+    assert max(asked) <= 1.0
+
+
+def test_wait_in_vain_ends_after_its_bound_and_looks_at_least_once() -> None:
+    host = Host()
+
+    def wait(seconds: float) -> list[int]:
+        host.pass_by(seconds)
+        return []
+
+    assert Bound(15.0, host).wait(wait) == []
+    assert 1015.0 <= host.now < 1016.0
+    assert Bound(0.0, host).wait(wait) == []
+
+
+def test_end_of_a_thread_is_waited_for_within_a_bound() -> None:
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait)
+    thread.start()
+
+    assert not has_ended(thread, Bound(0.01))
+    go.set()
+    assert has_ended(thread, Bound(60.0))
+
+
+def test_answer_of_a_program_has_what_it_read_and_said_and_its_code() -> None:
+    program = "import sys; print(len(sys.stdin.read())); sys.stderr.write('words'); sys.exit(3)"
+
+    done = answer_of(program_command(program), 60.0, os.environ, "x" * 100_000)
+
+    assert (done.stdout, done.stderr, done.returncode) == ("100000\n", "words", 3)
+
+
+def test_program_that_does_not_end_in_time_is_killed() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        answer_of(command, 0.2, os.environ)
