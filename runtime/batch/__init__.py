@@ -1,5 +1,5 @@
 """The batch system around a job: its allocation, its time limit, its incarnations.
 
-Imports ``run`` and ``system``.  Must not know how a job trains, and must run no program but those of
-`slurm_commands`.
+Imports ``run`` and ``system``.  Must not know how a job trains, and must run no program but
+those of `slurm_commands`.
 """

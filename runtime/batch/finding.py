@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.batch import lsf, pbs, sge, slurm
 from holdfast.runtime.batch.allocation import Allocation, Lines, Scheduler
 from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.system.process_status import ancestors_names
 
 CHAIN = "HOLDFAST_CHAIN"
 """Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
@@ -20,6 +22,15 @@ _MPI_WORLDS = (
     ("PMI_SIZE", "PMI_RANK"),
 )
 """Where Open MPI, MPICH and Intel MPI tell a process the size of its world, and its rank."""
+
+_STARTERS = frozenset({
+    "mpiexec", "mpirun", "mpiexec.hydra", "prterun", "prted", "orterun", "orted",
+    "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "slurmstepd", "palsd", "jsmd",
+})  # fmt: skip
+"""Names of processes that start the ranks of an MPI job; the kernel keeps 15 bytes of them."""
+
+_SESSION = "PMIX_SERVER_TMPDIR"
+"""A directory that lives as long as the launcher of Open MPI, which may be in another container."""
 
 READERS = (slurm.read, pbs.read, lsf.read, sge.read)
 """Slurm first: other batch systems can be started inside one of its jobs, not around it."""
@@ -65,17 +76,23 @@ def refuse_copies(allocation: Allocation) -> None:
         )
 
 
-def refuse_mpi_copies(environ: Mapping[str, str]) -> None:
+def refuse_mpi_copies(
+    environ: Mapping[str, str], ancestors: Callable[[], Collection[str]] = ancestors_names
+) -> None:
     """Refuse to be one of several commands that mpiexec has started.
 
-    The first of them says so; the others end without a word.
+    The first of them says so; the others end without a word.  The variables of a job that is
+    over, in a shell or a batch script, are none of this one's: nothing of it starts with them.
 
     Raises:
         UsageError: mpiexec has started several, and this is the first.
     """
     for size, rank in _MPI_WORLDS:
         copies = environ.get(size, "")
-        if not copies.isdecimal() or int(copies) < 2:
+        if not copies.isdecimal() or int(copies) < 2 or rank not in environ:
+            continue
+        is_alive = os.path.isdir(environ.get(_SESSION, "")) or _STARTERS & set(ancestors())
+        if not is_alive:
             continue
         if environ.get(rank) != "0":
             sys.exit(ExitCode.USAGE)

@@ -23,7 +23,9 @@ from holdfast.runtime.mpi_trial.mpi_library import (
 from holdfast.runtime.mpi_trial.trial_table import FIRST_DEATH, PLAIN_START, Level
 from holdfast.runtime.mpi_trial.trust import Trust
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.supervisor.preconditions import Wishes, faults, surroundings
 from holdfast.runtime.system.helper_process import answer_of, program_command
+from holdfast.runtime.system.loopback_interface import Loopback
 from holdfast.runtime.system.own_process import usable_cores
 
 IMPORT_TIMEOUT_S = 120.0
@@ -59,6 +61,9 @@ def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
     """Yield findings as they come; checks that depend on a failed one are left out."""
     yield Diagnosis("Python", f"{sys.version.split()[0]} ({sys.executable})")
     yield Diagnosis("cores", f"{usable_cores()} usable")
+    found = surroundings(os.environ)
+    for sentence in faults(found, Wishes()):
+        yield Diagnosis("host", sentence, is_good=False)
     library: MpiLibrary | None = None
     try:
         library = identify(find_mpiexec(mpiexec))
@@ -66,7 +71,8 @@ def _examine(run_dir: Path, mpiexec: Path | None) -> Iterator[Diagnosis]:
         yield Diagnosis("MPI", str(error), is_good=False)
     if library is not None:
         yield Diagnosis("MPI", str(library))
-        yield from _try_out(library)
+        if found.loopback is Loopback.WORKS:
+            yield from _try_out(library)
         if library.warning:
             yield Diagnosis("MPI version", library.warning, is_good=False)
     yield _find_tensorflow()

@@ -26,7 +26,10 @@ the TCP transport of several hosts can deadlock in revoke.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -35,6 +38,7 @@ import mpi4py
 import numpy as np
 
 from holdfast.runtime.exchange.communicator import Buffer, WorldBroken
+from holdfast.runtime.system.own_process import home_for_mpi
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
@@ -249,6 +253,16 @@ class MpiCommunicator:
         return bool(count)
 
 
+@contextlib.contextmanager
+def _with_a_home() -> Iterator[None]:
+    """Let MPI begin also where there is none; the script finds its environment as it was."""
+    before = dict(os.environ)
+    os.environ.update(home_for_mpi(before, tempfile.gettempdir()))
+    yield
+    if "HOME" not in before:
+        os.environ.pop("HOME", None)
+
+
 def join_world(*, shrinkable: bool) -> MpiCommunicator:
     """Initialise MPI and return the communicator of all workers of the launch.
 
@@ -256,7 +270,8 @@ def join_world(*, shrinkable: bool) -> MpiCommunicator:
     inside it leaves the others waiting: the supervisor ends such a launch.
     """
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        with _with_a_home():
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
     world = MpiCommunicator(MPI.COMM_WORLD, shrinkable=shrinkable)
     if not shrinkable:
         world.hide_segments()

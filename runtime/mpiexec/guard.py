@@ -108,12 +108,17 @@ def _hello(fds: int) -> bytes:
         f'{{"kind":"guard","rank":{rank},"generation":{generation},'
         f'"cwd":{_quoted(os.getcwd())},"env":{{{forwarded}}},"@fds":{fds}}}\n'
     )
-    return hello.encode("utf-8", "surrogatepass")
+    return hello.encode("ascii")
 
 
 def _quoted(text: str) -> str:
-    """Return ``text`` as a string of JSON (RFC 8259, section 7)."""
-    escaped = (f"\\u{ord(c):04x}" if c < " " or c in '"\\' else c for c in text)
+    """Return ``text`` of the system as a string of JSON (RFC 8259, section 7).
+
+    Bytes beyond ASCII are surrogates (PEP 383), which mean the same in every locale: that of the
+    worker may be another one, as this process does not heed PYTHONUTF8.
+    """
+    neutral = os.fsencode(text).decode("ascii", "surrogateescape")
+    escaped = (f"\\u{ord(c):04x}" if not " " <= c < "\x7f" or c in '"\\' else c for c in neutral)
     return '"' + "".join(escaped) + '"'
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.runtime.mpiexec.launchers import OPEN_MPI, Launcher
+from holdfast.runtime.system.own_process import home_for_mpi
 
 _ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "PMI2_", "HYDI_", "HYDRA_BSTRAP_", "MPI_LOCAL")
 _BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
@@ -24,6 +25,13 @@ _BATCH_JOB_OF_SGE = ("JOB_ID", "PE_HOSTFILE")
 """What tells PRRTE (its frameworks ras and plm) of an allocation."""
 
 _SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
+
+_PLACEMENT = (
+    *("PRTE_MCA_rmaps", "PRTE_MCA_ras", "PRTE_MCA_plm", "PRTE_MCA_ess", "PRTE_MCA_hwloc"),
+    *("PRTE_MCA_prte_default_", "PRTE_MCA_prte_set_default_slots"),
+    *("OMPI_MCA_rmaps", "OMPI_MCA_ras", "OMPI_MCA_plm", "OMPI_MCA_orte_", "OMPI_MCA_hwloc_base"),
+)
+"""A site's settings of where ranks go.  Those of holdfast are all here, and bound to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +78,12 @@ class LaunchLine:
 
         The variables of an enclosing MPI job are left out: with them mpiexec would take
         itself for a rank of that job.  The site's settings (``OMPI_MCA_*`` and the like)
-        stay.  So are those of a batch job: mpiexec would spread the ranks over all of its
-        hosts, and start daemons there by srun and the like.  Workers keep them.
+        stay, but for those that place ranks on hosts and cores.  So are those of a batch job:
+        mpiexec would spread the ranks over all of its hosts, and start daemons there by srun and
+        the like.  Workers keep them.
         """
-        here = outside_of_batch(outside_of_mpi(base))
+        here = outside_of_batch(outside_of_mpi({**base, **home_for_mpi(base, str(self.directory))}))
+        here = {name: value for name, value in here.items() if not name.startswith(_PLACEMENT)}
         return {**dict(self.launcher.environment), **here, "TMPDIR": str(self.directory), **extra}
 
 

@@ -9,6 +9,8 @@ MPI 2021.19:
 
 * ``--bind-to none``, ``-bind-to none`` and ``I_MPI_PIN=0``: with one or two ranks each would
   be bound to one core, and all threads of a worker with it;
+* ``--map-by`` and ``prte_default_hostfile``: a site's files of settings may
+  spread the ranks over hosts and cores that this job does not use;
 * ``pml ob1`` and ``btl self,sm``: point-to-point layers that survive failures;
   leaving out ``ofi`` also saves a second at every start.  ``tcp`` survives them too, but
   listens on all interfaces, even with ``btl_tcp_if_include``, and takes messages from
@@ -69,6 +71,8 @@ OPEN_MPI = Launcher(
     library="Open MPI",
     options=(
         *("--oversubscribe", "--bind-to", "none"),
+        *("--map-by", "slot:OVERSUBSCRIBE"),
+        *("--prtemca", "prte_default_hostfile", "none"),
         *("--mca", "pml", "ob1"),
         *("--mca", "btl", "self,sm"),
         *("--mca", "coll", "^han,adapt"),

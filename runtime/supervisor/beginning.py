@@ -12,7 +12,8 @@ from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.lease import RENEWED_EVERY_S
 from holdfast.runtime.run.lease_file import LASTS_S
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.job_setup import JobSetup, imported_by
+from holdfast.runtime.supervisor.job_setup import JobSetup
+from holdfast.runtime.supervisor.script_source import ScriptSource
 
 
 def beginning(setup: JobSetup) -> str:
@@ -47,7 +48,7 @@ def advice(setup: JobSetup) -> Iterator[str]:
         )
     if _drains_nothing(options):
         yield f"--drain-every {options.drain_every} does nothing without --local-dir"
-    if "horovod" in imported_by(options.script):
+    if "horovod" in ScriptSource.of(options.script).imported:
         yield (
             f"{options.script.name} imports horovod, whose work the workers do by themselves: "
             "docs/migration/horovod.md of holdfast shows which lines go"

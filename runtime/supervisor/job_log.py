@@ -201,7 +201,7 @@ class Narration:
         self._journal.record("renewing", reason=reason)
 
     def paused(self, pause: Pause) -> None:
-        """Say once that the whole job stood still, whoever has seen it first."""
+        """Say once that the whole job stood still, also if two processes have seen it."""
         if self._pause is None or not pause.overlaps(self._pause):
             self._say(f"the job stood still for {pause.seconds:.0f} s, and goes on")
             self._journal.record("paused", seconds=round(pause.seconds, 6), until=pause.ended)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -33,7 +31,14 @@ from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.run.transient import refusal
 from holdfast.runtime.supervisor.agent_process import AgentTerms
+from holdfast.runtime.supervisor.preconditions import (
+    TENSORFLOW,
+    Wishes,
+    refuse_faults,
+    surroundings,
+)
 from holdfast.runtime.supervisor.screen import say
+from holdfast.runtime.supervisor.script_source import ScriptSource
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.stillness import Stillness
 
@@ -126,10 +131,14 @@ def prepare_job(options: JobOptions, watch: Stillness) -> JobSetup:
         UsageError: the request cannot be carried out as it stands.
         RunDirectoryBusy: another job owns the run directory.
     """
+    found = surroundings(os.environ)  # while this process has one thread
     with answering(options.run_dir, say):
         check_files(options)
         key_file = find_key(options.key_file, options.run_dir)
         refuse_beforehand(RunDirectory(options.run_dir), options, key_file)
+    source = ScriptSource.of(options.script)
+    backend = source.backend if source.uses_keras else TENSORFLOW
+    refuse_faults(found, Wishes(options.workers + options.spares, backend))
     library = identify(find_mpiexec(options.mpiexec))
     needed = Trust.ONE if options.shrink else Trust.RELAUNCH
     verdict = assess(library, os.environ, needed)
@@ -169,7 +178,9 @@ def _setup_in(
         lease=lease,
         first_generation=next_generation(directory),
         preload=useful_preload(options.preload, options.script),
-        environment=job_environment(record.threads) | library.variables(os.environ),
+        environment=job_environment(record.threads)
+        | library.variables(os.environ)
+        | ScriptSource.of(options.script).variables,
         is_resumed=is_resumed,
         warning=warning_of(library, verdict) if options.shrink else None,
         key_file=key_file,
@@ -328,24 +339,7 @@ def useful_preload(wanted: tuple[str, ...], script: Path) -> tuple[str, ...]:
     Of ``wanted``, those that the script names in an import; a script that
     cannot be parsed will import none.
     """
-    imported = imported_by(script)
+    imported = ScriptSource.of(script).imported
     needed = {name for module in imported for name in _BRINGS_ALONG.get(module, (module,))}
     useful = tuple(module for module in wanted if module in needed)
     return (*_ALWAYS, *useful, *(_FOR_KERAS if "keras" in useful else ()))
-
-
-def imported_by(script: Path) -> frozenset[str]:
-    """Return the top-level names of all modules that a script imports, none if it has no sense."""
-    try:
-        return frozenset(_imports(ast.parse(script.read_bytes())))
-    except (SyntaxError, ValueError, OSError):
-        return frozenset()
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """Yield the top-level names of all modules that are imported anywhere in ``tree``."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pwd
 import resource
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -87,6 +88,18 @@ def allow_files(count: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = count if most == resource.RLIM_INFINITY else min(count, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+def home_for_mpi(environment: Mapping[str, str], otherwise: str) -> dict[str, str]:
+    """Return the variable that Open MPI insists on, and asks for settings; {} if it is there.
+
+    A container may run as a user without a name, who has no home; then it is ``otherwise``.
+    """
+    if environment.get("HOME"):
+        return {}
+    with contextlib.suppress(KeyError):
+        return {"HOME": pwd.getpwuid(os.getuid()).pw_dir}
+    return {"HOME": otherwise}
 
 
 def thread_count() -> int:

@@ -111,3 +111,16 @@ def _after_name(pid: int) -> list[str]:
 def _fields(path: str) -> dict[str, str]:
     with open(path, encoding="utf-8", errors="replace") as status:
         return {name: value.strip() for name, _, value in (line.partition(":") for line in status)}
+
+
+def ancestors_names() -> tuple[str, ...]:
+    """Return the names of the processes that this one descends from, as far as they are seen."""
+    names, pid = [], os.getppid()
+    while pid:
+        try:
+            fields = _fields(f"/proc/{pid}/status")
+            names.append(fields["Name"])
+            pid = int(fields["PPid"])
+        except (OSError, KeyError, ValueError):
+            break
+    return tuple(names)

@@ -8,7 +8,7 @@ last one, but not more than a look can take.
 
 There are two forms of one rule:
 
-* ``witnessed_s`` is the clock of this process, for whoever compares moments.  It is right as
+* ``witnessed_s`` is the clock of this process, for code that compares moments.  It is right as
   long as something looks about once a second: the loop of supervisor or agent, the pulse of
   a worker;
 * ``Bound`` is the bound of one wait, which is made in pieces.

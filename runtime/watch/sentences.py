@@ -8,7 +8,8 @@ from holdfast.runtime.watch.usage import Resource, Usage
 
 _REMEDIES = {
     Resource.MEMORY: "use fewer workers or smaller microbatches, or raise the limit",
-    Resource.SHARED_MEMORY: "use fewer workers, or give the file system more room",
+    Resource.SHARED_MEMORY: "use fewer workers, or make room: a larger /dev/shm (docker: "
+    "--shm-size), or another TMPDIR",
     Resource.PROCESSES: "use fewer workers, or raise the limit (pids.max, kernel.pid_max)",
     Resource.FILES: "use fewer workers, or raise the limit (ulimit -n)",
 }

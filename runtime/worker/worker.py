@@ -44,6 +44,7 @@ from holdfast.runtime.worker.context import (
 from holdfast.runtime.worker.halt import HaltWatch
 from holdfast.runtime.worker.injector import InjectedFault
 from holdfast.runtime.worker.process_end import EndWatch, end_as_python, flush_output, tell_hook
+from holdfast.runtime.worker.users_modules import prefer_users_modules
 
 _TENSORFLOW = frozenset({"tensorflow", "keras"})
 _IN_TRAINING = frozenset(
@@ -174,6 +175,7 @@ def run_script(
     script = str(config.options.script.resolve())
     sys.argv = [script, *config.options.argv]
     sys.path.insert(0, str(Path(script).parent))
+    prefer_users_modules(Path(script).parent)
     error: BaseException | None = None
     try:
         prepare(config)

@@ -18,7 +18,9 @@ from holdfast.runtime.system.channel import FDS, Listener, pair
     ["", "plain", 'a "quoted" \\ path', "line\nbreak\ttab\x00\x1f\x7f", "ü \u2028 \U0001f600"],
 )
 def test_text_is_quoted_as_json_does(text: str) -> None:
-    assert json.loads(guard._quoted(text)) == text
+    """As its bytes, which mean the same in each locale."""
+    assert os.fsencode(json.loads(guard._quoted(text))) == os.fsencode(text)
+    assert guard._quoted(text).isascii()
 
 
 def test_bytes_that_are_no_utf8_survive() -> None:

@@ -141,7 +141,25 @@ def test_step_of_one_task_is_no_copy() -> None:
     ids=["alone", "mpiexec -n 1", "no number", "a rank of nothing"],
 )
 def test_command_that_is_alone_in_its_world_is_let_go_on(environ: Mapping[str, str]) -> None:
-    refuse_mpi_copies(environ)
+    refuse_mpi_copies(environ, lambda: ("bash", "mpiexec"))
+
+
+@pytest.mark.parametrize("rank", ["0", "3"])
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")],
+)
+def test_variables_of_an_mpi_job_that_is_over_keep_no_job_from_running(
+    tmp_path: Path, size: str, name: str, rank: str
+) -> None:
+    gone = {"PMIX_SERVER_TMPDIR": str(tmp_path / "prte.host.0")}
+
+    refuse_mpi_copies({size: "4", name: rank, **gone}, lambda: ("bash", "sshd", "systemd"))
+    refuse_mpi_copies({size: "4"}, lambda: ("bash", "prterun"))
+
+    lives = {"PMIX_SERVER_TMPDIR": str(tmp_path)}  # its mpiexec is in another container
+    with pytest.raises((UsageError, SystemExit)):
+        refuse_mpi_copies({size: "4", name: rank, **lives}, lambda: ("bash",))
 
 
 @pytest.mark.parametrize(
@@ -153,10 +171,9 @@ def test_first_of_the_copies_that_mpiexec_has_started_speaks_and_the_others_end(
     size: str, rank: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UsageError, match=r"this command 4 times, .* `holdfast run -n 4 SCRIPT`"):
-        refuse_mpi_copies({size: "4", rank: "0"})
-    for others in ({rank: "1"}, {}):
-        with pytest.raises(SystemExit) as end:
-            refuse_mpi_copies({size: "4", **others})
-        assert end.value.code == ExitCode.USAGE
+        refuse_mpi_copies({size: "4", rank: "0"}, lambda: ("bash", "prterun"))
+    with pytest.raises(SystemExit) as end:
+        refuse_mpi_copies({size: "4", rank: "1"}, lambda: ("hydra_pmi_proxy",))
+    assert end.value.code == ExitCode.USAGE
 
     assert capsys.readouterr() == ("", "")

@@ -12,6 +12,8 @@ from holdfast.runtime.mpi_trial.campaign import Finding
 from holdfast.runtime.mpi_trial.trial_table import CAMPAIGN, Level, Trial
 from holdfast.runtime.mpi_trial.trust import Outcome, Trust
 from holdfast.runtime.mpi_trial.verdict_file import Verdict
+from holdfast.runtime.supervisor.preconditions import Surroundings
+from holdfast.runtime.system.loopback_interface import Loopback
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +34,10 @@ def _passing(_library: object, _environment: object, trial: Trial) -> Finding:
 
 
 def _answer_import(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
-    run = subprocess.run
+    def answer(command: list[str], *_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, code, out, err)
 
-    def answer(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        if "-c" in command:
-            return subprocess.CompletedProcess(command, code, out, err)
-        return run(command, **options)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.setattr(doctor_file, "answer_of", answer)
 
 
 def _doctor(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, list[str]]:
@@ -61,6 +59,20 @@ def test_healthy_machine_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert _failures(lines) == []
     assert any("Open MPI 5.0.9" in line for line in lines)
     assert any("2.21.0" in line for line in lines)
+
+
+def test_loopback_interface_that_is_down_is_told_and_no_mpi_is_blamed_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Surroundings(Loopback.IS_DOWN)
+    monkeypatch.setattr(doctor_file, "surroundings", lambda _: found)
+
+    code, lines = _doctor(capsys)
+
+    assert code == ExitCode.USAGE
+    words = "the loopback interface lo is down: `ip link set lo up`, then run again"
+    assert _failures(lines) == [f"FAIL  host          {words}"]
+    assert not any("two ranks" in line for line in lines)
 
 
 def test_missing_mpi_is_found_and_the_rest_still_examined(

@@ -259,6 +259,7 @@ def test_several_commands_of_mpiexec_are_refused_once(
     names: tuple[str, str],
 ) -> None:
     size, rank = names
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", "/")  # the session of an mpiexec that lives
     monkeypatch.setenv(size, "4")
     for number in ("0", "3"):
         monkeypatch.setenv(rank, number)

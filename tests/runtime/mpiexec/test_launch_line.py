@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,9 @@ def test_line_of_one_host_with_ulfm() -> None:
     assert " ".join(LINE.command()) == (
         "/opt/mpi/bin/mpiexec --with-ft ulfm "
         "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
-        "--oversubscribe --bind-to none --mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
+        "--oversubscribe --bind-to none --map-by slot:OVERSUBSCRIBE "
+        "--prtemca prte_default_hostfile none "
+        "--mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
         "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  "
         "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
     )
@@ -30,7 +34,7 @@ def test_line_without_shrinking_asks_for_no_fault_tolerance() -> None:
     command = dataclasses.replace(LINE, ulfm=False).command()
 
     assert "--with-ft" not in command
-    assert "--prtemca" not in command
+    assert "state_base_recoverable" not in command
     assert command[-5:] == ("-n", "4", "python", "-I", "guard.py")
 
 
@@ -52,6 +56,7 @@ def test_no_parameter_is_given_twice(ulfm: bool) -> None:  # noqa: FBT001
 def test_environment_is_private_to_the_launch_and_free_of_an_enclosing_job() -> None:
     base = {
         "PATH": "/bin",
+        "HOME": "/h",
         "TMPDIR": "/var/tmp",
         "PMIX_RANK": "3",
         "OMPI_COMM_WORLD_SIZE": "8",
@@ -65,6 +70,7 @@ def test_environment_is_private_to_the_launch_and_free_of_an_enclosing_job() -> 
 
     assert environment == {
         "PATH": "/bin",
+        "HOME": "/h",
         "TMPDIR": "/tmp/holdfast-1",
         "OMPI_MCA_btl_tcp_if_include": "eth0",
         "PMIX_MCA_gds": "hash",
@@ -157,7 +163,7 @@ def test_variable_of_a_batch_job_is_left_out_for_mpiexec_alone(name: str) -> Non
 @pytest.mark.parametrize(
     "name",
     [
-        *("PMIX_MCA_gds", "OMPI_MCA_btl", "PRTE_MCA_plm", "I_MPI_FABRICS", "HYDRA_IFACE"),
+        *("PMIX_MCA_gds", "OMPI_MCA_btl", "PRTE_MCA_state", "I_MPI_FABRICS", "HYDRA_IFACE"),
         *("OPAL_PREFIX", "MY_SLURM_JOB_ID", "JOB_ID_OF_MINE", "MPI_HOME", "XPMI_RANK"),
     ],
 )
@@ -171,3 +177,25 @@ def test_caller_has_the_last_word_on_the_environment() -> None:
     environment = line.environment({"HOLDFAST_AGENT": "of another job"}, HOLDFAST_AGENT="/run/sock")
 
     assert environment["HOLDFAST_AGENT"] == "/run/sock"
+
+
+@pytest.mark.parametrize("home", ["", "/somewhere"])
+def test_launcher_has_a_home_also_for_a_user_without_a_name(
+    monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    def no_entry(_: int) -> None:
+        raise KeyError
+
+    base = {"HOME": home} if home else {}
+    users = pwd.getpwuid(os.getuid()).pw_dir
+    assert LINE.environment(base)["HOME"] == (home or users)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    assert LINE.environment(base)["HOME"] == (home or str(LINE.directory))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PRTE_MCA_rmaps_default_mapping_policy", "PRTE_MCA_ras", "OMPI_MCA_rmaps_base_mapping_policy"],
+)
+def test_sites_settings_of_where_ranks_go_are_left_out(name: str) -> None:
+    assert name not in LINE.environment({name: "ppr:1:node"})

@@ -102,5 +102,6 @@ def test_small_limit_is_told_with_need_and_remedy() -> None:
 
     assert sentences.describe_need(usage, 4) == (
         "4 workers need about 64.0 MiB of shared memory, and 32.0 MiB of 64.0 MiB are free "
-        "(/dev/shm): use fewer workers, or give the file system more room"
+        "(/dev/shm): use fewer workers, or make room: a larger /dev/shm (docker: --shm-size), or "
+        "another TMPDIR"
     )
