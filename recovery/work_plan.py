@@ -7,6 +7,9 @@ from enum import Enum
 
 from holdfast.recovery.cursor import Cursor
 
+NO_END = 1 << 40
+"""Steps of an epoch that ends when its data end, or a companion ends it: more than are done."""
+
 
 class Work(Enum):
     """The kind of a transaction."""
@@ -54,6 +57,11 @@ class WorkPlan:
     def steps(self) -> int:
         """The step at which the job is complete."""
         return self.begin + self._updates_of(self.epochs)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody knows when an epoch ends."""
+        return self.steps_per_epoch >= NO_END
 
     @property
     def last_epoch(self) -> int:

@@ -264,7 +264,7 @@ class CallbackRun:
 
     def _follow(self, commit: Commit) -> Iterator[None]:
         """Run what Keras runs from the end of one batch to the beginning of the next."""
-        at = self._at
+        at, data_ended = self._at, commit.data_ended
         if commit.work is Work.TRAIN:
             if self._rounds.sees_metrics() and not commit.has_ended_epoch:
                 self._hold_metrics(commit)
@@ -274,7 +274,7 @@ class CallbackRun:
             yield
             at.batch += 1
             is_amid = commit.next_work is Work.TRAIN and not commit.has_ended_epoch
-            at.is_cut = is_amid and bool(self._model.stop_training)
+            at.is_cut = is_amid and (data_ended or bool(self._model.stop_training))
             if commit.next_work is Work.EVALUATE or (at.is_cut and commit.validates_cut):
                 self._rounds.call("on_test_begin")
                 at.is_in_test = True
@@ -284,7 +284,7 @@ class CallbackRun:
             self._rounds.call("on_test_end", dict(commit.validation or {}))
             at.is_in_test = False
             yield
-        if commit.has_ended_epoch or self._model.stop_training:
+        if commit.has_ended_epoch or data_ended or self._model.stop_training:
             if commit.work is Work.TRAIN and not commit.has_ended_epoch:
                 self._hold_metrics(commit)
             yield from self._end_epoch(self._epoch_logs(commit))

@@ -14,6 +14,7 @@ and to load are exchanged once, when the script imports Keras.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable
@@ -165,11 +166,11 @@ def install(saves: FirstSaves) -> None:
     }
     for name, function in exchanged.items():
         real = getattr(saving_api, name)
-        function.__name__, function.__doc__ = name, real.__doc__
+        functools.update_wrapper(function, real)
         for module in (saving_api, keras.saving, keras.models):
             if getattr(module, name, None) is real:
                 setattr(module, name, function)
-    keras.Model.export = saving(keras.Model.export)
+    keras.Model.export = functools.wraps(keras.Model.export)(saving(keras.Model.export))
 
 
 def _values(model: Any) -> list[tuple[Any, Any]]:

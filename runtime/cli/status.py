@@ -120,10 +120,11 @@ def _job(found: JobStatus) -> str:
 def _progress(found: JobStatus) -> str:
     report, parts = found.progress, [f"step {found.step}"]
     if report is not None:
-        parts[0] += f" of {report.steps}"
+        parts[0] += f" of {report.steps}" if report.steps else ""
         fit = f"fit {report.stage}, " if report.stage > 1 else ""
         parts.insert(0, f"{fit}epoch {report.epoch} of {report.epochs}")
-        parts.insert(1, f"{report.step_of_epoch} of {report.steps_per_epoch} in it")
+        of = f" of {report.steps_per_epoch}" if report.steps_per_epoch else ""
+        parts.insert(1, f"{report.step_of_epoch}{of} in it")
     if found.steps_per_s and not _waiting(found):
         parts.append(words.rate(found.steps_per_s))
         if report is not None and report.steps > report.step:

@@ -44,7 +44,7 @@ from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.borrowed_total import BorrowedTotal
 from holdfast.runtime.model.model_call import metric_starts
 from holdfast.runtime.model.named_variables import check_tensors, unchanged
-from holdfast.runtime.model.nest import Nest
+from holdfast.runtime.model.nest import Nest, leaves
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
@@ -53,7 +53,8 @@ from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
 class CustomReplica:
     """A compiled Keras model that trains by its own ``train_step``.
 
-    ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.
+    ``x``, ``y`` and ``weights`` are those of a microbatch, with at least one sample.  Validation
+    may have other ones: ``validated`` is a microbatch of it, None if there is no validation.
 
     Raises:
         ProgramError: the step cannot be done in microbatches; the message names the reason.
@@ -67,6 +68,7 @@ class CustomReplica:
         weights: Nest = None,
         *,
         mixing: BatchMixing = BatchMixing.ACCEPTED,
+        validated: Microbatch | None = None,
     ) -> None:
         model_rules.check_backend(keras.backend.backend())
         model_rules.check_compiled(model, keras.Model)
@@ -74,7 +76,8 @@ class CustomReplica:
         first = Microbatch(x, y, 0, weights)
         batch = Batch.of(first)
         Step(model, "train_step", ()).discover(batch)
-        self._evaluates = _discovers_evaluation(model, batch)
+        self._kinds = first.kind, (validated or first).kind
+        self._evaluates = _discovers_evaluation(model, validated, batch)
         generators = seed_states(model)
         starts = metric_starts(model)
         self._step = Step(model, "train_step", generators, starts)
@@ -87,7 +90,7 @@ class CustomReplica:
         self._first_graph = self._graph(first, 0)
         if mixing is BatchMixing.REFUSED:
             self._refuse(self._step.name)
-        self._tried_evaluation = self._try_evaluation(first)
+        self._tried_evaluation = self._try_evaluation(validated or first)
         self._vector = self._lay_out()
         self._borrowed = BorrowedTotal(self._vector.gradient)
         self._kept = KeptState(self._found)
@@ -144,9 +147,10 @@ class CustomReplica:
     def prepare(self, batch: Microbatch) -> None:
         """Make and run once the graphs for microbatches of this shape, without any effect."""
         scratch = np.empty(self.shape.total, np.float32)
-        for turn in range(self._found.last_turn + 1):
+        for_training, for_validation = (kind == batch.kind for kind in self._kinds)
+        for turn in range(self._found.last_turn + 1 if for_training else 0):
             self._contribute(batch, turn, scratch)
-        if self._evaluates:
+        if self._evaluates and for_validation:
             self.evaluate(batch, scratch[: self.shape.metrics])
 
     def apply(self, total: FloatVector, samples: int) -> None:
@@ -237,6 +241,8 @@ class CustomReplica:
 
     def _try(self, step: Step, batch: Batch) -> Probe:
         """Try a step on parts of a batch; a step that needs its batch whole may have it whole."""
+        if len({int(leaf.shape[0]) for leaf in leaves((batch.x, batch.y, batch.weights))}) > 1:
+            return untried(step)  # streams of several sizes have no parts
         try:
             return probe(step, batch)
         except Exception:  # of the script
@@ -295,11 +301,15 @@ class CustomReplica:
         return first
 
 
-def _discovers_evaluation(model: Any, batch: Batch) -> bool:
-    """Make what validation needs; a model without ``call`` and ``test_step`` cannot have any."""
+def _discovers_evaluation(model: Any, validated: Microbatch | None, batch: Batch) -> bool:
+    """Make what validation needs, now or later: without it the test step may not fit the batch."""
+    step = Step(model, "test_step", ())
+    if validated is not None:
+        step.discover(Batch.of(validated))
+        return True
     try:
-        Step(model, "test_step", ()).discover(batch)
-    except Exception:  # any error of the user's code; it is raised again if validation is asked for
+        step.discover(batch)
+    except Exception:  # any error of the user's code
         return False
     return True
 

@@ -44,7 +44,11 @@ class _Kept:
 
 
 def kept_replica(
-    model: Any, first: Microbatch, mixing: BatchMixing, tell: Callable[[str], None]
+    model: Any,
+    first: Microbatch,
+    mixing: BatchMixing,
+    tell: Callable[[str], None],
+    validated: Callable[[], Microbatch | None] = lambda: None,
 ) -> Replica:
     """Return the replica of ``model``: that of the ``fit`` before, if nothing has changed.
 
@@ -63,7 +67,7 @@ def kept_replica(
             f"{changed} of {model.name!r} has changed since compile(): that takes effect here; in "
             "plain Keras it does so only after the next compile()"
         )
-    made = replica_of_keras(model, first, mixing)
+    made = replica_of_keras(model, first, mixing, validated)
     if isinstance(made, KerasReplica):  # another one has a state of its own
         object.__setattr__(model, _PLACE, _Kept(made, _parts(model), _shapes(first, mixing)))
     return made

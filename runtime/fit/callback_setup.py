@@ -20,9 +20,9 @@ from holdfast.runtime.training.stages import Stages, stages_of_script
 
 
 def callback_run(
-    model: Any, call: FitCall, replica: Replica, stages: Stages, steps: int
+    model: Any, call: FitCall, replica: Replica, stages: Stages, steps: int | None
 ) -> CallbackRun:
-    """Return the companion of the next stage; ``steps`` are those of an epoch."""
+    """Return the companion of the next stage; ``steps`` are those of an epoch, if it is known."""
     context, folder = stages.context, private_folder()
     directories = shared_directories()
     if directories is not None:

@@ -7,6 +7,7 @@ compares it on the way.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint.format.tensor import Tensors
@@ -84,7 +85,9 @@ class FedCompanion:
         return self._companion.acts_after(commit)
 
     def after(self, commit: Commit) -> None:
-        """See a commit."""
+        """See a commit, and tell whether its batch was the last one."""
+        if commit.work is Work.TRAIN and self._feed.is_at_end:
+            commit = replace(commit, data_ended=True)
         self._companion.after(commit)
 
     def end(self) -> None:

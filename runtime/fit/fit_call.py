@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.runtime.pipelines.feed import check_steps
@@ -49,6 +49,18 @@ class FitCall:
             words = str(error).replace(f"{FitCall.__name__}.__init__()", "Model.fit()")
             raise TypeError(words) from None
 
+    def within(self, epochs: int | None, steps: int | None) -> FitCall:
+        """Return the call with at most so many epochs, and steps of an epoch or a validation.
+
+        These are the limits of ``keras.config``, None for none.
+        """
+        return replace(
+            self,
+            epochs=min(self.epochs, epochs or self.epochs),
+            steps_per_epoch=_fewer(self.steps_per_epoch, steps),
+            validation_steps=_fewer(self.validation_steps, steps),
+        )
+
     def global_batch(self, samples: int) -> int:
         """Return the samples of one update; without a size the steps divide all samples."""
         return self.batch_size or _batch_of(samples, self.steps_per_epoch)
@@ -85,6 +97,11 @@ class FitCall:
     def epochs_to_train(self) -> int:
         """Epochs from ``initial_epoch`` to ``epochs``; 0 if there are none."""
         return max(self.epochs - self.initial_epoch, 0)
+
+
+def _fewer(asked: int | None, most: int | None) -> int | None:
+    """Return the smaller count; None is no limit, and 0 of ``most`` neither, as in Keras."""
+    return min(asked or most, most) if most else asked
 
 
 def _batch_of(samples: int, steps: int | None) -> int:

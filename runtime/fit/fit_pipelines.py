@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast.recovery.splitmix import chain
+from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_data import FitData, data_of, validation_of
 from holdfast.runtime.model.data import Data
+from holdfast.runtime.pipelines.class_weights import no_classes
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms, check_class_weight, steps_of
 from holdfast.runtime.pipelines.generator_source import ListSource
 from holdfast.runtime.pipelines.py_dataset_source import Passes, changes_by_epochs
@@ -33,6 +35,12 @@ def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
         ProgramError: the arrays do not fit together, or a pipeline cannot be read.
     """
     _check_shared(call)
+    left_out = no_classes(call.class_weight)
+    if left_out:
+        tell(
+            f"class_weight[{left_out[0]!r}] weighs nothing, as in Keras: its keys are the numbers "
+            "of classes, such as 0"
+        )
     validation: Data | Feed | None = None
     if is_pipeline(call.validation_data):
         validation = validation_feed(call, seed, tell)
@@ -93,14 +101,26 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
             "dataset.take(n), and train on dataset.skip(n)"
         )
     passes = Passes.SHUFFLED if call.shuffle else Passes.IN_ORDER
-    source = source_of(call.x, seed, passes=passes, steps=call.steps_per_epoch, tell=tell)
+    source = source_of(
+        call.x,
+        seed,
+        passes=passes,
+        steps=call.steps_per_epoch,
+        tell=tell,
+        is_once=call.epochs_to_train == 1,
+    )
     steps = steps_of(source, call.steps_per_epoch, "steps_per_epoch")
     if isinstance(source, ListSource) and call.epochs_to_train > 1:
         raise ProgramError(
             f"the generator ended after {steps} batches, and fit(epochs={call.epochs}) reads it "
             "more than once: give epochs=1, or a generator that goes on and steps_per_epoch"
         )
-    feed = Feed(source, FeedTerms(steps, call.class_weight))
+    if steps >= NO_END:
+        tell(
+            f"{source.name} has no known end, and fit() no steps_per_epoch: the epoch goes on "
+            "until its data end, or a callback sets model.stop_training"
+        )
+    feed = Feed(source, FeedTerms(steps, call.class_weight, epochs=call.epochs_to_train))
     check_class_weight(call.class_weight, feed.first().parts)
     return feed
 

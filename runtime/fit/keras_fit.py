@@ -8,6 +8,7 @@ worker.  ``evaluate`` and ``predict`` stay Keras's own.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -25,6 +26,7 @@ from holdfast.runtime.fit.downloads import take_turns
 from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
+from holdfast.runtime.fit.own_loops import watch_loops
 from holdfast.runtime.fit.part_advice import advice_on_few_samples, advice_on_parts
 from holdfast.runtime.fit.scaled_rate import ScaledRate
 from holdfast.runtime.fit.script_stores import words_on_stores
@@ -57,6 +59,7 @@ def prepare(config: WorkerConfig) -> None:
     if config.options.fit:
         take_over()
         saves()
+        watch_loops(lambda: stages_of_script().has_begun, context.notify)
 
 
 def _fit(model: Any, *args: Any, **arguments: Any) -> Any:
@@ -71,6 +74,7 @@ def fit(model: Any, call: FitCall) -> Any:
         JobError: the job cannot go on; one sentence gives the reason.
         StopRequested: the job was asked to stop.  It is no ``Exception``.
     """
+    call = _limited(call)
     if not call.epochs_to_train:
         return _empty_history(model, call)
     if is_refused(model, lambda: _first_inputs(call)):
@@ -84,8 +88,23 @@ def fit(model: Any, call: FitCall) -> Any:
 
 
 def take_over() -> None:
-    """Let every model's ``fit`` be ours from now on."""
-    keras.Model.fit = _fit
+    """Let every model's ``fit`` be ours from now on, with the signature of Keras's."""
+    ours = functools.wraps(keras.Model.fit)(_fit)
+    ours.__module__, ours.__qualname__ = keras.Model.__module__, f"{keras.Model.__qualname__}.fit"
+    keras.Model.fit = ours
+
+
+def _limited(call: FitCall) -> FitCall:
+    """Return the call within the limits that ``keras.config`` sets, and tell of them."""
+    limits = {"epochs": "max_epochs", "steps_per_epoch": "max_steps_per_epoch"}
+    known = {name: getattr(keras.config, name, lambda: None)() for name in limits.values()}
+    found = call.within(known["max_epochs"], known["max_steps_per_epoch"])
+    for argument, name in limits.items():
+        if getattr(found, argument) != getattr(call, argument):
+            stages_of_script().context.inform(
+                f"{argument} is limited to {known[name]} (keras.config.{name}())"
+            )
+    return found
 
 
 def _empty_history(model: Any, call: FitCall) -> Any:
@@ -106,7 +125,8 @@ def _first_inputs(call: FitCall) -> Any:
     """Return the inputs of the first samples of a call."""
     data = supply_of(call, 0, lambda text: None).training
     if isinstance(data, Feed):
-        return data.first().rows(0, 1)[0]
+        first = data.first()
+        return first.rows(0, 1 if first.is_even else first.samples)[0]
     return read_microbatch(data, np.arange(1), seed=0).x
 
 
@@ -123,7 +143,7 @@ class _Training:
         self._data = supply_of(call, seed, context.notify)
         self._callbacks: CallbackRun | None = None
         self._rate: ScaledRate | None = None
-        self._steps_per_epoch = 0
+        self._steps_per_epoch: int | None = None
 
     def run(self) -> Any:
         """Train, and return the ``History``."""
@@ -166,7 +186,8 @@ class _Training:
         )
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
-        self._steps_per_epoch = job.work_plan.steps_per_epoch
+        if not job.work_plan.is_open:
+            self._steps_per_epoch = job.work_plan.steps_per_epoch
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
         few = self._few_samples(job, context)
@@ -182,7 +203,9 @@ class _Training:
         mixing = BatchMixing.of(job.microbatches, workers, is_accepted=is_accepted)
         first = job.first_microbatch
         with advice_on_parts(first.samples, job.microbatches, self._model.name, context.notify):
-            return kept_replica(self._model, first, mixing, context.notify)
+            return kept_replica(
+                self._model, first, mixing, context.notify, lambda: job.first_of_validation
+            )
 
     def _few_samples(self, job: TrainingJob, context: WorkerContext) -> str | None:
         if not isinstance(job.order, SampleOrder):
@@ -219,10 +242,10 @@ def _cut_in_words(job: TrainingJob) -> str:
 
 def _announcement(model: Any, job: TrainingJob, workers: int) -> str:
     """Say in one line that ``fit`` is not Keras's own, and how it trains."""
-    steps = job.work_plan.steps_per_epoch
+    steps = "" if job.work_plan.is_open else f", {job.work_plan.steps_per_epoch} steps an epoch"
     several = f"{workers} workers train" if workers > 1 else "1 worker trains"
     parts = count(job.microbatches, "microbatch", "microbatches")
     return (
-        f"{several} {model.name!r} by fit(): {job.step_in_words} in {parts}, "
-        f"{steps} steps an epoch (--no-fit leaves fit() alone)"
+        f"{several} {model.name!r} by fit(): {job.step_in_words} in {parts}"
+        f"{steps} (--no-fit leaves fit() alone)"
     )

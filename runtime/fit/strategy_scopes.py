@@ -8,6 +8,7 @@ worker would start a server of TensorFlow, all of them at the same address.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ def leave_out(strategy_class: Any, tell: Callable[[str], None]) -> None:
     """
     plain = strategy_class.scope
 
+    @functools.wraps(plain)
     def scope(self: Any) -> contextlib.AbstractContextManager[Any]:
         name = type(self).__name__
         if name.startswith("_"):  # TensorFlow's own, for scripts that have none
@@ -43,6 +45,7 @@ def leave_out_cluster(resolver_class: Any, tell: Callable[[str], None]) -> None:
     """
     plain = resolver_class.cluster_spec
 
+    @functools.wraps(plain)
     def cluster_spec(self: Any) -> Any:
         found = plain(self)
         if not found.as_dict():

@@ -62,7 +62,10 @@ class LossParts:
         leaves = [term.leaf for term in terms]
         self._factors: list[Any] = self._gradient(self._loss, leaves)
         weighted = zip(self._factors, leaves, strict=True)
-        self.rest = self._loss - sum(_product(factor, leaf) for factor, leaf in weighted)
+        known = sum(_product(factor, leaf) for factor, leaf in weighted)
+        self.rest = self._loss - known
+        if leaves:  # an infinite term would leave a rest that is no number
+            self.rest = tf.where(tf.math.is_finite(known), self.rest, 0.0)
         self._values = self._own_values()
         self.parts = _parts(terms, kinds, samples)
         self.sparse: set[int] = set()

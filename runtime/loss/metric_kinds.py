@@ -73,7 +73,7 @@ class _Metric:
     doubled: Sequence[str]
     other: Sequence[str]
     nothing: Sequence[str]
-    """Those that the samples have left at zero, which tells nothing."""
+    """Those that the samples have left at zero, or not finite, which tells nothing."""
 
     @staticmethod
     def of(metric: LeafMetric, once: Values, twice: Values) -> _Metric:
@@ -124,7 +124,8 @@ def metric_kinds(
 
 
 def _change(once: npt.NDArray[np.float64], twice: npt.NDArray[np.float64]) -> str:
-    if not (np.any(once) or np.any(twice)):
+    is_finite = bool(np.isfinite([once, twice]).all())
+    if not is_finite or not (np.any(once) or np.any(twice)):
         return "nothing"
     if np.allclose(once, twice, rtol=_NEAR):
         return "same"
@@ -134,6 +135,8 @@ def _change(once: npt.NDArray[np.float64], twice: npt.NDArray[np.float64]) -> st
 def _is_mean(one: Values, other: Values, both: Values, path: str) -> bool:
     """Return whether the value of both samples is the mean; zeros do not tell."""
     if path not in other or path not in both or not np.any(both[path]):
+        return False
+    if not np.isfinite([one[path], other[path], both[path]]).all():
         return False
     mean = (one[path] + other[path]) / 2
     return bool(np.allclose(mean, both[path], rtol=_NEAR, atol=_NEAR * np.abs(mean).max()))

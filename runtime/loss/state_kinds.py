@@ -51,6 +51,8 @@ class StateTrial:
     def kind(self) -> StateKind:
         """How the whole follows from the parts; a sum has to be tried again, with a shift."""
         (share, one), (other_share, other) = self.parts
+        if not np.isfinite([self.whole, one, other, self.twice]).all():
+            return StateKind.MEAN  # nothing is known, and the training ends at its step
         if self._agree(one, other) and self._agree(one, self.whole) and self._agrees_twice(one):
             return StateKind.SAME
         if self._agree(self.whole, share * one + other_share * other) and self._agrees_twice(one):

@@ -250,8 +250,8 @@ def _kind(small: Any, double: Any, doubts: list[str]) -> Kind:
     """Tell a mean from a sum by what it becomes when each sample stands there twice."""
     one, two = (float(np.sum(np.asarray(value, np.float64))) for value in (small, double))
     limit = _OF_A_KIND * abs(one) + 1e-12
-    if abs(two - one) <= limit:
-        return Kind.MEAN
+    if abs(two - one) <= limit or not np.isfinite([one, two]).all():
+        return Kind.MEAN  # what is not finite tells nothing, and ends the training at its step
     if abs(two - 2 * one) <= limit:
         return Kind.SUM
     doubts.append(

@@ -92,6 +92,7 @@ class KerasReplica:
         self._model = model
         self._graphs = GraphCache()
         first = Microbatch(x, y, 0, weights)
+        self._kind = first.kind
         few = Batch.of(first_samples(first, _FEW))
         self._unshown = _build(model, few)
         model_rules.check_trainable(model.trainable_variables)
@@ -152,7 +153,8 @@ class KerasReplica:
         if the worker has adopted a microbatch of another shape.
         """
         scratch = aligned_vector(self._shape.total)
-        self.contribute(batch, scratch)
+        if batch.kind == self._kind:
+            self.contribute(batch, scratch)
         self.evaluate(batch, scratch[: self._shape.metrics])
 
     def apply(self, total: FloatVector, samples: int) -> None:
@@ -161,8 +163,8 @@ class KerasReplica:
 
     def takes_overflow(self, total: FloatVector) -> bool:
         """Return whether the step can be applied: see `_takes`."""
-        last = self._layout.places[len(self._sums.roles.graded) - 1]
-        return self._takes(total, last.stop)
+        graded = self._layout.places[: len(self._sums.roles.graded)]
+        return self._takes(total, graded[-1].stop if graded else 0)
 
     def _takes(self, total: FloatVector, gradients: int) -> bool:
         """Return whether a total can be applied that is not finite; it begins with gradients.
@@ -192,7 +194,8 @@ class KerasReplica:
         of_rows = model_rules.notices_of_rows(self._model.optimizer, self._sums.sparse)
         left_out += tuple(map(model_rules.notice_of_unshown, self._unshown))
         kinds = tuple(self._metric_kinds.notices(self._left_out))
-        return left_out + kinds + notices_of(self._sums.state_kinds) + of_rows
+        untrained = () if self._sums.trainable else (model_rules.NO_WEIGHTS,)
+        return untrained + left_out + kinds + notices_of(self._sums.state_kinds) + of_rows
 
     @property
     def is_additive(self) -> bool:

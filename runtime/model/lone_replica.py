@@ -59,7 +59,8 @@ class LoneReplica(KerasReplica):
 
     def prepare(self, batch: Microbatch) -> None:
         """Make and run once the graphs for batches of this shape, without any effect."""
-        self._step(batch, _Effect.NEVER)
+        if batch.kind == self._kind:
+            self._step(batch, _Effect.NEVER)
         self.evaluate(batch, np.empty(self._shape.metrics, np.float32))
 
     def apply(self, total: FloatVector, samples: int) -> None:

@@ -62,17 +62,19 @@ def check_compiled(model: Any, base: Any) -> None:
 
 def check_trainable(variables: Iterable[Any]) -> None:
     """Raise ProgramError unless all trainable variables are float32."""
-    found = False
     for variable in variables:
-        found = True
         if variable.dtype != "float32":
             raise ProgramError(
                 f"trainable variable {variable.path!r} is {variable.dtype}, but gradients are "
                 "exchanged as float32: keep trainable variables in float32 (a mixed_bfloat16 "
                 "policy does that)"
             )
-    if not found:
-        raise ProgramError("the model has no trainable variable: unfreeze a layer")
+
+
+NO_WEIGHTS = (
+    "the model has no trainable weights: nothing is trained, and losses and metrics are shown, as "
+    "in Keras; unfreeze a layer (layer.trainable = True) to train it"
+)
 
 
 def check_gradients(graded: Sequence[Any]) -> None:

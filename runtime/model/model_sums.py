@@ -221,7 +221,8 @@ class ModelSums:
             for v, gradient in zip(self.trainable, of_part, strict=True)
             if gradient is not None
         )
-        model_rules.check_gradients(graded)
+        if self.trainable:
+            model_rules.check_gradients(graded)
         metrics = tuple(filter(call.has_changed, call.metrics))
         roles = Roles(graded, moving, metrics)
         first = self._roles or roles

@@ -39,7 +39,8 @@ class ModelUpdate:
             known = means.get(id(variable))
             means[id(variable)] = mean if known is None else known + mean
         variables = list(roles.graded_variables)
-        self._model.optimizer.apply([means[id(v)] for v in variables], variables)
+        if variables:  # Keras calls no optimizer for a model without any
+            self._model.optimizer.apply([means[id(v)] for v in variables], variables)
         for variable, total in zip(roles.moving, sums[len(roles.graded) :], strict=True):
             kind = self._sums.kind_of(variable)
             variable.assign(arrived(variable, total, divisors[0], kind))

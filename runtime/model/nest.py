@@ -68,6 +68,11 @@ def structure_key(nest: Nest) -> Hashable:
     return tuple((name, leaf.shape, leaf.dtype) for name, leaf in named_leaves(nest))
 
 
+def kind_key(nest: Nest) -> Hashable:
+    """Return structure, ranks and dtypes of a nest, but not its sizes."""
+    return tuple((name, leaf.ndim, leaf.dtype) for name, leaf in named_leaves(nest))
+
+
 def is_nest_of_arrays(value: object) -> bool:
     """Return whether ``value`` is a dict, or a list or tuple with arrays at any depth.
 

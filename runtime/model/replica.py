@@ -12,6 +12,7 @@ replica, so all replicas of a world have the same bytes after the same step.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.format.tensor import Tensors
 from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.model.nest import Nest, leaves
+from holdfast.runtime.model.nest import Nest, kind_key, leaves
 from holdfast.runtime.model.step_facts import StepFacts
 
 
@@ -63,6 +64,11 @@ class Microbatch:
     def share(self) -> float:
         """The part of its batch; the number of samples if the batch is not known."""
         return self.samples / self.batch_samples if self.batch_samples else float(self.samples)
+
+    @property
+    def kind(self) -> Hashable:
+        """Structure, ranks and dtypes; steps of training and validation may take other ones."""
+        return kind_key((self.x, self.y, self.weights))
 
     @property
     def samples(self) -> int:

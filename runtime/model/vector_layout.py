@@ -48,7 +48,7 @@ class VectorLayout:
     def padding(self) -> tuple[slice, ...]:
         """Return the stretches of the vector that belong to no tensor."""
         stops = [place.stop for place in self.places]
-        starts = [place.start for place in self.places[1:]] + [self.size]
+        starts = [place.start for place in self.places[1:]] + [self.size] * bool(self.places)
         return tuple(
             slice(stop, start) for stop, start in zip(stops, starts, strict=True) if stop < start
         )

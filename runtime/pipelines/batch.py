@@ -26,20 +26,59 @@ _LENGTH = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Batch ``number`` of a pass, from 0; each array of ``parts`` has ``samples`` rows."""
+    """Batch ``number`` of a pass, from 0; the first array of ``parts`` has ``samples`` rows."""
 
     number: int
     parts: Parts
     samples: int
     digest: int
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all arrays have the same number of rows, so that it can be divided."""
+        return all(len(leaf) == self.samples for leaf in leaves(self.parts))
+
     def rows(self, start: int, stop: int) -> Parts:
-        """Return views of the samples ``start <= sample < stop``."""
+        """Return views of the samples ``start <= sample < stop``.
+
+        Raises:
+            ProgramError: some samples are wanted of arrays that count several things.
+        """
+        if (start, stop) == (0, self.samples):
+            return self.parts
+        if not self.is_even:
+            raise ProgramError(
+                f"batch {self.number + 1} of the pipeline holds {_shapes(self.parts)}, whose first "
+                "axes differ, so that it has no parts: keep each batch whole with --microbatches "
+                "1, or call .batch(...) on a tf.data.Dataset of single samples"
+            )
         x, y, weights = (map_leaves(lambda leaf: leaf[start:stop], part) for part in self.parts)
         return x, y, weights
 
 
-def make_batch(number: int, element: Any, convert: Callable[[Any], Any] = np.asarray) -> Batch:
+def as_array(leaf: Any) -> npt.NDArray[Any]:
+    """Return a leaf of a batch that Python gave as an array; a sparse one is filled with zeros.
+
+    Raises:
+        ProgramError: it is ragged.
+    """
+    kind = type(leaf)
+    if kind.__module__.startswith("scipy.sparse"):
+        dense: npt.NDArray[Any] = leaf.toarray()
+        return dense
+    if kind.__name__ == "SparseTensor":
+        dense = np.zeros(tuple(leaf.dense_shape), np.asarray(leaf.values).dtype)
+        dense[tuple(np.asarray(leaf.indices).T)] = np.asarray(leaf.values)
+        return dense
+    if kind.__name__ == "RaggedTensor":
+        raise ProgramError(
+            "a batch of the pipeline holds a RaggedTensor, and the parts of a batch need one "
+            "shape: give .to_tensor() of it"
+        )
+    return np.asarray(leaf)
+
+
+def make_batch(number: int, element: Any, convert: Callable[[Any], Any] = as_array) -> Batch:
     """Return the batch that ``element`` of a pipeline holds, as ``fit`` reads it.
 
     Args:
@@ -90,20 +129,21 @@ def _split(number: int, element: Any) -> tuple[Any, Any, Any]:
 
 
 def _samples_of(number: int, parts: tuple[Nest, ...]) -> int:
-    named = [
-        found
-        for name, part in zip(("x", "y", "sample_weight"), parts, strict=True)
-        for found in named_leaves(part, name)
-    ]
-    sizes = {path: leaf.shape[0] if leaf.ndim else None for path, leaf in named}
-    if not leaves(parts[0]) or len(set(sizes.values())) != 1 or None in sizes.values():
-        shapes = ", ".join(f"{path} {leaf.shape}" for path, leaf in named) or "nothing"
+    first = leaves(parts[0])
+    if not first or any(not leaf.ndim for leaf in leaves(parts)):
         raise ProgramError(
-            f"batch {number + 1} of the pipeline holds {shapes}: all of its arrays need the same "
-            "first axis, one entry for each sample; call .batch(...) on a tf.data.Dataset of "
+            f"batch {number + 1} of the pipeline holds {_shapes(parts)}: all of its arrays need a "
+            "first axis, with one entry for each sample; call .batch(...) on a tf.data.Dataset of "
             "single samples"
         )
-    samples = next(iter(sizes.values()))
-    if not samples:
+    samples = len(first[0])
+    if not all(map(len, leaves(parts))):
         raise ProgramError(f"batch {number + 1} of the pipeline has no samples: leave it out")
-    return int(samples)
+    return samples
+
+
+def _shapes(parts: tuple[Nest, ...]) -> str:
+    """Return names and shapes of all arrays, in words."""
+    named = zip(("x", "y", "sample_weight"), parts, strict=True)
+    found = [leaf for name, part in named for leaf in named_leaves(part, name)]
+    return ", ".join(f"{path} {leaf.shape}" for path, leaf in found) or "nothing"

@@ -12,7 +12,12 @@ from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.nest import leaves
 
 
-def class_weights_of(y: Any, class_weight: Mapping[int, float]) -> npt.NDArray[np.float32]:
+def no_classes(class_weight: Mapping[Any, float] | None) -> list[Any]:
+    """Return the keys that name no class, such as strings: Keras looks up integers."""
+    return [key for key in class_weight or () if not _is_number(key)]
+
+
+def class_weights_of(y: Any, class_weight: Mapping[Any, float]) -> npt.NDArray[np.float32]:
     """Return the weight of each entry of ``y``: class numbers, or one-hot rows.
 
     A class that ``class_weight`` does not name weighs 1.
@@ -32,6 +37,11 @@ def class_weights_of(y: Any, class_weight: Mapping[int, float]) -> npt.NDArray[n
         classes = classes.argmax(-1) if is_one_hot else np.rint(classes[..., 0])
     numbers = np.rint(classes).astype(np.int64)
     found = np.ones(numbers.shape, np.float32)
-    for number, weight in class_weight.items():
-        found[numbers == int(number)] = weight
+    for key, weight in class_weight.items():
+        if _is_number(key):
+            found[numbers == key] = weight
     return found
+
+
+def _is_number(key: object) -> bool:
+    return isinstance(key, (int, float, np.number, np.bool_))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.pipelines.batch import Batch, Parts
@@ -23,11 +24,13 @@ class FeedTerms:
         steps: batches of one epoch, or of one validation.
         class_weight: weights by the class that y names, None for none.
         is_validation: whether all batches of a validation may be wanted again.
+        epochs: epochs that are asked for.
     """
 
     steps: int
     class_weight: Mapping[int, float] | None = None
     is_validation: bool = False
+    epochs: int = 1
 
 
 class Feed:
@@ -39,6 +42,13 @@ class Feed:
         # A validation that is done again after a death begins anew, and some cannot go back.
         kept = terms.steps if terms.is_validation and isinstance(source, ForwardSource) else 2
         self._shared = SharedStream(BatchStream(source), kept)
+        self._last: Position | None = None
+        self._fetched: Position | None = None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the batch of the last step is the last of an epoch without a known end."""
+        return self._last is not None and self._last == self._fetched
 
     @property
     def steps(self) -> int:
@@ -86,6 +96,8 @@ class Feed:
         position = Position(*divmod(batches, each)) if each else Position(0, batches)
         if self._terms.is_validation:
             position = self._of_validation(*divmod(batches, self.steps))
+        elif self._looks_ahead:
+            position = Position(0, batches + 1)  # as far as the reader has looked
         if batches:
             self._source.leave(position.passing, position.within)
 
@@ -98,7 +110,32 @@ class Feed:
         """
         each = self._source.batches
         position = Position(*divmod(step, each)) if each else Position(0, step)
-        return self._fetch(position, communicator, turns)
+        batch = self._fetch(position, communicator, turns)
+        if self._looks_ahead:
+            self._look_ahead(position, communicator, turns)
+        return batch
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether the last batch is known by the end after it only."""
+        return self._terms.steps >= NO_END and not self._source.repeats
+
+    def _look_ahead(self, position: Position, communicator: Communicator, turns: Turns) -> None:
+        """Look whether the batch at ``position`` is the last one: its step ends the epoch then.
+
+        Raises:
+            ProgramError: it is, and another epoch is asked for.
+        """
+        self._fetched, after = position, position.within + 1
+        if self._shared.has(Position(position.passing, after), communicator, turns):
+            return
+        self._last = position
+        if self._terms.epochs > 1:
+            raise ProgramError(
+                f"{self.name} ended after {after} batches, and fit(epochs={self._terms.epochs}) "
+                f"reads it more than once: give epochs=1, steps_per_epoch, or a tf.data.Dataset "
+                f"with assert_cardinality({after})"
+            )
 
     def validation_batch(
         self, number: tuple[int, int], communicator: Communicator, turns: Turns = NO_TURNS
@@ -151,11 +188,15 @@ def steps_of(source: Source, asked: int | None, argument: str) -> int:
         asked: the value of ``argument``, None if it was not given.
         argument: "steps_per_epoch" or "validation_steps".
 
+    Training without an end goes on until a callback ends it, or its data end, as in Keras.
+
     Raises:
         ProgramError: nobody knows.
     """
     if asked is not None:
         check_steps(argument, asked)
+    elif argument == "steps_per_epoch" and (source.batches is None or source.repeats):
+        return NO_END
     if source.batches is not None and (asked is None or not source.repeats):
         return min(asked or source.batches, source.batches)
     if asked is None:

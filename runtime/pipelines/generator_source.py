@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
+from holdfast.runtime.model.nest import leaves
+from holdfast.runtime.pipelines.batch import as_array
 from holdfast.runtime.pipelines.source import ForwardSource
 
 _NAME = "the generator"
+
+_MOST_KEPT, _MOST_KEPT_BYTES = 1024, 1 << 28
+"""Batches of a generator that are kept in memory, to know their number; one has more, or no end."""
 
 _LOOKED_AT = 2
 """Batches from which Keras learns the shapes of a generator."""
@@ -18,7 +22,7 @@ _LOOKED_AT = 2
 
 def generator_source(generator: Iterator[Any]) -> ForwardSource:
     """Return the source of a generator that is read until no more steps are wanted."""
-    return ForwardSource(_NAME, lambda: generator, np.asarray, is_endless=True)
+    return ForwardSource(_NAME, lambda: generator, as_array, is_endless=True)
 
 
 def validation_source(generator: Iterator[Any], steps: int) -> ForwardSource:
@@ -33,7 +37,26 @@ def validation_source(generator: Iterator[Any], steps: int) -> ForwardSource:
         first.extend(itertools.islice(generator, _LOOKED_AT - len(first)))
         return itertools.islice(itertools.chain(first, generator), steps)
 
-    return ForwardSource(_NAME, begin, np.asarray, batches=steps)
+    return ForwardSource(_NAME, begin, as_array, batches=steps)
+
+
+def whole_source(generator: Iterator[Any]) -> ListSource | ForwardSource:
+    """Return the source of a generator that is read to its end, if that comes soon."""
+    kept: deque[Any] = deque()
+    size = 0
+    while len(kept) < _MOST_KEPT and size < _MOST_KEPT_BYTES:
+        element = next(generator, kept)
+        if element is kept:
+            return ListSource(kept)
+        kept.append(element)
+        size += sum(getattr(leaf, "nbytes", 0) for leaf in leaves(element))
+    return generator_source(_one_after_the_other(kept, generator))
+
+
+def _one_after_the_other(kept: deque[Any], generator: Iterator[Any]) -> Iterator[Any]:
+    while kept:
+        yield kept.popleft()
+    yield from generator
 
 
 class ListSource:
@@ -44,8 +67,8 @@ class ListSource:
     is_endless = False
     repeats = False
 
-    def __init__(self, generator: Iterator[Any]) -> None:
-        self._elements = list(generator)
+    def __init__(self, elements: Iterable[Any]) -> None:
+        self._elements = list(elements)
         self.batches: int | None = len(self._elements)
 
     def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
@@ -57,4 +80,4 @@ class ListSource:
 
     def array(self, leaf: Any) -> Any:
         """Return a leaf of a batch as an array."""
-        return np.asarray(leaf)
+        return as_array(leaf)

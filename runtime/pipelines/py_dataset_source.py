@@ -19,7 +19,7 @@ import numpy as np
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.splitmix import chain
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.pipelines.batch import make_batch
+from holdfast.runtime.pipelines.batch import as_array, make_batch
 from holdfast.runtime.pipelines.source import Source, forward
 
 _FOR_ITEMS, _FOR_EPOCHS = 11, 12
@@ -88,7 +88,7 @@ class PyDatasetSource:
 
     def array(self, leaf: Any) -> Any:
         """Return a leaf of a batch as an array."""
-        return np.asarray(leaf)
+        return as_array(leaf)
 
     def _calls_before(self, number: int, start: int) -> int:
         """Return how often Keras tells the dataset of epochs before it reads a batch.

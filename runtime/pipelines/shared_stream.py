@@ -103,6 +103,23 @@ class SharedStream:
             self._keep(position, batch)
         return batch
 
+    def has(self, position: Position, communicator: Communicator, turns: Turns = NO_TURNS) -> bool:
+        """Return whether there is a batch at ``position``; all workers call this alike.
+
+        Raises:
+            WorldBroken: a member died.
+            ProgramError: the pipeline gives something else than batches.
+        """
+        answer = _NOTHING
+        if communicator.rank == 0:
+            with turns.needing_no_peer():
+                answer = self._answer(position, is_wanted=False)
+        if communicator.size > 1:
+            answer = _broadcast(answer, communicator)
+        if answer.kind is _Kind.ERROR:
+            raise ProgramError(answer.payload.tobytes().decode())
+        return answer.kind is not _Kind.END
+
     def resume(self, mark: Mark | None) -> None:
         """Go on after ``mark``, which is part of a restored state; it is compared on the way."""
         self.mark = mark
@@ -127,13 +144,16 @@ class SharedStream:
             self._compare(position, digest, communicator)
         return batch
 
-    def _answer(self, position: Position) -> _Answer:
+    def _answer(self, position: Position, *, is_wanted: bool = True) -> _Answer:
+        """Return what is at ``position``, without the batch itself unless it is wanted."""
         try:
             batch = self._find(position)
         except ProgramError as error:
             return _Answer(_Kind.ERROR, np.frombuffer(str(error).encode(), np.uint8))
         if batch is None:
             return _NOTHING
+        if not is_wanted:
+            return _Answer(_Kind.BATCH, _NOTHING.payload)
         return _Answer(_Kind.BATCH if self._is_checked else _Kind.CHECKED, encode(batch))
 
     def _find(self, position: Position) -> Batch | None:

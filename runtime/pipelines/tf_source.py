@@ -48,15 +48,24 @@ class DatasetSource:
         self._begins = begins
         self._variables = ReadVariables(dataset)
         self._spec = dataset.element_spec
+        self._seed = seed
         graph = _graph_of(dataset)
         self.batches, self.is_endless = _length_of(dataset)
-        self.repeats = is_peeled = self.is_endless and without_repeat(graph)
-        constants = _take_constants(graph)
-        self._made = pass_graph(graph, seed)
-        self._constants = constants
-        self._begin = _function(self._made, constants, self._made.feeds(0, 0))
-        if is_peeled:
-            self.batches, self.is_endless = _length_of(self._dataset(0))
+        self.repeats = self.is_endless and without_repeat(graph)
+        self._make(graph)
+        if self.repeats:
+            batches, is_endless = _length_of(self._dataset(0))
+            if batches is None and not is_endless:  # nobody knows where the next pass begins
+                self.repeats = False
+                self._make(_graph_of(dataset))
+            else:
+                self.batches, self.is_endless = batches, is_endless
+
+    def _make(self, graph: Any) -> None:
+        """Let passes be made of this graph."""
+        self._constants = _take_constants(graph)
+        self._made = pass_graph(graph, self._seed)
+        self._begin = _function(self._made, self._constants, self._made.feeds(0, 0))
 
     @property
     def has_python(self) -> bool:

@@ -57,7 +57,8 @@ def _parts(picture: Picture, now: float) -> Iterator[Part]:
         yield Part(f"fit {report.stage}", 8, "quiet")
     yield Part(f"epoch {report.epoch}/{report.epochs}", 0, "epoch")
     yield Part(" " * _BAR_CELLS, 10, "bar", done=_share(report))
-    yield Part(f"{report.step_of_epoch}/{report.steps_per_epoch}", 2)
+    of = f"/{report.steps_per_epoch}" if report.steps_per_epoch else ""
+    yield Part(f"{report.step_of_epoch}{of}", 2)
     if picture.phase not in (None, TRAINING):
         yield Part(words.phase(str(picture.phase)), 1, "phase")
     if picture.pace.per_s:
@@ -87,4 +88,6 @@ def _workers(picture: Picture) -> Part:
 
 
 def _share(report: StepReport) -> float:
-    return min(1.0, report.step_of_epoch / max(1, report.steps_per_epoch))
+    if not report.steps_per_epoch:
+        return 0.0
+    return min(1.0, report.step_of_epoch / report.steps_per_epoch)

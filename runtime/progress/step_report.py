@@ -19,14 +19,18 @@ SILENT, LIVE, LINES = range(3)
 """The values of Keras's ``verbose``: nothing, a line that moves, a line for each epoch."""
 
 
+UNKNOWN = 0
+"""Steps of a training that goes on until its data end, or until a callback ends it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """The progress of a training at ``now``, in seconds of the host's monotonic clock.
 
     Epochs count from 1, and so do stages: the trainings of a script.  ``steps`` and ``epochs``
-    are those that the script asks for; it may stop before them.  ``metrics`` are those of the
-    epoch so far.  A next save is known by its step, by its moment, or by both: then the earlier
-    one counts.
+    are those that the script asks for; it may stop before them, and steps may be unknown.
+    ``metrics`` are those of the epoch so far.  A next save is known by its step, by its moment,
+    or by both: then the earlier one counts.
     """
 
     now: float

@@ -31,7 +31,8 @@ class Commit:
 
     ``epoch`` counts from 1.  ``metrics`` and ``validation`` are set when the epoch is over.
     ``next_work`` is None when the job is complete.  ``validates_cut`` is whether validation
-    would come next if a companion cut the epoch here.
+    would come next if a companion cut the epoch here.  ``data_ended`` is whether the data of an
+    epoch without a known end have ended, and so the training.
     """
 
     work: Work
@@ -42,6 +43,7 @@ class Commit:
     validation: Mapping[str, float] | None
     next_work: Work | None
     validates_cut: bool = False
+    data_ended: bool = False
 
 
 class Companion(Protocol):

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 
 from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.progress.step_report import StepReport
+from holdfast.runtime.progress.step_report import UNKNOWN, StepReport
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.training_job import TrainingJob
 
@@ -86,17 +87,21 @@ class ProgressTeller:
         return StepReport(
             now=now,
             step=cursor.step,
-            steps=plan.steps,
+            steps=UNKNOWN if plan.is_open else plan.steps,
             stage=self._job.stage.number,
             epoch=plan.epoch_of(cursor),
             epochs=plan.last_epoch,
             step_of_epoch=plan.step_of_epoch(cursor),
-            steps_per_epoch=len(plan.updates_of_epoch(cursor)),
+            steps_per_epoch=UNKNOWN if plan.is_open else len(plan.updates_of_epoch(cursor)),
             metrics=metrics if epoch == plan.epoch_of(cursor) else {},
             verbose=self._job.verbose,
-            next_save_step=plan.next_save_step(cursor),
+            next_save_step=self._next_save(plan.next_save_step(cursor)),
             next_save_at=next_save_at,
         )
+
+    @staticmethod
+    def _next_save(step: int) -> int | None:
+        return step if step < NO_END else None  # the end, which nobody knows
 
     def _metrics(self, cursor: Cursor) -> dict[str, float]:
         """Return the metrics of the epoch so far; none if the user's own cannot be computed yet.

@@ -85,6 +85,11 @@ class Stages:
         return self._membership.is_first
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a training has begun."""
+        return self._is_under_way or len(self._stages) > 1
+
+    @property
     def context(self) -> WorkerContext:
         """The surroundings of this worker."""
         return self._context
@@ -161,7 +166,7 @@ class Stages:
         config = self._context.config
         numerics = Numerics.here(threads=config.threads)
         job = describe_job(request, config, numerics, self._stages)
-        contexts.plan(job.work_plan.steps)
+        contexts.plan(0 if job.work_plan.is_open else job.work_plan.steps)
         try:
             replica = build(job, self._context)
         except JobError:
@@ -210,9 +215,9 @@ class Stages:
         if not loop.is_complete:
             loop.records.note("stopped", step=cursor.step)
             context.tell_agent({"kind": "stopped", "step": cursor.step})
+            of = "" if job.work_plan.is_open else f" of {job.work_plan.steps}"
             raise StopRequested(
-                f"stopped at step {cursor.step} of {job.work_plan.steps} with a checkpoint; "
-                "run again to go on"
+                f"stopped at step {cursor.step}{of} with a checkpoint; run again to go on"
             )
         surplus = None if loop.error is not None else job.surplus(cursor.step)
         if surplus is not None:

@@ -7,7 +7,7 @@ shapes of the job are prepared after the first commits, one shape at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -45,23 +45,29 @@ class Preparation:
 
 def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
     """Yield one microbatch of every size that the job has."""
-    known: set[int] = {0}
-    for ids, read in _every_size(job):
-        if ids not in known:
-            known.add(ids)
+    known: set[tuple[Hashable, int]] = set()
+    for key, read in _every_size(job):
+        if key[1] and key not in known:
+            known.add(key)
             yield read()
 
 
-def _every_size(job: TrainingJob) -> Iterator[tuple[int, Callable[[], Microbatch]]]:
-    """Yield sizes of microbatches with how to read one; of a pipeline those of a first batch."""
-    for data, order in ((job.data, job.order), (job.validation, job.validation_order)):
+def _every_size(
+    job: TrainingJob,
+) -> Iterator[tuple[tuple[Hashable, int], Callable[[], Microbatch]]]:
+    """Yield kind and size of microbatches with how to read one; of a pipeline of one batch."""
+    validated = job.first_of_validation
+    firsts = None if validated is None else job.first_microbatch, validated
+    sources = (job.data, job.order), (job.validation, job.validation_order)
+    for first, (data, order) in zip(firsts, sources, strict=True):
+        kind = None if first is None else first.kind
         for m in range(job.microbatches):
             if isinstance(data, Feed) and isinstance(order, BatchOrder):
                 batch = data.first()
                 rows = order.bounds(batch.samples, m)
-                yield rows[1] - rows[0], partial(part_of, data, batch, rows, 0)
+                yield (kind, rows[1] - rows[0]), partial(part_of, data, batch, rows, 0)
             elif data is not None and isinstance(order, (SampleOrder, SequentialOrder)):
                 assert not isinstance(data, Feed)
                 for index in (0, order.steps_per_epoch - 1):
                     ids = order.microbatch(index, m)
-                    yield len(ids), partial(read_microbatch, data, ids, 0)
+                    yield (kind, len(ids)), partial(read_microbatch, data, ids, 0)

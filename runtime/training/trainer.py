@@ -181,4 +181,4 @@ def _build_keras(
     mixing = batch_mixing.BatchMixing.of(
         job.microbatches, len(config.workers), is_accepted=accepts_mixing
     )
-    return replica_of_keras(made, job.first_microbatch, mixing)
+    return replica_of_keras(made, job.first_microbatch, mixing, lambda: job.first_of_validation)

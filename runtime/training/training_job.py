@@ -114,12 +114,14 @@ class TrainingJob:
     @property
     def first_microbatch(self) -> Microbatch:
         """The first samples of the job; a model is built with their shapes."""
-        if isinstance(self.data, Feed):
-            batch, order = self.data.first(), self.order
-            assert isinstance(order, BatchOrder)
-            return part_of(self.data, batch, order.bounds(batch.samples, 0), seed=0)
-        assert isinstance(self.order, SampleOrder)
-        return read_microbatch(self.data, self.order.microbatch(0, 0), seed=0)
+        return _first_of(self.data, self.order)
+
+    @property
+    def first_of_validation(self) -> Microbatch | None:
+        """The first samples of the validation, None if there is none."""
+        if self.validation is None or self.validation_order is None:
+            return None
+        return _first_of(self.validation, self.validation_order)
 
     def covers_epoch(self, cursor: Cursor) -> bool:
         """Return whether each sample of an epoch that has just ended was recorded once.
@@ -207,6 +209,17 @@ class TrainingJob:
         assert self.validation is not None
         assert isinstance(self.validation_order, SequentialOrder)
         return ValidationContributor(replica, self.validation, self.validation_order, notes)
+
+
+def _first_of(data: Data | Feed, order: SampleOrder | SequentialOrder | BatchOrder) -> Microbatch:
+    """Return the first microbatch of the first batch."""
+    if isinstance(data, Feed):
+        assert isinstance(order, BatchOrder)
+        batch = data.first()
+        return part_of(data, batch, order.bounds(batch.samples, 0), seed=0)
+    assert not isinstance(order, BatchOrder)
+    first = read_microbatch(data, order.microbatch(0, 0), seed=0)
+    return first.of_batch(order.batch_size(0))
 
 
 def identity_of(order: SampleOrder | BatchOrder) -> dict[str, int]:

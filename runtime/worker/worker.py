@@ -239,7 +239,8 @@ def _early_end(page: HeartbeatPage) -> dict[str, object] | None:
     """Report a script that has left its training, None if it was out of training."""
     if page.phase not in _IN_TRAINING:
         return None
-    message = f"the script ended at step {page.step} of {planned_steps()}, before training was over"
+    of = f" of {planned_steps()}" if planned_steps() else ""
+    message = f"the script ended at step {page.step}{of}, before training was over"
     return _report("SystemExit", message, ExitCode.PROGRAM_FAILED)
 
 

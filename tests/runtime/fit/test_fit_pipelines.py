@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.fit.fit_call import FitCall
@@ -123,6 +124,40 @@ def test_batches_of_a_py_dataset_come_in_order_unless_they_are_shuffled(*, shuff
 
     assert sorted(trained) == validated == list(range(8))
     assert (trained != validated) is shuffle
+
+
+def test_generator_beyond_what_is_kept_ends_its_epoch_where_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from holdfast.runtime.pipelines import generator_source
+
+    monkeypatch.setattr(generator_source, "_MOST_KEPT", 2)
+    here, generator = LocalCommunicator(), batches(5)
+    data: Any = supply(FitCall(generator))
+    feed = data.training
+    trained = [(feed.train_batch(n, here).parts[0][0, 0], feed.is_at_end) for n in range(4)]
+    again: Any = supply(FitCall(batches(3), epochs=2)).training
+    again.train_batch(1, here)
+
+    assert feed.steps == NO_END
+    assert trained == [(0, False), (1, False), (2, False), (3, False)]
+    assert feed.train_batch(4, here).parts[0][0, 0] == 4
+    assert feed.is_at_end
+    with pytest.raises(ProgramError, match=r"ended after 3 batches, and fit\(epochs=2\)"):
+        again.train_batch(2, here)
+
+
+def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
+    tf = pytest.importorskip("tensorflow")
+    said: list[str] = []
+    from holdfast.runtime.fit.fit_pipelines import supply_of
+
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).repeat()
+    feed: Any = supply_of(FitCall(dataset, epochs=3), SEED, said.append).training
+    sizes = [feed.train_batch(n, LocalCommunicator()).samples for n in range(5)]
+
+    assert (feed.steps, sizes, feed.is_at_end) == (NO_END, [4, 4, 2, 4, 4], False)
+    assert "until its data end, or a callback sets model.stop_training" in said[0]
 
 
 def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> None:

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_harness import (
-    build,
-    dense,
-)
+from keras_harness import build, dense
 
 from holdfast.runtime.errors import ProgramError
 
@@ -67,15 +64,6 @@ def test_trainable_variables_of_another_type_are_refused(tf: SimpleNamespace) ->
         return model
 
     assert "dense/kernel' is float64" in _refused(tf, make)
-
-
-def test_a_model_without_trainable_variables_is_refused(tf: SimpleNamespace) -> None:
-    def make(tf: SimpleNamespace) -> Any:
-        model = dense(tf)
-        model.trainable = False
-        return model
-
-    assert "no trainable variable" in _refused(tf, make)
 
 
 def test_integer_state_of_the_samples_is_refused_by_name(tf: SimpleNamespace) -> None:

@@ -11,7 +11,7 @@ import pytest
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.pipelines.batch import make_batch
 from holdfast.runtime.pipelines.batch_message import decode, encode
-from holdfast.runtime.pipelines.class_weights import class_weights_of
+from holdfast.runtime.pipelines.class_weights import class_weights_of, no_classes
 from holdfast.runtime.pipelines.philox import pass_seeds
 
 X = np.arange(6, dtype="float32").reshape(3, 2)
@@ -63,15 +63,35 @@ def test_digest_sees_where_a_text_ends() -> None:
     ("element", "words"),
     [
         ((X, Y, Y, Y), "has 4 parts"),
-        ((X, Y[:2]), r"x \(3, 2\), y \(2,\)"),
         ((np.float32(1), Y), r"x \(\), y \(3,\): .*\.batch"),
         ((X[:0],), "has no samples"),
-        ((None, Y), "the same first axis"),
+        ((X, Y[:0]), "has no samples"),
+        ((None, Y), "need a first axis"),
     ],
 )
 def test_what_is_no_batch_is_named(element: Any, words: str) -> None:
     with pytest.raises(ProgramError, match=rf"batch 8 of the pipeline .*{words}"):
         make_batch(7, element)
+
+
+def test_streams_of_several_sizes_are_whole_or_refused() -> None:
+    batch = make_batch(7, (X, {"few": Y[:2]}))
+
+    assert decode(encode(batch)).rows(0, 3)[1]["few"].tolist() == [0, 1]
+    with pytest.raises(ProgramError, match=r"x \(3, 2\), y\['few'\] \(2,\), .*--microbatches 1"):
+        batch.rows(0, 2)
+
+
+class SparseTensor:
+    """As TensorFlow's, which this test need not load."""
+
+    indices, values, dense_shape = np.array([[0, 1], [2, 0]]), np.array([1.5, 2.0]), (3, 2)
+
+
+def test_sparse_leaves_are_filled_and_ragged_ones_named() -> None:
+    assert make_batch(0, (SparseTensor(), Y)).parts[0].tolist() == [[0, 1.5], [0, 0], [2, 0]]
+    with pytest.raises(ProgramError, match=r"holds a RaggedTensor.*\.to_tensor\(\)"):
+        make_batch(0, (type("RaggedTensor", (), {})(), Y))
 
 
 def test_rows_are_views_of_all_parts() -> None:
@@ -85,6 +105,8 @@ def test_rows_are_views_of_all_parts() -> None:
 )
 def test_class_weights_follow_the_class(y: Any) -> None:
     assert class_weights_of(y, {1: 0.5, 2: 9.0}).tolist() == [1.0, 0.5, 0.5]
+    assert class_weights_of(y, {1.0: 0.5, "1": 9.0}).tolist() == [1.0, 0.5, 0.5]
+    assert no_classes({0: 2.0, "1": 9.0}) == ["1"]
 
 
 @pytest.mark.parametrize("y", [{"a": Y, "b": Y}, None])

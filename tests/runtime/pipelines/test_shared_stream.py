@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
 
+from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
 from holdfast.runtime.pipelines.feed import Feed, FeedTerms, steps_of
@@ -284,8 +285,9 @@ def test_steps_of_an_epoch(batches: int | None, asked: int | None, steps: int) -
     assert steps_of(source, asked, "steps_per_epoch") == steps
 
 
-def test_endless_pipeline_needs_a_number_of_steps() -> None:
+def test_training_may_have_no_end_and_validation_needs_a_number_of_steps() -> None:
     source = Numbers()
     source.batches = None
-    with pytest.raises(ProgramError, match=r"steps_per_epoch=\.\.\."):
-        steps_of(source, None, "steps_per_epoch")
+    assert steps_of(source, None, "steps_per_epoch") == NO_END
+    with pytest.raises(ProgramError, match=r"validation_steps=\.\.\."):
+        steps_of(source, None, "validation_steps")

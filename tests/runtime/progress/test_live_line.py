@@ -117,8 +117,8 @@ def parts_of(shown: Picture, columns: int = 200) -> dict[str, Part]:
 
 @pytest.mark.parametrize(
     ("step", "steps", "done"),
-    [(0, 60, 0.0), (15, 60, 0.25), (60, 60, 1.0), (70, 60, 1.0), (0, 0, 0.0), (3, 0, 1.0)],
-    ids=["begin", "quarter", "end", "beyond", "no steps", "steps of none"],
+    [(0, 60, 0.0), (15, 60, 0.25), (60, 60, 1.0), (70, 60, 1.0), (0, 0, 0.0), (3, 0, 0.0)],
+    ids=["begin", "quarter", "end", "beyond", "no step of an unknown number", "unknown"],
 )
 def test_bar_is_full_at_the_end_of_the_epoch_and_never_more(
     step: int, steps: int, done: float

@@ -1,0 +1,162 @@
+"""Trainings whose steps or data are unusual, as plain Keras does them; prints a line for each."""
+
+import inspect
+import json
+import pickle
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+random = np.random.default_rng(0)
+X = random.normal(size=(64, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+def dense(*layers, **arguments):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, **arguments)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 4:
+            self.model.stop_training = True
+
+
+class ThreeParts(keras.Model):
+    """Trains on (x, y, weights), and validates on (x, y)."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.mean = keras.layers.Dense(1), keras.metrics.Mean(name="l")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y, weights = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(weights * (self.dense(x) - y) ** 2)
+        weights = self.dense.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.mean.update_state(loss)
+        return {"l": self.mean.result()}
+
+    def test_step(self, data):
+        x, y = data
+        self.mean.update_state(tf.reduce_mean((self.dense(x) - y) ** 2))
+        return {"l": self.mean.result()}
+
+
+def three_parts():
+    keras.utils.set_random_seed(1)
+    model = ThreeParts()
+    model.dense.build((None, 4))
+    model.compile(keras.optimizers.SGD(0.1))
+    weights = np.ones((64, 1), "float32")
+    return model.fit(
+        X,
+        Y,
+        sample_weight=weights,
+        batch_size=16,
+        epochs=2,
+        shuffle=False,
+        validation_data=(X[:40], Y[:40]),
+        verbose=0,
+    )
+
+
+def batch_of_one():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model.fit(X[:5], Y[:5, 0], epochs=2, batch_size=1, shuffle=False, verbose=0)
+
+
+def sum_loss():
+    model = dense()
+    model.compile(
+        keras.optimizers.SGD(0.1), lambda y, p: keras.ops.sum(keras.ops.square(y - p)) / 64
+    )
+    return model.fit(X[:60], Y[:60], epochs=2, batch_size=16, shuffle=False, verbose=0)
+
+
+def no_weights():
+    return dense(keras.layers.Rescaling(0.5), trainable=False).fit(X, Y, batch_size=16, verbose=0)
+
+
+def infinite():
+    model = dense(kernel_initializer=keras.initializers.Constant(1e30))
+    return model.fit(X + 1, Y, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()])
+
+
+def endless_generator():
+    def batches():
+        while True:
+            yield X[:8], Y[:8]
+
+    return dense().fit(batches(), callbacks=[Stop()], verbose=0)
+
+
+def endless_dataset():
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(32).repeat()
+    return dense().fit(dataset, callbacks=[Stop()], verbose=0)
+
+
+def unknown_repeated():
+    """As TFRecord files do, which do not know how many records they hold."""
+    dataset = tf.data.Dataset.from_tensor_slices((X[:20], Y[:20])).filter(lambda *_: True)
+    return dense().fit(dataset.batch(8).repeat(), epochs=2, steps_per_epoch=2, verbose=0)
+
+
+def limits():
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    found = dense().fit(
+        X, Y, batch_size=8, epochs=4, shuffle=False, validation_data=(X, Y), verbose=0
+    )
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+    return found
+
+
+def class_weight():
+    return dense().fit(X, Y > 0, class_weight={"0": 1.0, "1": 5.0}, shuffle=False, verbose=0)
+
+
+def zipped():
+    keras.utils.set_random_seed(1)
+
+    class Two(ThreeParts):
+        def train_step(self, data):
+            few, (x, y) = data
+            return super().train_step((x, y, tf.reduce_mean(few**2)))
+
+    model = Two()
+    model.dense.build((None, 4))
+    model.compile(keras.optimizers.SGD(0.1))
+    slices = tf.data.Dataset.from_tensor_slices
+    return model.fit(tf.data.Dataset.zip((slices(X).batch(24), slices((X, Y)).batch(8))), verbose=0)
+
+
+def signatures():
+    """What tools such as mlflow's autolog look at."""
+    functions = keras.Model.fit, keras.Model.train_on_batch, keras.saving.load_model
+    assert pickle.loads(pickle.dumps(keras.Model.fit)) is keras.Model.fit
+    return {f.__name__: list(inspect.signature(f).parameters) for f in functions}
+
+
+def own_loop():
+    model = dense()
+    for _ in range(3):
+        model.train_on_batch(X, Y)
+    return {}
+
+
+for name in sys.argv[1:]:
+    found = globals()[name]()
+    print("FOUND", json.dumps({name: getattr(found, "history", found)}))
