@@ -31,7 +31,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.checkpoint.format.digest import digest_of
 
@@ -75,6 +75,16 @@ class _Opened:
                 self.file.flush()
 
 
+class HeldLogs(Protocol):
+    """Logs that are private on a worker that is not the first."""
+
+    def lead(self) -> None:
+        """Become the first worker: write to the real files."""
+
+    def agreed(self) -> None:
+        """Hear that the first worker has written what was written here."""
+
+
 @dataclass(slots=True)
 class FirstFiles:
     """One worker's view of the files of its callbacks.
@@ -90,8 +100,8 @@ class FirstFiles:
     scratch: Callable[[], Path]
     tell: Callable[[str], None]
     wrote: Callable[[str], None] = lambda path: None
-    when_first: list[Callable[[], None]] = field(default_factory=list)
-    """What is done when this worker becomes the first one."""
+    logs: list[HeldLogs] = field(default_factory=list)
+    """Logs that the script itself holds open; its hooks may write to them."""
     lengths: dict[str, Length] = field(default_factory=dict)
     """Of each growing file, by its absolute path, at the last agreement."""
     _opened: list[_Opened] = field(default_factory=list)
@@ -183,6 +193,8 @@ class FirstFiles:
         self.lengths = dict(lengths)
         self.rounds += 1
         self._deferred.clear()
+        for held in self.logs:
+            held.agreed()
         for opened in self._opened:
             opened.flush()
             if opened.staged is not None:
@@ -196,8 +208,8 @@ class FirstFiles:
         if self.is_first:
             return
         self.is_first = True
-        for then in self.when_first:
-            then()
+        for held in self.logs:
+            held.lead()
         self.rounds += 1
         deferred, self._deferred = self._deferred, []
         for change in deferred:

@@ -29,7 +29,7 @@ def callback_run(
         directories.training = stages.stage.number
     files = FirstFiles(stages.is_first, folder, context.notify, _wrote)
     if directories is not None:
-        files.when_first += directories.when_first
+        files.logs += directories.logs
     token = f".{context.config.run_id}-{stages.stage.number}"
     rounds = CallbackRounds(
         call.callbacks,

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdfast.runtime.callbacks.first_files import HeldLogs
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.calling_script import CallingScript, is_in_training
 
@@ -57,8 +58,8 @@ class SharedDirectories:
         """Called with a path before the script removes it."""
         self.when_written: list[Callable[[str], None]] = []
         """Called with the path of a file that a hook writes."""
-        self.when_first: list[Callable[[], None]] = []
-        """Called when this worker becomes the first one."""
+        self.logs: list[HeldLogs] = []
+        """Logs that the script holds open."""
         self.training = 0
         """The number of the last training that the script has come to."""
 

@@ -42,7 +42,7 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     kept = run.loaded_path
     files = ScriptFiles(record, script, config.run_dir, is_first, scratch, kept)
     directories.when_written.append(files.forget)
-    directories.when_first.append(files.lead)
+    directories.logs.append(files)
     files.share()
     stores = watch_stores(script)
     when_imported("sqlite3", lambda: stores.share(sys.modules["sqlite3"]))

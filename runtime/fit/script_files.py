@@ -25,6 +25,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class ScriptFiles:
         self._rewritten: Counter[str] = Counter()
         self._entries: Counter[str] = Counter()
         self._private: dict[str, Path] = {}
-        self._held: list[tuple[Callable[[], Any], str]] = []
+        self._held: list[_Held] = []
 
     def share(self) -> None:
         """Exchange ``open``, also for ``pathlib``."""
@@ -83,12 +84,14 @@ class ScriptFiles:
 
     def lead(self) -> None:
         """Become the first worker: a log that the script holds open goes on in the real file."""
-        for held, where in self._held:
-            file = held()
-            if file is not None and not file.closed:
-                with contextlib.suppress(OSError):
-                    _exchange(file, where)
+        for held in self._held:
+            with contextlib.suppress(OSError):
+                held.make_real()
         self._held.clear()
+
+    def agreed(self) -> None:
+        """Hear that the first worker has written what hooks have written so far."""
+        self._held = [held for held in self._held if held.measure()]
 
     def _open(
         self, plain: Callable[..., Any], file: Any, mode: str = "r", *more: Any, **by: Any
@@ -105,7 +108,9 @@ class ScriptFiles:
         if not self._is_first():
             private = plain(self._place(where, copies=adds), mode, *more, **by)
             if adds:
-                self._held.append((weakref.ref(private), where))
+                place = self._private[where]
+                size = place.stat().st_size
+                self._held.append(_Held(weakref.ref(private), where, place, size))
             return private
         self._private.pop(where, None)
         begin = os.path.getsize(where) if adds and os.path.exists(where) else 0
@@ -218,14 +223,37 @@ def _opened(
     return text
 
 
-def _exchange(file: Any, path: str) -> None:
-    """Let an open file append to ``path`` from now on."""
-    file.flush()
-    real = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        os.dup2(real, file.fileno(), inheritable=False)
-    finally:
-        os.close(real)
+@dataclass(slots=True)
+class _Held:
+    """A log that the script of a worker holds open, while the first worker's is the real one."""
+
+    file: Callable[[], Any]
+    path: str
+    private: Path
+    agreed: int
+    """Bytes of the private file that the first worker has written, too."""
+
+    def measure(self) -> bool:
+        """Take what stands in the file for agreed; return whether the file is still open."""
+        file = self.file()
+        if file is None or file.closed:
+            return False
+        file.flush()
+        self.agreed = self.private.stat().st_size
+        return True
+
+    def make_real(self) -> None:
+        """Append what is not agreed to the real file, and let the open file go on there."""
+        file = self.file()
+        if file is None or file.closed:
+            return
+        file.flush()
+        real = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(real, self.private.read_bytes()[self.agreed :])
+            os.dup2(real, file.fileno(), inheritable=False)
+        finally:
+            os.close(real)
 
 
 def _digest(path: str) -> str:

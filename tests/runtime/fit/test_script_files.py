@@ -149,11 +149,13 @@ def test_log_that_is_held_open_goes_on_when_this_worker_becomes_the_first(
     files = launches.begin(is_first=False)
     with open(path, "a") as log:
         log.write("step 1\n")
-        files.lead()
+        files.agreed()
         log.write("step 2\n")
+        files.lead()
+        log.write("step 3\n")
 
     with during_training():
-        assert path.read_text() == "step 1 of the first worker\nstep 2\n"
+        assert path.read_text() == "step 1 of the first worker\nstep 2\nstep 3\n"
 
 
 @pytest.mark.parametrize("mode", ["w", "x", "w+", "a+", "r+"])
