@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 from holdfast.runtime.callbacks.first_files import HeldLogs
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.calling_script import CallingScript, is_in_training
+from holdfast.runtime.worker.exchanged import exchange
 
 _Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 
@@ -73,8 +74,7 @@ class SharedDirectories:
             (tempfile, "mkdtemp"): self._mkdtemp,
         }
         for (module, name), function in exchanged.items():
-            plain = getattr(module, name)
-            setattr(module, name, functools.wraps(plain)(functools.partial(function, plain)))
+            exchange(module, name, functools.partial(function, getattr(module, name)))
 
     def wrote(self, path: str) -> None:
         """Hear that a hook has made a file for the run, or that the script has saved a model."""
@@ -82,7 +82,7 @@ class SharedDirectories:
             self._made_here.add(path)
         for hear in self.when_written:
             hear(path)
-        self._record.first(f"made {path}", self._moment)
+        self._record.reach(f"made {path}", self._moment)
 
     def lasting_name(self, path: str) -> str:
         """Return how later launches know a path; a temporary directory may lie elsewhere then."""
@@ -111,7 +111,7 @@ class SharedDirectories:
         with self._record.turn():
             try:
                 plain(path, mode)
-                self._record.first(f"made {where}", self._moment)
+                self._record.reach(f"made {where}", self._moment)
             except FileExistsError:
                 if not self._is_of_job(where):
                     raise
@@ -142,7 +142,7 @@ class SharedDirectories:
             self._to_remove.add(where)
             return
         with self._record.turn():
-            made = self._record.find(f"made {where}")
+            made = self._record.largest(f"made {where}")
             is_runs = made is not None and made >= self._moment and where not in self._made_here
             is_gone = not os.path.lexists(where) and self._record.find(f"removed {where}")
             if is_runs or is_gone:

@@ -32,6 +32,7 @@ from typing import Any
 from holdfast.runtime.callbacks.private_folder import PrivateFolder
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.calling_script import CallingScript
+from holdfast.runtime.worker.exchanged import exchange
 
 _MOST_ENTRIES = 10_000
 """A script that appends more often writes no log of runs."""
@@ -75,8 +76,7 @@ class ScriptFiles:
         """Exchange ``open``, also for ``pathlib``."""
         modules: tuple[Any, ...] = (builtins, io)
         for module in modules:
-            plain = module.open
-            module.open = functools.wraps(plain)(functools.partial(self._open, plain))
+            exchange(module, "open", functools.partial(self._open, module.open))
 
     def forget(self, path: str) -> None:
         """Hear that a hook writes a file: what this worker has of it is not the newest."""

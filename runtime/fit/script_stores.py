@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.runtime.worker.calling_script import CallingScript
+from holdfast.runtime.worker.exchanged import exchange
 
 _OPEN_RUNS: dict[str, Callable[[Any], Any]] = {
     "mlflow": lambda module: module.active_run(),
@@ -33,9 +34,7 @@ class ScriptStores:
     def share(self, module: Any) -> None:
         """Take note of each database file that ``sqlite3`` opens, also for a library."""
         for place in (module, module.dbapi2):
-            place.connect = functools.wraps(place.connect)(
-                functools.partial(self._connect, place.connect)
-            )
+            exchange(place, "connect", functools.partial(self._connect, place.connect))
 
     def _connect(self, plain: Callable[..., Any], database: Any, *more: Any, **by: Any) -> Any:
         if self._script.is_here() and isinstance(database, (str, bytes, os.PathLike)):

@@ -4,7 +4,8 @@ Every worker runs the whole script, and so does each launch.  Some of it must be
 the time that a folder is named by.  The first process that comes to it writes a line, and all
 others take what stands there.
 
-Invariant: the first line of a key counts, for all processes and all launches.  A line is one write
+Invariant: the first line of a key counts, for all processes and all launches, and of a number that
+is *reached* the largest one.  A line is one write
 to a file that was opened with ``O_APPEND``, so no lock is needed.
 """
 
@@ -31,6 +32,7 @@ class ScriptRecord:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
+        self._reached: dict[str, float] = {}
         self._read_bytes = 0
         self._has_turn = False
 
@@ -45,15 +47,21 @@ class ScriptRecord:
         found = self.find(key)
         if found is not None:
             return found
-        line = json.dumps([key, value]).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            try:
-                os.write(file, line)
-            finally:
-                os.close(file)
+        self._add([key, value])
         self._read_on()
         return self._known.setdefault(key, value)
+
+    def largest(self, key: str) -> float | None:
+        """Return the largest number that was ``reached``, None if none was."""
+        self._read_on()
+        return self._reached.get(key)
+
+    def reach(self, key: str, number: float) -> None:
+        """Let the largest number of ``key`` be at least ``number``."""
+        found = self._reached.get(key)
+        if found is None or found < number:
+            self._add([key, number, "reached"])
+            self._reached[key] = number
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -70,6 +78,15 @@ class ScriptRecord:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def _add(self, entry: list[Any]) -> None:
+        line = json.dumps(entry).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
+
     def _end_turn(self) -> None:
         self._has_turn = False
 
@@ -81,5 +98,8 @@ class ScriptRecord:
             self._read_bytes += len(whole) + len(newline)
             for line in whole.splitlines():
                 with contextlib.suppress(ValueError):  # torn when a process was killed
-                    key, value = json.loads(line)
-                    self._known.setdefault(key, value)
+                    key, value, *kind = json.loads(line)
+                    if kind:
+                        self._reached[key] = max(value, self._reached.get(key, value))
+                    else:
+                        self._known.setdefault(key, value)

@@ -49,6 +49,17 @@ def is_for_a_name(code: CodeType, line: int, instruction: int, function: str) ->
 
     A script without its text reads for no name.
     """
+    place = id(code), instruction, function
+    if place not in _FOUND:
+        _FOUND[place] = code, _is_for_a_name(code, line, instruction, function)
+    return _FOUND[place][1]
+
+
+_FOUND: dict[tuple[int, int, str], tuple[CodeType, bool]] = {}
+"""Of each call, with its code, whose number is no other one's as long as it is held."""
+
+
+def _is_for_a_name(code: CodeType, line: int, instruction: int, function: str) -> bool:
     source = _source(code.co_filename)
     if source is None:
         return False

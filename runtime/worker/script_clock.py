@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime as datetimes
-import functools
 import gc
 import os
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.calling_script import CallingScript
+from holdfast.runtime.worker.exchanged import exchange
 from holdfast.runtime.worker.name_uses import is_for_a_name
 
 _MOST_READINGS = 100
@@ -69,22 +69,20 @@ class ScriptClock:
 def share_clock(clock: ScriptClock) -> None:
     """Let the script of this process read clock and pid through ``clock``."""
     for name in ("time", "time_ns"):
-        setattr(time, name, _reading(clock, getattr(time, name)))
+        exchange(time, name, _reading(clock, getattr(time, name)))
     for name in ("localtime", "gmtime", "ctime", "asctime", "strftime"):
-        setattr(time, name, _converting(clock, getattr(time, name), int(name == "strftime")))
+        exchange(time, name, _converting(clock, getattr(time, name), int(name == "strftime")))
     _exchange_methods(clock)
 
     plain = os.getpid
 
-    @functools.wraps(plain)
     def getpid() -> int:
         return clock.read_pid(plain())
 
-    os.getpid = getpid
+    exchange(os, "getpid", getpid)
 
 
 def _reading(clock: ScriptClock, plain: Callable[[], Any]) -> Callable[[], Any]:
-    @functools.wraps(plain)
     def read() -> Any:
         real = plain()
         found = clock.read(plain.__name__, real)
@@ -97,7 +95,6 @@ def _converting(clock: ScriptClock, plain: Callable[..., Any], place: int) -> Ca
     """Return a function that converts a time, which it reads itself without one at ``place``."""
     converts_seconds = plain.__name__ in ("localtime", "gmtime", "ctime")
 
-    @functools.wraps(plain)
     def convert(*arguments: Any) -> Any:
         if len(arguments) != place or any(found is None for found in arguments):
             return plain(*arguments)

@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.runtime.worker.exchanged import exchange
+
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 _NAME_LENGTH = 8
 _SEED_BYTES = 32
@@ -150,13 +152,12 @@ def _exchange_bytes(draws: ScriptDraws) -> None:
     """Exchange the operating system's random bytes: what ``secrets`` and ``uuid`` draw from."""
     plain = os.urandom
 
-    @functools.wraps(plain)
     def urandom(size: int, /) -> bytes:
         drawn = draws.take(size, through_libraries=False)
         return plain(size) if drawn is None else drawn
 
-    os.urandom = urandom
-    random._urandom = urandom  # type: ignore[attr-defined]  # of SystemRandom
+    exchange(os, "urandom", urandom)
+    random._urandom = os.urandom  # type: ignore[attr-defined]  # of SystemRandom
 
 
 def _exchange_seeds(draws: ScriptDraws) -> None:

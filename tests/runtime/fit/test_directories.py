@@ -238,3 +238,26 @@ def test_own_directory_may_be_made_and_removed_as_often_as_the_script_likes(
             os.mkdir(tmp_path / "scratch")
             shutil.rmtree(tmp_path / "scratch")
             assert not (tmp_path / "scratch").exists()
+
+
+def test_later_launch_leaves_a_file_that_a_later_training_has_made_again(
+    launches: Callable[[], SharedDirectories], tmp_path: Path
+) -> None:
+    """Each fold of a cross-validation saves, loads and removes the same file."""
+    path = tmp_path / "best.keras"
+    shared = launches()
+    for training in (1, 2):
+        shared.training = training
+        with during_training():
+            path.write_text(f"fold {training}")
+            shared.wrote(str(path))
+        if training == 1:
+            os.remove(path)
+
+    resumed = launches()  # the first training is over, the second one is not
+    resumed.training = 1
+    os.remove(path)
+    assert path.read_text() == "fold 2"
+    resumed.training = 2
+    os.remove(path)
+    assert not path.exists()
