@@ -61,7 +61,7 @@ class EventFiles:
             with self._files.own_work():  # TensorFlow makes it here, and callbacks write beside it
                 os.makedirs(logdir, exist_ok=True)
         writer = real(str(private), *more, **by)
-        self._writers.append(_Writer(writer, Path(os.path.abspath(logdir)), private))
+        self._writers.append(_Writer(writer, self._files.absolute(logdir), private))
         return writer
 
     def measure(self, lengths: dict[str, Length]) -> None:

@@ -94,12 +94,14 @@ class FirstFiles:
         scratch: returns a private folder, which exists; asked for at the first need.
         tell: says a line to the user.
         wrote: hears of each file that is opened to be written for the run.
+        place: returns how the first worker names a path; the lengths are known by that.
     """
 
     is_first: bool
     scratch: Callable[[], Path]
     tell: Callable[[str], None]
     wrote: Callable[[str], None] = lambda path: None
+    place: Callable[[str], str] = lambda path: path
     logs: list[HeldLogs] = field(default_factory=list)
     """Logs that the script itself holds open; its hooks may write to them."""
     lengths: dict[str, Length] = field(default_factory=dict)
@@ -150,13 +152,13 @@ class FirstFiles:
         self, real_open: Callable[..., Any], path: Any, mode: str, *more: Any, **by: Any
     ) -> Any:
         """Open a file for a hook; on a worker that is not the first it is staged."""
-        absolute = _absolute(path)
+        absolute = self.absolute(path)
         if not set(mode) & set("wax+"):
             return real_open(self._staged(absolute) or path, mode, *more, **by)
         is_real = self.is_first and not (self.is_resuming and str(absolute) in self.lengths)
         staged = None if is_real else self._place(absolute, copies="r" in mode)
         file = real_open(staged or path, mode, *more, **by)
-        self.wrote(str(absolute))
+        self.wrote(os.path.abspath(os.fsdecode(path)))
         self._opened.append(_Opened(absolute, file, "a" in mode, staged))
         return file
 
@@ -168,13 +170,13 @@ class FirstFiles:
 
     def moves(self, path: Any, to: Any | None) -> bool:
         """Return whether a file is staged; if so it is moved, or removed without ``to``."""
-        source = _absolute(path)
+        source = self.absolute(path)
         found = [o for o in self._opened if o.path == source and o.staged is not None]
         for opened in found:
             if to is None:
                 self._opened.remove(opened)
             else:
-                opened.path = _absolute(to)
+                opened.path = self.absolute(to)
         return bool(found)
 
     def measure(self) -> dict[str, Length]:
@@ -250,6 +252,10 @@ class FirstFiles:
             _exchange(opened.file, opened.path)
         staged.unlink()
 
+    def absolute(self, path: Any) -> Path:
+        """Return how the first worker names a path."""
+        return Path(self.place(os.path.abspath(os.fsdecode(path))))
+
     def _cut_for(self, opened: _Opened, news: bytes) -> None:
         """Take away what the dead worker may have written of this round."""
         known = self.lengths.get(str(opened.path))
@@ -317,7 +323,3 @@ def _exchange(file: Any, path: Path) -> None:
         os.dup2(handle, file.fileno(), inheritable=False)
     finally:
         os.close(handle)
-
-
-def _absolute(path: Any) -> Path:
-    return Path(os.path.abspath(os.fsdecode(path)))

@@ -14,6 +14,7 @@ and to load are exchanged once, when the script imports Keras.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -30,7 +31,7 @@ class FirstSaves:
     """One worker's way to save and to load models.
 
     Args:
-        is_first: returns whether this worker's files are real now.
+        is_real: returns whether this worker's file of a path is real now.
         scratch: returns a private folder, which exists.
         kept: what the script has loaded.
         wrote: hears of each path that a model is saved to.
@@ -38,12 +39,12 @@ class FirstSaves:
 
     def __init__(
         self,
-        is_first: Callable[[], bool],
+        is_real: Callable[[str], bool],
         scratch: Callable[[], Path],
         kept: KeptLoads,
         wrote: Callable[[str], None] = lambda path: None,
     ) -> None:
-        self._is_first = is_first
+        self._is_real = is_real
         self._scratch = scratch
         self._kept = kept
         self._wrote = wrote
@@ -56,10 +57,11 @@ class FirstSaves:
     def save(self, real: Callable[..., Any], model: Any, path: Any, *more: Any, **by: Any) -> Any:
         """Save a model or its weights with Keras's function ``real``."""
         absolute = os.path.abspath(os.fspath(path))
-        self._wrote(absolute)
+        with contextlib.nullcontext() if self.hooks is None else self.hooks.own_work():
+            self._wrote(absolute)
         if self.hooks is not None:
             return self._save_in_hook(lambda to: real(model, to, *more, **by), model, path)
-        if self._is_first():
+        if self._is_real(absolute):
             self._private.pop(absolute, None)
             self._kept.before_write(absolute)
             return real(model, path, *more, **by)

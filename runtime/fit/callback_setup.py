@@ -27,9 +27,11 @@ def callback_run(
     directories = shared_directories()
     if directories is not None:
         directories.training = stages.stage.number
-    files = FirstFiles(stages.is_first, folder, context.notify, _wrote)
+    files = FirstFiles(stages.is_first, folder, context.notify, _wrote, _place)
     if directories is not None:
         files.logs += directories.logs
+        if stages.is_first:
+            directories.temporary.lead()
     token = f".{context.config.run_id}-{stages.stage.number}"
     rounds = CallbackRounds(
         call.callbacks,
@@ -52,9 +54,9 @@ def saves() -> FirstSaves:
     """Return this process's way to save models; the first call exchanges Keras's functions."""
     context = stages_of_script().context
     directories = shared_directories()
-    naming = () if directories is None else (directories.lasting_name,)
+    naming = () if directories is None else (directories.temporary.lasting_name,)
     kept = KeptLoads(RunDirectory(context.run_dir.resolve()).loaded_path, context.notify, *naming)
-    found = FirstSaves(lambda: stages_of_script().is_first, private_folder(), kept, _wrote)
+    found = FirstSaves(_is_real, private_folder(), kept, _wrote)
     if directories is not None:
         directories.before_removal.append(kept.before_removal)
     install(found)
@@ -65,3 +67,14 @@ def _wrote(path: str) -> None:
     directories = shared_directories()
     if directories is not None:
         directories.wrote(path)
+
+
+def _place(path: str) -> str:
+    directories = shared_directories()
+    return path if directories is None else directories.temporary.place(path)
+
+
+def _is_real(path: str) -> bool:
+    directories = shared_directories()
+    is_apart = directories is not None and directories.temporary.is_apart(path)
+    return is_apart or stages_of_script().is_first

@@ -4,29 +4,26 @@ A script makes a directory for its results, and in plain Python it is the only o
 every worker runs that line, and so does a script that begins again after a relaunch.  So:
 
 * one that another worker or launch has made counts as made;
-* a temporary one is the same for all: the first name in the run's record counts;
 * a script that clears its results at its start must not remove those of the run.  What the run has
   made, and this process has not made again yet, is left.  What was there before the run is
   removed once.
-* a temporary directory is removed when all workers have ended their scripts: another worker may
-  still read in it, and a relaunch will.
+* what is temporary has rules of its own (`temporary_directories`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import shutil
 import stat
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.runtime.callbacks.first_files import HeldLogs
+from holdfast.runtime.fit.temporary_directories import TemporaryDirectories
 from holdfast.runtime.run.script_record import ScriptRecord
 from holdfast.runtime.worker.calling_script import CallingScript, is_in_training
 from holdfast.runtime.worker.exchanged import exchange
@@ -42,24 +39,28 @@ class SharedDirectories:
         script: knows the calls of the script.
         run_dir: the run directory; in it everything stays as it is.
         since: the time of day when the job began; older directories are not the job's.
+        is_first: returns whether this worker's files are real now.
     """
 
     def __init__(
-        self, record: ScriptRecord, script: CallingScript, run_dir: Path, since: float
+        self,
+        record: ScriptRecord,
+        script: CallingScript,
+        run_dir: Path,
+        since: float,
+        is_first: Callable[[], bool] = lambda: True,
     ) -> None:
         self._record = record
         self._script = script
         self._run_dir = run_dir.resolve()
         self._since = since
         self._made_here: set[str] = set()
-        self._temporary: dict[str, str] = {}
-        self._counts: Counter[str] = Counter()
-        self._to_remove: set[str] = set()
+        self.temporary = TemporaryDirectories(record, script, is_first)
         self.before_removal: list[Callable[[str], None]] = []
         """Called with a path before the script removes it."""
         self.when_written: list[Callable[[str], None]] = []
         """Called with the path of a file that a hook writes."""
-        self.logs: list[HeldLogs] = []
+        self.logs: list[HeldLogs] = [self.temporary]
         """Logs that the script holds open."""
         self.training = 0
         """The number of the last training that the script has come to."""
@@ -71,7 +72,7 @@ class SharedDirectories:
             (os, "remove"): self._remove,
             (os, "unlink"): self._remove,
             (shutil, "rmtree"): self._remove,
-            (tempfile, "mkdtemp"): self._mkdtemp,
+            (tempfile, "mkdtemp"): self.temporary.make,
         }
         for (module, name), function in exchanged.items():
             exchange(module, name, functools.partial(function, getattr(module, name)))
@@ -80,21 +81,11 @@ class SharedDirectories:
         """Hear that a hook has made a file for the run, or that the script has saved a model."""
         if not is_in_training():
             self._made_here.add(path)
+        else:
+            self.temporary.link(path)
         for hear in self.when_written:
             hear(path)
         self._record.reach(f"made {path}", self._moment)
-
-    def lasting_name(self, path: str) -> str:
-        """Return how later launches know a path; a temporary directory may lie elsewhere then."""
-        for directory, name in self._temporary.items():
-            if path.startswith(f"{directory}/"):
-                return name + path.removeprefix(directory)
-        return path
-
-    def remove_temporary(self) -> None:
-        """Remove the temporary directories that the script has given back, when all have ended."""
-        for path in self._to_remove:
-            shutil.rmtree(path, ignore_errors=True)
 
     @property
     def _moment(self) -> float:
@@ -117,29 +108,12 @@ class SharedDirectories:
                     raise
         self._made_here.add(where)
 
-    def _mkdtemp(self, plain: Callable[..., str], *arguments: Any, **by: Any) -> str:
-        made = plain(*arguments, **by)
-        line = self._script.line_behind(sys._getframe(1)) if self._script.is_here() else None
-        if line is None:
-            return made
-        self._counts[line] += 1
-        name = f"temporary directory {self._counts[line]} of {line}"
-        # Another batch job may have another place for temporary files, and not this one.
-        shared: str = self._record.first(f"{name} in {os.path.dirname(made)}", made)
-        if shared != made:
-            os.rmdir(made)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(shared, 0o700)
-        self._temporary[shared] = name
-        return shared
-
     def _remove(self, plain: Callable[..., None], path: Any, *arguments: Any, **by: Any) -> None:
         if not self._is_scripts(path, by):
             plain(path, *arguments, **by)
             return
         where = self._absolute(path)
-        if where in self._temporary:
-            self._to_remove.add(where)
+        if self.temporary.take_back(where):
             return
         with self._record.turn():
             made = self._record.largest(f"made {where}")

@@ -36,11 +36,12 @@ def prepare(config: WorkerConfig, began: float = 0.0) -> None:
     record = ScriptRecord(run.script_record_path)
     script = CallingScript(path)
     share_clock(ScriptClock(record, script))
-    directories = SharedDirectories(record, script, config.run_dir, began)
+    directories = SharedDirectories(record, script, config.run_dir, began, is_first)
     share_directories(directories)
-    when_all_have_left(directories.remove_temporary)
+    when_all_have_left(directories.temporary.remove)
     kept = run.loaded_path
     files = ScriptFiles(record, script, config.run_dir, is_first, scratch, kept)
+    files.is_apart = directories.temporary.is_apart
     directories.when_written.append(files.forget)
     directories.logs.append(files)
     files.share()

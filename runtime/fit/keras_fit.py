@@ -22,6 +22,7 @@ from holdfast.runtime.custom.kept_replica import kept_replica
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.begun_epoch import as_begun
 from holdfast.runtime.fit.callback_setup import callback_run, saves
+from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.downloads import take_turns
 from holdfast.runtime.fit.fed_companion import of_pipeline
 from holdfast.runtime.fit.fit_call import FitCall
@@ -83,8 +84,13 @@ def fit(model: Any, call: FitCall) -> Any:
     if not stages.is_first:
         for word in words_on_stores(len(stages.context.config.workers)):
             stages.context.notify(word)
-    with during_training():
-        return _Training(model, as_begun(call, stages_of_script())).run()
+    try:
+        with during_training():
+            return _Training(model, as_begun(call, stages_of_script())).run()
+    finally:
+        directories = shared_directories()
+        if directories is not None:
+            directories.temporary.gather()
 
 
 def take_over() -> None:

@@ -71,6 +71,8 @@ class ScriptFiles:
         self._entries: Counter[str] = Counter()
         self._private: dict[str, Path] = {}
         self._held: list[_Held] = []
+        self.is_apart: Callable[[str], bool] = lambda path: False
+        """Returns whether a path is in a directory that no other worker knows."""
 
     def share(self) -> None:
         """Exchange ``open``, also for ``pathlib``."""
@@ -128,9 +130,9 @@ class ScriptFiles:
         if not self._script.is_here() or self._script.line_behind(sys._getframe(2)) is None:
             return False
         where = Path(os.path.abspath(os.fsdecode(file)))
-        return (
-            where.is_file() or not where.exists()
-        ) and self._run_dir not in where.resolve().parents
+        if self.is_apart(str(where)) or (where.exists() and not where.is_file()):
+            return False
+        return self._run_dir not in where.resolve().parents
 
     def _to_read(self, where: str) -> str:
         """Return what the script is to read in the place of a file."""

@@ -31,7 +31,7 @@ class Worker:
         self.files = FirstFiles(is_first, lambda: self.scratch, lambda text: None)
         self.told: list[str] = []
         kept = KeptLoads(folder / "loaded", self.told.append)
-        self.saves = FirstSaves(lambda: self.files.is_first, lambda: self.scratch, kept)
+        self.saves = FirstSaves(lambda path: self.files.is_first, lambda: self.scratch, kept)
         self.models = keras.models
         self.real_save = keras.src.saving.saving_api.save_weights
         self.model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])

@@ -155,7 +155,7 @@ def test_temporary_directories_are_one_for_all_launches_until_all_have_ended(
 
     second = make_temporary(tmp_path)
     present = [os.listdir(path) for path in first]
-    second_launch.remove_temporary()
+    second_launch.temporary.remove()
 
     assert second == first
     assert len(set(first)) == 3
@@ -173,7 +173,7 @@ def test_temporary_directory_in_another_place_is_known_by_its_line(
         (tmp_path / name).mkdir()
         launch = launches()
         made = make_temporary(tmp_path / name)
-        found.append([launch.lasting_name(f"{path}/weights") for path in made])
+        found.append([launch.temporary.lasting_name(f"{path}/weights") for path in made])
         assert {Path(path).parent for path in made} == {tmp_path / name}
 
     assert found[0] == found[1]

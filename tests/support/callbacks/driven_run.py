@@ -90,7 +90,7 @@ class Driven:
         self.files = FirstFiles(is_first, lambda: scratch, self.said.append)
         events = EventFiles(self.files, ".r-1")
         kept = KeptLoads(scratch / "loaded", lambda text: None)
-        self.saves = FirstSaves(lambda: self.files.is_first, lambda: scratch, kept)
+        self.saves = FirstSaves(lambda path: self.files.is_first, lambda: scratch, kept)
         params = {"epochs": self.plan.last_epoch, "steps": STEPS}
         partners = (self.files, events, self.saves, params)
         self.rounds = CallbackRounds(callbacks, self.model, self.replica, *partners)  # type: ignore[arg-type]
