@@ -7,6 +7,7 @@ import time
 from typing import NoReturn
 
 from holdfast.runtime.fit import generated_code
+from holdfast.runtime.fit.dataset_caches import share_caches
 from holdfast.runtime.fit.directories import SharedDirectories, share_directories
 from holdfast.runtime.fit.import_watch import when_imported
 from holdfast.runtime.fit.script_files import ScriptFiles, is_first, scratch
@@ -61,7 +62,11 @@ def _prepare_tensorflow(config: WorkerConfig) -> None:
     generated_code.keep_in_memory()
     exchange_generator(sys.modules["tensorflow"].random.Generator)
     if config.options.fit:
-        distribute, tell = sys.modules["tensorflow"].distribute, stages_of_script().context.inform
+        stages, context = stages_of_script(), stages_of_script().context
+        context.at_end.append(
+            share_caches(sys.modules["tensorflow"], config, lambda: stages.workers)
+        )
+        distribute, tell = sys.modules["tensorflow"].distribute, context.inform
         leave_out(distribute.Strategy, tell)
         leave_out_cluster(distribute.cluster_resolver.TFConfigClusterResolver, tell)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from extended import shortened
 
-from holdfast.testing import run_job
+from holdfast.testing import JobRequest, run_job, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]
 
@@ -38,6 +38,27 @@ def test_death_and_relaunch_within_an_epoch_change_no_byte(name: str, tmp_path: 
     assert len(struck.events("failure")) == 3
     history = next(line for line in alone.stdout.splitlines() if '"loss"' in line)
     assert history[history.index("{") :] in struck.stdout
+
+
+def test_cache_in_a_file_is_filled_through_deaths_of_its_readers(tmp_path: Path) -> None:
+    """The first reader dies within the pass that fills it, the second one in the next pass."""
+    request = JobRequest(
+        script=SCRIPTS / "from_cache.py",
+        run_dir="run",
+        workers=2,
+        microbatches=2,
+        options=["--threads", "1"],
+        faults=["kill worker=0 step=3", "kill worker=1 step=12"],
+        directory=tmp_path,
+    )
+    with start_job(request) as running:
+        job = running.wait()
+
+    assert job.exit_code == 0, job.stderr
+    assert "losses [4.2013, 4.1896]" in job.stdout.splitlines()
+    assert [len(job.events("failure")), len(job.report.relaunches)] == [2, 1]
+    cached = sorted(path.name for path in tmp_path.iterdir() if path.name != "run")
+    assert cached == ["train.cache.data-00000-of-00001", "train.cache.index"]
 
 
 def test_pipeline_that_differs_between_workers_is_not_trained(tmp_path: Path) -> None:
