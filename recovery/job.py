@@ -285,9 +285,9 @@ class JobMachine:
         return self._finish(
             End(
                 ExitCode.RECOVERY_IMPOSSIBLE,
-                f"{before.refusal(checkpoints)}; the last launch ended with {causes}; "
-                "remove the cause, then run again: "
-                f"{way_back(has_checkpoint=self._has_checkpoint)}",
+                f"the last launch ended with {causes}; remove the cause, then run again: "
+                f"{way_back(has_checkpoint=self._has_checkpoint)} "
+                f"({before.refusal(checkpoints)})",
             )
         )
 

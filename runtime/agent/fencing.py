@@ -254,6 +254,8 @@ class Fencing:
                         "step": hosted.page.step,
                         "phase": hosted.page.phase.label,
                         "where": hosted.stacks.where,
+                        "samples": hosted.samples,
+                        "is_reading": hosted.stacks.is_reading,
                     }
                 )
 
@@ -272,6 +274,7 @@ class Fencing:
                     "where": hosted.stacks.where,
                     "stacks": str(hosted.stacks),
                     "samples": hosted.samples,
+                    "is_reading": hosted.stacks.is_reading,
                 }
             )
 

@@ -12,6 +12,7 @@ from holdfast.runtime.custom import step_rules
 from holdfast.runtime.custom.captured_step import Step, record
 from holdfast.runtime.custom.step_logs import Number, StepLogs
 from holdfast.runtime.custom.traced_graph import traced
+from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.model_call import Starts
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.model.tensors import Batch, flat_tensors, shape_key
@@ -43,7 +44,11 @@ class Evaluation:
     @property
     def logs(self) -> StepLogs:
         """What the logs consist of."""
-        assert self._logs is not None, "only what was evaluated has results"
+        if self._logs is None:
+            raise ProgramError(
+                f"{self._step.model.name!r} was not validated yet, so the logs of its "
+                "test_step are not known: give fit() validation_data"
+            )
         return self._logs
 
     def learn(self, batch: Microbatch) -> None:

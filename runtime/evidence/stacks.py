@@ -26,6 +26,10 @@ _FAULTHANDLER_FRAME = re.compile(
 _SPY_THREAD = re.compile(r'^Thread (?P<tid>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
 _SPY_FRAME = re.compile(r"^ +(?P<name>\S.*) \((?P<file>[^()]*):(?P<line>\d+)\)$")
 _HOLDFAST = str(Path(__file__).parents[2])
+_READING = f"{_HOLDFAST}/runtime/pipelines/"
+_AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/callbacks/", f"{_HOLDFAST}/runtime/fit/")
+"""Rooms whose code waits for the script's own: a pipeline, or a call of a callback."""
+_FROM_A_PIPELINE = (_READING, "/tensorflow/python/ops/script_ops.py")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 
@@ -39,6 +43,11 @@ class Frame:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.file}:{self.line})"
+
+    @property
+    def is_around_users(self) -> bool:
+        """Whether the code is ours, and only waits for what the script has given it."""
+        return self.file.startswith(_AROUND_USERS)
 
     @property
     def short(self) -> str:
@@ -74,6 +83,17 @@ class Thread:
         """The innermost call that is no library's, else the innermost one; None without frames."""
         own = (frame for frame in self.frames if frame.is_users or frame.is_holdfasts)
         return next(own, self.frames[0] if self.frames else None)
+
+    @property
+    def users_place(self) -> Frame | None:
+        """The innermost call of the user's, None without one."""
+        return next((frame for frame in self.frames if frame.is_users), None)
+
+    @property
+    def serves_a_pipeline(self) -> bool:
+        """Whether it runs the user's code for a pipeline that another thread reads."""
+        by = any(mark in frame.file for frame in self.frames for mark in _FROM_A_PIPELINE)
+        return by and self.runs_users_code
 
     @property
     def short(self) -> str:
@@ -128,9 +148,22 @@ class Stacks:
 
     @property
     def where(self) -> str:
-        """The place where the main thread is, in short; "" if unknown."""
-        place = self.threads[0].place if self.threads else None
+        """The place where the main thread is, in short; "" if unknown.
+
+        Where it waits for the script's own code, it is that code's, perhaps in another thread.
+        """
+        main = self.threads[0] if self.threads else Thread("main thread", ())
+        place = main.place
+        if place is not None and place.is_around_users:
+            others = (one for one in self.threads[1:] if self.is_reading and one.serves_a_pipeline)
+            place = next(others, main).users_place or place
         return "" if place is None else place.short
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the main thread waits for a batch."""
+        main = self.threads[0].frames if self.threads else ()
+        return any(frame.file.startswith(_READING) for frame in main)
 
     def __str__(self) -> str:
         main = [str(thread) for thread in self.threads[:1]]

@@ -96,7 +96,7 @@ class Caches:
                     self._files.rename(f"{place}{end}", f"{name}{end}", overwrite=True)
                 else:
                     self._files.remove(f"{place}{end}")
-            except Exception:  # noqa: S112  (another worker was faster, or the disk refuses)
+            except Exception:  # another worker was faster, or the disk refuses
                 continue
 
     def _is_whole(self, place: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.checkpoint.format.key_file import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.run.journal import has_step
 from holdfast.runtime.run.no_run import refuse_local_directory
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
@@ -25,7 +26,8 @@ def open_or_create_record(
 ) -> tuple[RunRecord, bool]:
     """Return the record of the run in ``directory``, and whether there was one before.
 
-    The threads are those of this job: they may change from job to job.
+    The threads are those of this job: they may change from job to job.  A run without a step takes
+    the script and the options as they are: a first start that failed has fixed nothing.
 
     Raises:
         UsageError: the options or the key are not those that the run was begun with, or
@@ -33,6 +35,8 @@ def open_or_create_record(
     """
     resumed = _terms_in(directory, options, key_file)
     if resumed is not None:
+        if resumed != directory.load_record() and not _has_begun(directory, options):
+            directory.replace_record(resumed)
         return resumed, True
     record = _new_record(options, key_file)
     directory.create_record(record)
@@ -62,13 +66,30 @@ def _terms_in(
     before = directory.load_record()
     if before is not None:
         refuse_other_key(key_file, before.key_id, directory.path)
-        return _resumed(options, before)
+        if _has_begun(directory, options):
+            return _resumed(options, before)
+        return dataclasses.replace(
+            _new_record(options, key_file),
+            run_id=before.run_id,
+            created=before.created,
+            draw_seed=before.draw_seed,
+        )
     if directory.has_checkpoints:
         raise UsageError(
             f"{directory.path} holds checkpoints but no RUN.json, which tells their run; "
             "restore RUN.json, or set the checkpoints aside with --fresh"
         )
     return None
+
+
+def _has_begun(directory: RunDirectory, options: JobOptions) -> bool:
+    """Return whether the run has trained a step, here or for a mirror; True if nobody can tell."""
+    if directory.has_checkpoints or options.repair_from is not None:
+        return True
+    try:
+        return has_step(directory.journal_path)
+    except OSError:
+        return True
 
 
 def _new_record(options: JobOptions, key_file: KeyFile | None) -> RunRecord:

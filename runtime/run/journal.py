@@ -62,6 +62,9 @@ _ENDS_WITHIN_S = 5.0
 _LOG = logging.getLogger(__name__)
 
 
+_OF_STEPS = frozenset({"step", "checkpoint", "drained", "completed", "stopped"})
+
+
 class Journal:
     """Appends the events of one process to the journal of its job.
 
@@ -259,6 +262,19 @@ def completed_step(records: Iterable[Record]) -> int | None:
         elif record["event"] == "completed":
             step = record.get("step")
     return step
+
+
+def has_step(path: Path) -> bool:
+    """Return whether a journal knows of a step that was trained or saved.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        records = map(parse_line, JournalReader(path).lines())
+        return any(record is not None and record["event"] in _OF_STEPS for record in records)
+    except FileNotFoundError:
+        return False
 
 
 def last_generation(path: Path) -> int:

@@ -3,7 +3,7 @@
 ::
 
     RUN_DIR/
-      RUN.json        the terms that were fixed when the run was created; never changes
+      RUN.json        the terms of the run; they never change once it has trained a step
       lease           locked or renewed by the job that owns the directory; names its owner
       journal.jsonl   every event, append only
       checkpoints/    see the checkpoint layer
@@ -295,6 +295,23 @@ class RunDirectory:
             raise self._unusable(error) from error
         finally:
             with contextlib.suppress(OSError):  # the record is there, or its error is on its way
+                draft.unlink()
+
+    def replace_record(self, record: RunRecord) -> None:
+        """Write ``RUN.json`` anew, whole and durable, for a run that has trained no step.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        draft = self.path / f".RUN.json.{secrets.token_hex(8)}"
+        try:
+            create_durably(draft, record.encode())
+            move(draft, self.record_path)
+            sync_names(self.path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            with contextlib.suppress(OSError):
                 draft.unlink()
 
     def load_record(self) -> RunRecord | None:

@@ -37,13 +37,14 @@ def fenced_line(message: Message) -> str:
         how = f"has kept the others waiting for {seconds:.1f} s"
     else:
         how = f"has been silent for {seconds:.1f} s"
-    return f"worker {worker} {how} after step {step}{_in(message)}: killing it"
+    return f"worker {worker} {how} after step {step}{_at_work(message)}: killing it"
 
 
 def suspected_line(message: Message) -> str:
     """Return the line of a worker that will be killed, unless it comes on."""
     worker, seconds, step = message["worker"], message["seconds"], message["step"]
-    begin = f"worker {worker} has not come on for {seconds:.0f} s after step {step}{_in(message)}"
+    place = _at_work(message)
+    begin = f"worker {worker} has not come on for {seconds:.0f} s after step {step}{place}"
     limit_s = message["limit_s"]
     if limit_s is None:
         return f"{begin}, and no other worker waits for it"
@@ -78,6 +79,17 @@ def died_line(message: Message, cause: str) -> str:
 def cause_of(error: Message) -> str:
     """Return the words of a worker's own report of its error."""
     return f"{error['type']}: {error['message']}"
+
+
+def _at_work(message: Message) -> str:
+    """Return the place in the script, and the batch or microbatch in hand, as far as known."""
+    work = message.get("samples")
+    if message.get("is_reading"):
+        return f"{_in(message)}, while it reads the batch of step {message['step'] + 1}"
+    if work is None:
+        return _in(message)
+    what = "the validation after step" if work["is_validation"] else "step"
+    return f"{_in(message)}, with microbatch {work['microbatch']} of {what} {work['step']}"
 
 
 def _in(message: Message) -> str:

@@ -105,8 +105,9 @@ class Progress:
         results = replica.results(self._step_sums(total), samples)
         return ProgramError(
             f"the gradients or the loss of step {self.cursor.step + 1} are not finite "
-            f"({_shown(results)}); nothing of this step was applied; lower the learning "
-            "rate or look at the samples, then run again: the run resumes from the step before"
+            f"({_shown(results)}); nothing of this step was applied. Lower the learning rate or "
+            "mend the samples, and begin anew with --fresh or another --run-dir: this run keeps "
+            "its learning rate, and would come to the same step"
         )
 
     def _commit_step(self, total: Total) -> None:

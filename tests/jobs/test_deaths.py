@@ -285,6 +285,7 @@ def test_a_spent_budget_ends_the_job_and_the_next_one_resumes(
     second = _train(EVEN, tmp_path, [], workers=3)
 
     assert first.exit_code == 70
-    assert "the restart budget of 0 allows no other relaunch" in first.stderr
+    assert "error: the last launch ended with worker " in first.stderr
+    assert "(the restart budget of 0 allows no other relaunch" in first.stderr
     assert first.leftovers == ()
     assert_whole(second, EVEN, undisturbed(EVEN))

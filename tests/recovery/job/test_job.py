@@ -650,7 +650,7 @@ def test_end_tells_the_way_back_only_to_a_checkpoint_that_is_there(
     (end,) = machine.handle(ENDED)
 
     assert isinstance(end, End)
-    assert end.reason.endswith(way_back)
+    assert way_back in end.reason
 
 
 def test_charge_returns_a_new_budget() -> None:

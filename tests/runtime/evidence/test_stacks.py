@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,39 @@ def test_place_in_holdfasts_own_code_is_not_blamed_on_the_script() -> None:
     assert (
         Stacks((Thread("main thread", (agree, users)),)).where == "agree (mpi_communicator.py:88)"
     )
+
+
+def holdfasts(room: str, name: str, line: int) -> Frame:
+    return Frame(f"{HOLDFAST}/runtime/{room}", str(line), name)
+
+
+FIT = Frame("/home/ann/train.py", "99", "<module>")
+HOOK = Frame("/home/ann/train.py", "12", "on_epoch_end")
+BATCHES = Frame("/home/ann/train.py", "30", "batches")
+NEXT = holdfasts("pipelines/read_ahead.py", "__next__", 46)
+READ = holdfasts("pipelines/read_ahead.py", "_read", 70)
+PY_FUNC = Frame("/venv/site-packages/tensorflow/python/ops/script_ops.py", "269", "__call__")
+
+
+@pytest.mark.parametrize(
+    ("main", "other", "where", "is_reading"),
+    [
+        ((holdfasts("callbacks/file_guard.py", "open", 60), HOOK, FIT), (), HOOK, False),
+        ((NEXT, FIT), (BATCHES, READ), BATCHES, True),
+        ((NEXT, FIT), (BATCHES, PY_FUNC), BATCHES, True),
+        ((NEXT, FIT), (BATCHES,), FIT, True),
+        ((BATCHES, NEXT, FIT), (), BATCHES, True),
+        ((holdfasts("callbacks/file_guard.py", "open", 60),), (), None, False),
+    ],
+    ids=["file", "reader", "py_function", "thread of its own", "read here", "nothing of the user"],
+)
+def test_place_in_code_that_waits_for_the_script_is_the_scripts(
+    *, main: tuple[Frame, ...], other: tuple[Frame, ...], where: Frame | None, is_reading: bool
+) -> None:
+    stacks = Stacks((Thread("main thread", main), Thread("thread 2", other)))
+
+    assert stacks.where == (where or main[0]).short
+    assert stacks.is_reading == is_reading
 
 
 def test_text_ends_with_the_script_and_has_one_line_for_an_idle_thread() -> None:

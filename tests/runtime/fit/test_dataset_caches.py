@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-tf = pytest.importorskip("tensorflow")
-
 from holdfast.runtime.fit.dataset_caches import Caches
+
+tf = pytest.importorskip("tensorflow")
 
 pytestmark = pytest.mark.tensorflow
 

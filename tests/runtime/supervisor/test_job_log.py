@@ -444,13 +444,31 @@ def test_pause_of_the_whole_job_is_told_once_whoever_has_seen_it(told: Told) -> 
     assert [(one["seconds"], one["until"]) for one in kept] == [(66.2, 166.2), (30.0, 230.0)]
 
 
-def test_fence_of_a_stall_tells_where_the_worker_is(told: Told) -> None:
-    place = {"where": "contribute (train.py:42)", "limit": "stall"}
+_PART = ", with microbatch 3 of {}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "work"),
+    [
+        ({}, ""),
+        ({"is_reading": True}, ", while it reads the batch of step 8"),
+        ({"samples": {"step": 8, "microbatch": 3, "is_validation": False}}, _PART.format("step 8")),
+        (
+            {"samples": {"step": 7, "microbatch": 3, "is_validation": True}},
+            _PART.format("the validation after step 7"),
+        ),
+    ],
+    ids=["unknown", "reading", "step", "validation"],
+)
+def test_fence_of_a_stall_tells_where_the_worker_is_and_at_which_batch(
+    told: Told, fields: dict[str, object], work: str
+) -> None:
+    place = {"where": "contribute (train.py:42)", "limit": "stall", **fields}
     told.voice.heard({"kind": "worker_fenced", "worker": 4, "silent_s": 600.04, "step": 7} | place)
 
     assert told.lines() == [
         "holdfast: worker 4 has kept the others waiting for 600.0 s after step 7, "
-        "in contribute (train.py:42): killing it"
+        f"in contribute (train.py:42){work}: killing it"
     ]
 
 

@@ -95,7 +95,8 @@ def test_job_ends_when_its_budget_is_spent(make: Make) -> None:
     assert job.supervisor.run() == ExitCode.RECOVERY_IMPOSSIBLE
 
     assert agent.kinds == ["launch"]
-    assert b"error: the restart budget of 1 allows no other relaunch" in job.said
+    assert b"error: the last launch ended with worker 0: " in job.said
+    assert b"(the restart budget of 1 allows no other relaunch: " in job.said
 
 
 def test_death_of_the_agent_ends_its_launch_and_another_agent_follows(make: Make) -> None:
