@@ -22,6 +22,10 @@ so their effects are agreed on (``AGREEING``, `recovery.vote`) before the next
 transaction.  A death on the way changes no cursor.  So after the repair ``CATCHING_UP``
 leads back to the agreement that is still due.
 
+The script's own code may raise while samples are read and computed.  The worker dies of it, and
+another one tries.  If that is the last one, the training ends with the error (``EXHAUSTED``): the
+script may catch it, and train another model.
+
 An event that the table does not list for a state raises and changes nothing.
 """
 
@@ -87,7 +91,9 @@ TRANSITIONS = MappingProxyType(
         (_S.CATCHING_UP, _E.BROKEN): _S.REPAIRING,
         (_S.COMPUTING, _E.COMPUTED): _S.REDUCING,
         (_S.COMPUTING, _E.LACKING): _S.GATHERING,
+        (_S.COMPUTING, _E.EXHAUSTED): _S.FINISHING,
         (_S.GATHERING, _E.GATHERED): _S.COMPUTING,
+        (_S.GATHERING, _E.EXHAUSTED): _S.FINISHING,
         (_S.GATHERING, _E.BROKEN): _S.REFUSING,
         (_S.REDUCING, _E.REDUCED): _S.VOTING,
         (_S.REDUCING, _E.BROKEN): _S.REFUSING,

@@ -80,6 +80,7 @@ class TrainingLoop:
         self._is_scattered = False
         self._is_loaded = False
         self._ending: JobError | None = None
+        self._error: Exception | None = None
         self._is_stopping = False
         self._is_committing = False
         self._has_told_end = False
@@ -113,12 +114,12 @@ class TrainingLoop:
     def is_complete(self) -> bool:
         """Whether every transaction of the job is committed, or its companion has ended it."""
         is_last = self._job.work_plan.next_work(self._progress.cursor) is None
-        return is_last or self._companion.is_over
+        return is_last or self._companion.is_over or self._error is not None
 
     @property
     def error(self) -> Exception | None:
         """The error of the script that has ended the stage on all workers, None without one."""
-        return self._companion.error
+        return self._error or self._companion.error
 
     @property
     def is_first(self) -> bool:
@@ -204,13 +205,35 @@ class TrainingLoop:
         if not self._progress.cursor.turn:  # a companion sees whole updates
             self._companion.before(self._transaction.work, self._progress.cursor)
         owned = self._assignment.owned_by(self._membership.me)
-        self._transaction.compute(self._progress.cursor.step, owned)
-        return StepEvent.COMPUTED
+        return self._try(
+            lambda: self._transaction.compute(self._progress.cursor.step, owned),
+            StepEvent.COMPUTED,
+        )
 
     def _gather(self) -> StepEvent:
-        owned = self._assignment.owned_by(self._membership.me)
-        self._transaction.gather(self._progress.cursor, owned, self._membership.communicator)
-        return StepEvent.GATHERED
+        cursor, owned = self._progress.cursor, self._assignment.owned_by(self._membership.me)
+        communicator = self._membership.communicator
+        return self._try(
+            lambda: self._transaction.gather(cursor, owned, communicator), StepEvent.GATHERED
+        )
+
+    def _try(self, work: Callable[[], None], event: StepEvent) -> StepEvent:
+        """Do work that runs the script's code; return ``event``, or the end by an error of its own.
+
+        A worker that raises dies of it, and another one does its work.  The last one speaks for
+        all: every worker has raised that came to this work.
+        """
+        try:
+            work()
+        except (JobError, WorldBroken):
+            raise
+        except Exception as error:
+            if self._membership.world.size > 1:
+                raise
+            self._error = error
+            self._forget_leaves()
+            return StepEvent.EXHAUSTED
+        return event
 
     def _reduce(self) -> StepEvent:
         self._saver.before_sum()
@@ -284,7 +307,7 @@ class TrainingLoop:
     def _end_stage(self) -> None:
         if not self._has_told_end:
             self._has_told_end = True
-            if self._companion.error is None:
+            if self.error is None:
                 with self._moving:
                     self._progress.finish()
                 self._companion.end()
@@ -310,11 +333,14 @@ class TrainingLoop:
         """Wait for the checkpoint in flight, then make the last one, with votes but no steps."""
         self._context.page.phase = Phase.SAVING
         self._membership.together(self._saver.before_sum)
+        cursor = self._progress.cursor
+        can_save = self._error is None or self._job.work_plan.is_save_point(cursor)
         with self._moving:
-            if self._saver.is_settled(self._progress.cursor):
+            if self._saver.is_settled(cursor) or not (can_save or self._saver.is_busy):
                 return StepEvent.SETTLED
-            self._saver.give_up_if_hopeless(self._progress.cursor)
-            self._begin_save(is_last=True)
+            if can_save:
+                self._saver.give_up_if_hopeless(cursor)
+                self._begin_save(is_last=True)
         self._saver.wait(_POLL_S)
         flags = ballot(is_finite=True, wishes=Wishes(), save=self._saver.bits())
         agreed = outcome(self._membership.communicator.agree(flags))
@@ -376,7 +402,7 @@ class TrainingLoop:
         """Return the fields of a manifest's cursor that describe the state of just now."""
         measured = self._progress.measured
         is_complete = self.is_complete if is_complete is None else is_complete
-        fields = self._state.fields(is_complete=is_complete)
+        fields = self._state.fields(is_complete=is_complete, has_failed=bool(self._error))
         if self._step is not None:
             fields[STEP] = self._step.to_json()
         return fields if measured is None else measured.into(fields)

@@ -52,7 +52,7 @@ class StageEnd:
     """A stage that is complete: its final cursor and digest, and the metrics of its last epoch.
 
     ``random`` are the states of generators of a stage that was complete before this launch.
-    ``error`` is that of the script's callbacks, on all workers alike, which has ended the stage.
+    ``error`` is the script's own, on all workers alike, which has ended the stage.
     """
 
     replica: Replica
@@ -121,11 +121,14 @@ class Stages:
             with during_training():
                 end = self._train(request, build, companion)
         except _NotBegun as failed:
+            contexts.end_by(failed.error)
             self._end_at(self.stage.begin)
             raise failed.error from failed.error.__cause__
         except BaseException as error:  # the script may catch it, and go on
             self._fail(error)
             raise
+        if end.error is not None:
+            contexts.end_by(end.error)
         self._end_at(end.cursor.step)
         return end
 

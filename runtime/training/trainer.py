@@ -126,6 +126,8 @@ class Trainer:
         if is_refused(self._model, self._first_inputs):
             return Result(0, "", is_first=True)
         end = stages_of_script().train(self._request, self._build)
+        if end.error is not None:
+            raise end.error
         return Result(end.cursor.step, end.sha256, end.is_first, end.metrics, end.validation)
 
     def _first_inputs(self) -> Any:

@@ -96,6 +96,7 @@ class WorkerContext:
 _current: WorkerContext | None = None
 _planned_steps = 0
 _failure: BaseException | None = None
+_stage_error: BaseException | None = None
 
 
 def install(context: WorkerContext) -> None:
@@ -151,6 +152,17 @@ def failure() -> BaseException | None:
     The script may catch it, but cannot undo it: no training follows.
     """
     return _failure
+
+
+def end_by(error: BaseException) -> None:
+    """Remember the script's error that has ended its last training, on all workers alike."""
+    global _stage_error  # noqa: PLW0603  (one process is one worker)
+    _stage_error = error
+
+
+def is_of_training(error: BaseException | None) -> bool:
+    """Return whether the script has ended with the error that has ended its last training."""
+    return error is not None and error is _stage_error
 
 
 def journal_of(config: WorkerConfig) -> Journal:

@@ -38,6 +38,7 @@ from holdfast.runtime.worker.context import (
     failure,
     injector_of,
     install,
+    is_of_training,
     journal_of,
     planned_steps,
 )
@@ -187,7 +188,8 @@ def run_script(
     finish(error)
     end = _end_of_script(error)
     report = _early_end(page) if end is None else _end_report(end, script, page)
-    return None if report is None else report | {"is_in_training": page.phase in _IN_TRAINING}
+    is_in_training = page.phase in _IN_TRAINING or is_of_training(end)
+    return None if report is None else report | {"is_in_training": is_in_training}
 
 
 def _run(script: str) -> None:

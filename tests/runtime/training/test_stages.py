@@ -18,6 +18,7 @@ from holdfast.checkpoint.upkeep.retention import Wanted
 from holdfast.recovery.partial import FloatVector
 from holdfast.runtime.errors import ExitCode, JobError, NoMoreTraining, ProgramError, StopRequested
 from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, RequestFlag
 from holdfast.runtime.training import stages as stages_module
 from holdfast.runtime.training.repair_count import RepairCount
@@ -157,6 +158,40 @@ def test_training_that_no_worker_can_begin_is_the_scripts_own_trouble(
     assert [told["number"] for told in script.heard("training")] == [1, 2, 3]
     assert [told["step"] for told in script.heard("complete")] == [STEPS, 2 * STEPS]
     assert restored.sha256 == last.sha256
+
+
+class Bad(TinyReplica):
+    """A replica that cannot compute its fifth update."""
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 8:  # two microbatches a step
+            raise ValueError("no such sample")
+        super().contribute(batch, out)
+
+
+def test_error_of_the_scripts_code_in_a_step_ends_the_training_for_the_last_worker(
+    script: Script, tmp_path: Path
+) -> None:
+    failed = script.train(Bad())
+    last = script.train()
+
+    again = Script(tmp_path, generation=2)
+    once_more = again.train(Raising())
+    restored = again.train(Broken())
+    again.close()
+
+    assert (str(failed.error), failed.cursor.step) == ("no such sample", 4)
+    assert (str(once_more.error), once_more.sha256) == ("at once", failed.sha256)
+    assert (restored.sha256, last.cursor.step) == (last.sha256, 4 + STEPS)
+    assert contexts.failure() is None
+
+
+class Raising(TinyReplica):
+    """A replica that cannot compute anything."""
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        raise ValueError("at once")
 
 
 def pruned(replica: Any) -> RoundsCompanion:
