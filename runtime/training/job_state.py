@@ -62,18 +62,16 @@ class JobState:
         self.companion.load(companion)
         return Cursor.from_tensors(tensors)
 
-    def fields(self, *, is_complete: bool, has_failed: bool = False) -> dict[str, object]:
+    def fields(self, *, is_complete: bool) -> dict[str, object]:
         """Return the fields of a manifest's cursor that hold the companion's notes.
 
         At the end of a stage they hold what its hooks have left the generators in.  An end by an
-        error counts only if a later stage follows: else the script may be mended, and go on.  One
-        that ``has_failed`` beside its companion's hooks goes on from here in any case.
+        error counts only if a later stage follows: else the script may be mended, and go on.
         """
         notes = self.companion.notes()
         if not notes:
-            return {_IS_OVER: True} if has_failed else {}
-        is_over = self.companion.is_over or has_failed
-        fields: dict[str, object] = {_NOTES: dict(notes), _IS_OVER: is_over}
+            return {}
+        fields: dict[str, object] = {_NOTES: dict(notes), _IS_OVER: self.companion.is_over}
         if is_complete and self.companion.error is not None:
             fields[GIVES_WAY] = True
         return fields | {_RANDOM: random_states()} if is_complete else fields

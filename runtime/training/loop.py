@@ -402,7 +402,7 @@ class TrainingLoop:
         """Return the fields of a manifest's cursor that describe the state of just now."""
         measured = self._progress.measured
         is_complete = self.is_complete if is_complete is None else is_complete
-        fields = self._state.fields(is_complete=is_complete, has_failed=bool(self._error))
+        fields = self._state.fields(is_complete=is_complete)
         if self._step is not None:
             fields[STEP] = self._step.to_json()
         return fields if measured is None else measured.into(fields)

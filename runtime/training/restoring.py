@@ -269,7 +269,7 @@ class JobRestore:
         """Refuse a stage that begins elsewhere now, or is longer after the next one has begun.
 
         What a later stage has saved was trained from the old end of the earlier one.  A stage
-        that a callback has ended does not count as longer.
+        that a callback has ended does not count as longer, nor one that comes to its error again.
         """
         stage, run_dir = self._job.stage, self._context.run_dir
         if not stage.begins_as(saved):
@@ -278,7 +278,9 @@ class JobRestore:
                 f"another one in the run in {run_dir}: an earlier training of the script has "
                 "changed; start over with --fresh, or choose another --run-dir"
             )
-        if self._is_followed(step) and step < self._job.work_plan.steps and not was_over(saved):
+        others = self._other_stages.values()
+        is_early = was_over(saved) or any(stage.was_cut_off_at(step, found) for found in others)
+        if self._is_followed(step) and step < self._job.work_plan.steps and not is_early:
             raise UsageError(
                 f"training {stage.number} of the script has ended at step {step} of the "
                 f"run in {run_dir}, and the next one has begun; the script asks for "

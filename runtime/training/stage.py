@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.checkpoint.upkeep.retention import Wanted
 from holdfast.recovery.splitmix import chain
 
-_FIELD, _BEGIN = "stage", "stage begin"
+_FIELD, _BEGIN, _AFTER_ERROR = "stage", "stage begin", "stage after error"
 
 
 def stage_of(cursor: Mapping[str, object]) -> int:
@@ -24,11 +24,13 @@ class Stage:
     All stages of a run share one count of steps: ``begin`` is the step at which the stage
     before has ended.  So a later checkpoint always has the larger step.  ``number`` counts
     from 1.  ``wanted`` are the checkpoints that a stage which is over keeps for ever.
+    ``follows_error`` is whether an error of the script has ended the stage before.
     """
 
     number: int = 1
     begin: int = 0
     wanted: Wanted = field(default_factory=Wanted)
+    follows_error: bool = False
 
     @property
     def before(self) -> int:
@@ -43,7 +45,8 @@ class Stage:
         """Return a manifest's cursor with the stage in it; the first one goes without saying."""
         if self.number == 1:
             return dict(cursor)
-        return {**cursor, _FIELD: self.number, _BEGIN: self.begin}
+        after = {_AFTER_ERROR: True} if self.follows_error else {}
+        return {**cursor, _FIELD: self.number, _BEGIN: self.begin, **after}
 
     def is_of(self, cursor: Mapping[str, object]) -> bool:
         """Return whether a manifest with this cursor was saved in this stage."""
@@ -60,6 +63,13 @@ class Stage:
         """
         return stage_of(cursor) > self.number and cursor.get(_BEGIN) == step
 
+    def was_cut_off_at(self, step: int, cursor: Mapping[str, object]) -> bool:
+        """Return whether a checkpoint of a later stage says that an error ended this one there.
+
+        It would come to the error again, from any of its checkpoints.
+        """
+        return self.is_followed_at(step, cursor) and cursor.get(_AFTER_ERROR) is True
+
     def may_have(self, step: int) -> bool:
         """Return whether a checkpoint of ``step`` may be of this stage, not of an earlier one."""
         return step > self.before
@@ -68,9 +78,9 @@ class Stage:
         """Return this stage when it is over, at ``step``."""
         return replace(self, wanted=replace(wanted, until=step))
 
-    def after(self, step: int) -> Stage:
+    def after(self, step: int, *, by_error: bool = False) -> Stage:
         """Return the stage that follows when this one ends at ``step``."""
-        return Stage(self.number + 1, step)
+        return Stage(self.number + 1, step, follows_error=by_error)
 
 
 ONLY_STAGE = Stage()

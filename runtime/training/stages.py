@@ -122,17 +122,17 @@ class Stages:
                 end = self._train(request, build, companion)
         except _NotBegun as failed:
             contexts.end_by(failed.error)
-            self._end_at(self.stage.begin)
+            self._end_at(self.stage.begin, by_error=True)
             raise failed.error from failed.error.__cause__
         except BaseException as error:  # the script may catch it, and go on
             self._fail(error)
             raise
         if end.error is not None:
             contexts.end_by(end.error)
-        self._end_at(end.cursor.step)
+        self._end_at(end.cursor.step, by_error=end.error is not None)
         return end
 
-    def _end_at(self, step: int) -> None:
+    def _end_at(self, step: int, *, by_error: bool) -> None:
         """Let the next stage begin at ``step``."""
         self._context.page.phase = Phase.CONCLUDING
         self._context.halt.resting = Nothing(
@@ -140,7 +140,7 @@ class Stages:
             f"step {step}; what the script does after it is done again",
             step,
         )
-        self._stages.append(self.stage.after(step))
+        self._stages.append(self.stage.after(step, by_error=by_error))
         self._is_under_way = False
 
     def _refuse_another(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,14 +171,16 @@ class Bad(TinyReplica):
         super().contribute(batch, out)
 
 
+@pytest.mark.parametrize("save_every", ["1h", 1], ids=["saved at the end", "saved before"])
 def test_error_of_the_scripts_code_in_a_step_ends_the_training_for_the_last_worker(
-    script: Script, tmp_path: Path
+    script: Script, tmp_path: Path, save_every: int | str
 ) -> None:
-    failed = script.train(Bad())
+    request = dataclasses.replace(REQUEST, save_every=save_every)
+    failed = script.train(Bad(), request)
     last = script.train()
 
     again = Script(tmp_path, generation=2)
-    once_more = again.train(Raising())
+    once_more = again.train(Raising(), request)
     restored = again.train(Broken())
     again.close()
 
@@ -343,6 +346,14 @@ def test_training_that_is_over_hands_on_its_last_step_but_not_its_wishes() -> No
 
     assert over.wanted == Wanted(every=5, after=10, until=30)
     assert over.after(30) == Stage(3, 30, Wanted())
+
+
+@pytest.mark.parametrize("by_error", [True, False])
+def test_training_after_an_error_says_so_in_its_checkpoints(*, by_error: bool) -> None:
+    saved = FIRST.after(10, by_error=by_error).into({})
+
+    assert FIRST.was_cut_off_at(10, saved) == by_error
+    assert not FIRST.was_cut_off_at(9, saved)
 
 
 @pytest.mark.parametrize(
