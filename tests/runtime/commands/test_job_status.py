@@ -37,7 +37,7 @@ REPORT = StepReport(
 )  # fmt: skip
 WORKER = {
     "worker": 0, "pid": 7, "phase": "training", "step": 9, "generation": 1,
-    "resident_bytes": 1 << 20, "silent_s": 0.25,
+    "resident_bytes": 1 << 20, "silent_s": 0.25, "standing_s": None, "where": "",
 }  # fmt: skip
 ANSWER = {
     "kind": "status", "now": 110.0, "phase": "training", "workers": [WORKER, {"worker": 1}],

@@ -79,7 +79,7 @@ import os, subprocess
 from holdfast.runtime.system.own_process import adopt_orphans, reap_strays
 
 adopt_orphans()
-shell = ["sh", "-c", "setsid sleep 600 >/dev/null & echo $!"]
+shell = ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600 >/dev/null' &"]  # in a session by then
 stray = int(subprocess.run(shell, check=True, stdout=subprocess.PIPE).stdout)
 os.kill(stray, 9)
 own = subprocess.Popen(["sh", "-c", "exit 3"])
