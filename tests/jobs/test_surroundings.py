@@ -187,6 +187,11 @@ import os, pathlib
 words = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\\0")
 start = "early" if "--early" in words else "late"
 print("agent:", start, "threads:", os.environ["OMP_NUM_THREADS"])
+
+import keras, numpy as np
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)  # a run with a step keeps its threads
 """
 
 
