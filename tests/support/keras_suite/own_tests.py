@@ -98,7 +98,7 @@ class _Notes(unittest.TestResult):
     def startTest(self, test: unittest.TestCase) -> None:
         self._fit_calls.seen = False
         self._outcome = {"outcome": "passed"}
-        self.note(test=test.id(), outcome="begun")
+        self.note(test=_name(test), outcome="begun")
         super().startTest(test)
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
@@ -119,7 +119,12 @@ class _Notes(unittest.TestResult):
         super().stopTest(test)
         if self.shouldStop:
             sys.exit("no other test can train in this job")
-        self.note(test=test.id(), fits=self._fit_calls.seen, **self._outcome)
+        self.note(test=_name(test), fits=self._fit_calls.seen, **self._outcome)
+
+
+def _name(test: unittest.TestCase) -> str:
+    """Return the name of a test without its parameters, which absl adds to its id."""
+    return test.id().partition(" ")[0]
 
 
 def _tests_of(name: str) -> unittest.TestSuite:
@@ -141,7 +146,7 @@ def main() -> None:
         for name in json.loads(Path(order).read_text(encoding="utf-8")):
             try:
                 tests = _tests_of(name)
-            except (ImportError, AttributeError) as error:
+            except (ImportError, AttributeError, ValueError) as error:
                 notes.note(test=name, outcome="absent", why=f"{type(error).__name__}: {error}")
                 continue
             tests.run(notes)
