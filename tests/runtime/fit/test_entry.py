@@ -119,10 +119,11 @@ def test_scopes_are_left_out_unless_the_user_wants_keras_left_alone(
     threads: list[int] = []
     left_out: list[Any] = []
     kept: list[bool] = []
-    context = SimpleNamespace(context=SimpleNamespace(inform=print))
+    context = SimpleNamespace(context=SimpleNamespace(inform=print, at_end=[]))
     monkeypatch.setattr(tensorflow_settings, "set_threads", threads.append)
     monkeypatch.setattr(entry.generated_code, "keep_in_memory", lambda: kept.append(True))
     monkeypatch.setattr(entry, "leave_out", lambda *arguments: left_out.append(arguments))
+    monkeypatch.setattr(entry, "share_caches", lambda *_: lambda: None)
     monkeypatch.setattr(stages, "stages_of_script", lambda: context)
     entry.prepare(worker_config(fit=fit))
 
