@@ -57,7 +57,7 @@ def test_an_iterator_that_has_ended_is_given_up_although_its_end_was_seen() -> N
 
     elements = Elements()
     has_gone = threading.Event()
-    weakref.finalize(elements, has_gone.set)
+    gone = weakref.ref(elements, lambda _: has_gone.set())
     ahead = ReadAhead(elements)
     del elements
     assert list(ahead) == []
@@ -65,6 +65,7 @@ def test_an_iterator_that_has_ended_is_given_up_although_its_end_was_seen() -> N
     del ahead
     gc.collect()
     assert has_gone.wait(BOUND_S)
+    assert gone() is None
 
 
 def test_an_iterator_is_given_up_by_the_reader_without_waiting() -> None:
