@@ -34,7 +34,7 @@ class ReadAhead(Iterator[Any]):
         # Of all queues only this one may be used where objects are collected, in ``__del__``.
         self._wishes: SimpleQueue[bool] = SimpleQueue()
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
-        self._error: Exception | type[StopIteration] | None = None
+        self._error: Exception | None = None
         arguments = (elements, self._wishes, self._answers)
         threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
         self._wishes.put(True)
@@ -44,10 +44,6 @@ class ReadAhead(Iterator[Any]):
         if self._error is not None:
             raise self._error
         answer = self._answers.get()
-        if isinstance(answer.error, StopIteration):
-            # A kept instance may come to hold this frame by its traceback, and so the iterator.
-            self._error = StopIteration
-            raise StopIteration
         if answer.error is not None:
             self._error = answer.error
             raise answer.error

@@ -63,7 +63,6 @@ def test_an_iterator_that_has_ended_is_given_up_although_its_end_was_seen() -> N
     assert list(ahead) == []
     assert list(ahead) == []
     del ahead
-    gc.collect()
     assert has_gone.wait(BOUND_S)
     assert gone() is None
 
