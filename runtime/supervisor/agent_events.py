@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from holdfast.recovery.event import (
     CheckpointCommitted,
     Event,
-    ExitCode,
     LaunchEnded,
     LaunchRenewing,
     WorkerCompleted,
@@ -18,6 +17,7 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.system.channel import Message
 
 _DEATHS = frozenset({"InjectedFault", "WorldLost"})
