@@ -14,6 +14,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.runtime.data.array_data import NpyData, WindowData
+    from holdfast.runtime.data.hdf5_data import HDF5Data
+    from holdfast.runtime.data.image_folder_data import ImageFolderData
+    from holdfast.runtime.data.tfrecord_data import TFRecordData
     from holdfast.runtime.errors import (
         CheckpointsUnread,
         JobError,
@@ -24,14 +28,9 @@ if TYPE_CHECKING:
         StopRequested,
         UsageError,
     )
-    from holdfast.runtime.fit.alone import fit
+    from holdfast.runtime.fit.fit_call import fit
     from holdfast.runtime.model.data import ArrayData, Data
     from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
-    from holdfast.runtime.samples.hdf5_data import HDF5Data
-    from holdfast.runtime.samples.image_folder_data import ImageFolderData
-    from holdfast.runtime.samples.npy_data import NpyData
-    from holdfast.runtime.samples.tfrecord_data import TFRecordData
-    from holdfast.runtime.samples.window_data import WindowData
     from holdfast.runtime.training.stages import is_first
     from holdfast.runtime.training.trainer import Result, Trainer
 
@@ -71,14 +70,13 @@ _HOMES = {
         "StoppedEarly",
         "UsageError",
     ),
-    "holdfast.runtime.fit.alone": ("fit",),
+    "holdfast.runtime.fit.fit_call": ("fit",),
     "holdfast.runtime.model.data": ("ArrayData", "Data"),
     "holdfast.runtime.model.replica": ("ContributionShape", "Microbatch", "Replica"),
-    "holdfast.runtime.samples.hdf5_data": ("HDF5Data",),
-    "holdfast.runtime.samples.image_folder_data": ("ImageFolderData",),
-    "holdfast.runtime.samples.npy_data": ("NpyData",),
-    "holdfast.runtime.samples.tfrecord_data": ("TFRecordData",),
-    "holdfast.runtime.samples.window_data": ("WindowData",),
+    "holdfast.runtime.data.hdf5_data": ("HDF5Data",),
+    "holdfast.runtime.data.image_folder_data": ("ImageFolderData",),
+    "holdfast.runtime.data.tfrecord_data": ("TFRecordData",),
+    "holdfast.runtime.data.array_data": ("NpyData", "WindowData"),
     "holdfast.runtime.training.stages": ("is_first",),
     "holdfast.runtime.training.trainer": ("Result", "Trainer"),
 }

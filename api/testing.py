@@ -45,13 +45,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.runtime.chaos.job_traces import ENDS_WITHIN_S, JobTraces
-from holdfast.runtime.commands.report import Report
-from holdfast.runtime.commands.summary import summarize
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.system.own_process import program_command
 from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.runtime.tools.report import Report
+from holdfast.runtime.tools.striker import ENDS_WITHIN_S, JobTraces
+from holdfast.runtime.tools.summary import summarize
 
 DEFAULT_TIMEOUT_S = 180.0
 

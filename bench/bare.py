@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.model.nest import Array
-from holdfast.runtime.model.vector_layout import VectorLayout
+from holdfast.runtime.exchange.memory import aligned_vector
+from holdfast.runtime.model.graphs import VectorLayout
+from holdfast.runtime.model.replica import Array
 
 if TYPE_CHECKING:
     from mpi4py import MPI

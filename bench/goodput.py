@@ -20,12 +20,10 @@ from pathlib import Path
 
 import harness
 
-from holdfast.runtime.chaos.agenda import Agenda
-from holdfast.runtime.chaos.chaos_job import ChaosTerms, run_chaos
-from holdfast.runtime.chaos.followed_run import RunTerms, follow_run
-from holdfast.runtime.chaos.strike import parse_blows
-from holdfast.runtime.chaos.verdict import Verdict, shares
-from holdfast.runtime.commands.goodput import Bucket, buckets_of, seconds, spans_of
+from holdfast.runtime.tools.followed_run import RunTerms, follow_run
+from holdfast.runtime.tools.strike import Agenda, parse_blows
+from holdfast.runtime.tools.summary import Bucket, buckets_of, seconds, spans_of
+from holdfast.runtime.tools.verdict import ChaosTerms, Verdict, run_chaos, shares
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "01_digits.py"
 GLOBAL_BATCH = 1497

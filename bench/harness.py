@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec
-from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system.processes import kill_tree
 from holdfast.testing import JobRequest, start_job
 

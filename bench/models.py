@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 if TYPE_CHECKING:  # an ordinary script uses this module too, and loads nothing of holdfast
-    from holdfast.runtime.model.nest import Array
+    from holdfast.runtime.model.replica import Array
 
 CLASSES = 10
 VOCABULARY = 128

@@ -24,14 +24,12 @@ import harness
 import numpy as np
 
 from holdfast import ArrayData, Trainer
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger
-from holdfast.recovery.vote import Bit, Wishes, ballot, outcome
+from holdfast.recovery.ledger import Cursor, Ledger
+from holdfast.recovery.step import Bit, Wishes, ballot, outcome
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.exchange.mpi_communicator import MpiCommunicator, join_world
-from holdfast.runtime.model.nest import Array
-from holdfast.runtime.model.replica import ContributionShape, Microbatch
+from holdfast.runtime.model.replica import Array, ContributionShape, Microbatch
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Pulse, pulse_interval_s

@@ -21,15 +21,13 @@ from typing import TYPE_CHECKING
 import harness
 import numpy as np
 
-from holdfast.recovery.assignment import assign
-from holdfast.recovery.partial import FloatVector
-from holdfast.recovery.reduction import plan_reduction
+from holdfast.recovery.reduction import FloatVector, plan_reduction
 from holdfast.recovery.work_plan import Work
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import WorkerId, World, assign
 from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.exchange.shared_vectors import SharedVectors
+from holdfast.runtime.exchange.memory import SharedVectors
+from holdfast.runtime.exchange.sums import Exchange
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -22,10 +22,9 @@ import harness
 import numpy as np
 
 from holdfast import ArrayData, Trainer
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.model.nest import Array
-from holdfast.runtime.model.replica import ContributionShape, Microbatch, Replica
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.reduction import FloatVector
+from holdfast.runtime.model.replica import Array, ContributionShape, Microbatch, Replica
 from holdfast.testing import JobRequest
 
 WORKERS = 2

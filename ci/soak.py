@@ -18,12 +18,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.runtime.chaos.agenda import Agenda
-from holdfast.runtime.chaos.followed_run import FollowedRun, RunTerms, follow_run
-from holdfast.runtime.chaos.plan import pick, strikes_by_count
-from holdfast.runtime.chaos.strike import DEFAULT_BLOWS, Blow, Strike, parse_blows
-from holdfast.runtime.chaos.verdict import Verdict, judge, percentile
-from holdfast.runtime.commands.summary import summarize
+from holdfast.runtime.tools.followed_run import FollowedRun, RunTerms, follow_run
+from holdfast.runtime.tools.strike import (
+    DEFAULT_BLOWS,
+    Agenda,
+    Blow,
+    Strike,
+    parse_blows,
+    pick,
+    strikes_by_count,
+)
+from holdfast.runtime.tools.summary import summarize
+from holdfast.runtime.tools.verdict import Verdict, judge, percentile
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tests" / "jobs" / "scripts" / "paced.py"
 SAMPLES, GLOBAL_BATCH, EPOCHS, SAVE_EVERY, PAUSE_MS = 173, 25, 20, 4, 20

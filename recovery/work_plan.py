@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.ledger import Cursor
 
 NO_END = 1 << 40
 """Steps of an epoch that ends when its data end, or a companion ends it: more than are done."""

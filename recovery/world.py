@@ -1,7 +1,20 @@
-"""The ordered set of live workers, with a generation that tags every message."""
+"""The ordered set of live workers, with a generation that tags every message.
+
+The owner of each microbatch of a step.
+
+Two rules make recovery cheap. A new assignment gives each active worker one run of
+neighbours, so that a worker's leaves fold into few subtrees. After a death only orphans
+move: the results that a survivor has computed for the step stay its own, and valid.
+
+``adopt`` depends on the assignment that it starts from. So all workers of a world must
+start from the same one: the last that the whole world agreed on. An assignment from an
+unfinished attempt at repair must not be used.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NewType
@@ -53,3 +66,71 @@ class World:
             raise ValueError(f"workers {sorted(strangers)} are not in the world {self.workers}")
         kept = tuple(worker for worker in self.workers if worker in survivors)
         return World(self.generation + 1, kept, self.capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The owner of each microbatch; the index is the microbatch."""
+
+    owners: tuple[WorkerId, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an assignment of nothing."""
+        if not self.owners:
+            raise ValueError("an assignment must have at least one microbatch")
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches of a step."""
+        return len(self.owners)
+
+    def owned_by(self, worker: WorkerId) -> tuple[int, ...]:
+        """Return the microbatches of ``worker``, ascending; a spare has none."""
+        return tuple(index for index, owner in enumerate(self.owners) if owner == worker)
+
+
+def assign(microbatches: int, world: World) -> Assignment:
+    """Give each active worker of ``world`` one run of microbatches, in rank order.
+
+    Runs differ by at most one in length, and the longer ones come first. With fewer
+    microbatches than active workers the last workers own nothing.
+    """
+    if microbatches < 1:
+        raise ValueError(f"microbatches must be at least 1, got {microbatches}")
+    size, longer = divmod(microbatches, len(world.active))
+    owners: list[WorkerId] = []
+    for rank, worker in enumerate(world.active):
+        owners.extend([worker] * (size + (rank < longer)))
+    return Assignment(tuple(owners))
+
+
+def adopt(assignment: Assignment, world: World) -> Assignment:
+    """Give the orphans of ``assignment`` to the active workers of ``world`` that own the fewest.
+
+    An orphan is a microbatch whose owner is not active in ``world``. Nothing else
+    moves. A spare that has become active owns nothing yet, so it comes first.
+    """
+    active = frozenset(world.active)
+    orphans = [index for index, owner in enumerate(assignment.owners) if owner not in active]
+    owners = list(assignment.owners)
+    for orphan, adopter in zip(orphans, _adopters(assignment, world, len(orphans)), strict=True):
+        owners[orphan] = adopter
+    return Assignment(tuple(owners))
+
+
+def _adopters(assignment: Assignment, world: World, orphans: int) -> list[WorkerId]:
+    """Return the adopter of each of ``orphans`` microbatches.
+
+    Loads are levelled one microbatch at a time, but the result is in rank order. So a
+    worker adopts neighbours, which fold into fewer subtrees.
+    """
+    active = world.active
+    loads = Counter(assignment.owners)
+    heap = [(loads[worker], rank) for rank, worker in enumerate(active)]
+    heapq.heapify(heap)
+    ranks = []
+    for _ in range(orphans):
+        load, rank = heap[0]
+        heapq.heapreplace(heap, (load + 1, rank))
+        ranks.append(rank)
+    return [active[rank] for rank in sorted(ranks)]

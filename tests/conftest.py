@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from holdfast.runtime.run import bounded_calls
+from holdfast.runtime.run import files
 
 pytest_plugins = ("leftovers", "run_record")
 
@@ -41,7 +41,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def patient() -> Iterator[None]:
     """Let a test wait for what it has written: another program may keep the disk for seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounded_calls, "WAITS_S", 60.0)
+        patch.setattr(files, "WAITS_S", 60.0)
         yield
 
 
@@ -60,6 +60,6 @@ def tensorflow_of_one_thread(request: pytest.FixtureRequest) -> None:
 def _fix_threads() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     pytest.importorskip("tensorflow")
-    from holdfast.runtime.model.tensorflow_settings import set_numerics
+    from holdfast.runtime.model.graphs import set_numerics
 
     set_numerics(1, 7, deterministic=False)

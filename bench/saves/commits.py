@@ -14,17 +14,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.retention import FEWEST_KEPT
-from holdfast.runtime.committing.save_plan import SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.saving.host_buffers import HostBuffers
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import share_of
+from holdfast.checkpoint.retention import FEWEST_KEPT
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving.own_way import HostBuffers
+from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.system.sealed_memory import sealed_memory
-from holdfast.runtime.writing.writer_link import WriterLink
 from saves.committed_save import KEEP_ALL, RUN_ID, CopiedState, committer, plan_of, ticket_of
 from saves.state import State
 

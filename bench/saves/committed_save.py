@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.runtime.committing.committer import Committer
-from holdfast.runtime.committing.held_save import HeldSave, Parts
-from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.saving.host_buffers import HostBuffers
-from holdfast.runtime.saving.shard_count import shard_count
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import share_of
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.own_way import HostBuffers
+from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.saver import shard_count
 from saves.state import State, size_of
 
 RUN_ID = "bench"

@@ -17,20 +17,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.format.tensor import bytes_of
+from holdfast.checkpoint.image_map import share_of
+from holdfast.checkpoint.tensor import bytes_of
 from holdfast.recovery.fault import FaultPlan
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.saving.agent_way import AgentWay
-from holdfast.runtime.saving.host_buffers import HostBuffers
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.saving.own_way import HostBuffers
+from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 from holdfast.runtime.worker.injector import FaultInjector
 from saves.committed_save import plan_of

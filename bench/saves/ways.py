@@ -11,10 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
 from saves.committed_save import CopiedState, committer, plan_of, ticket_of
 from saves.state import State
 

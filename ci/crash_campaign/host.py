@@ -14,16 +14,14 @@ from pathlib import Path
 
 from job import RUN_ID, WRITERS, state_of
 
-from holdfast.checkpoint.format.image_map import ImageMap
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.committing.writer import HostWriter
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import ImageMap, share_of
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
+from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Message, pair
-from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.system.own_process import sealed_memory
 
 PARTS, BUFFERS = 2, 2
 LAUNCH = 5

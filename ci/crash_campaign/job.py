@@ -10,17 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.checkpoint.disk.filesystem import FileSystem
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.names import shard_name, step_name
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.image import ShardImage  # also: not loaded where calls are counted
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.retention import Retention
+from holdfast.checkpoint.filesystem import FileSystem
+from holdfast.checkpoint.image import ShardImage  # also: not loaded where calls are counted
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import shard_name, step_name
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import ShardLayout, Tensor, specs_of
 
 RUN_ID = "crash"
 WRITERS = 3

@@ -12,23 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.disk.disk import Disk
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint import repair, scan, store
+from holdfast.checkpoint.disk import Disk
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.names import step_name
-from holdfast.checkpoint.format.record import ShardRecord
-from holdfast.checkpoint.store import removal, scan, store
-from holdfast.checkpoint.upkeep import holding, inventory
-from holdfast.checkpoint.upkeep.own_steps import Owner, OwnSteps
-from holdfast.checkpoint.upkeep.read_marks import ReadMarks
-from holdfast.runtime.committing.held_save import Parts
-from holdfast.runtime.committing.local_level import LocalLevel
-from holdfast.runtime.run import generations, journal, own_file, run_directory
-from holdfast.runtime.run.lease_file import LeaseFile
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.training import same_work
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.known_steps import Owner, OwnSteps, ReadMarks
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.record import ShardRecord
+from holdfast.runtime.run import files as files_module
+from holdfast.runtime.run import journal, run_directory
+from holdfast.runtime.run.lease import LeaseFile
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
+from holdfast.runtime.saving.held_save import Parts
+from holdfast.runtime.saving.local_level import LocalLevel
+from holdfast.runtime.training import consistency
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,8 @@ def _write_unsynced(path: Path, content: bytes) -> None:
 
 
 def _write_in_place(directory: RunDirectory, record: RunRecord) -> None:
-    own_file.create_durably(directory.record_path, record.encode())
-    own_file.sync(directory.path)
+    files_module.create_durably(directory.record_path, record.encode())
+    files_module.sync(directory.path)
 
 
 def _remove_in_place(disk: Disk, directory: Path, _hidden_name: str) -> None:
@@ -123,7 +121,7 @@ def _let_pass(files: LocalFileSystem, root: Path | None = None, _fence: object =
 SABOTAGES: dict[str, Sabotage] = {
     # what is read back
     "no-digests": Sabotage(_with(scan, "Digest", _BlindDigest), "damage", "steps"),
-    "no-part-check": Sabotage(_without(inventory, "_fault_of"), "calls", "mend"),
+    "no-part-check": Sabotage(_without(repair, "_fault_of"), "calls", "mend"),
     "no-read-back": Sabotage(_with(ReadMarks, "verify", _believe), "calls", "care"),
     # what is in memory
     "no-image-check": Sabotage(_without(ShardRecord, "check"), "calls", "commit"),
@@ -138,8 +136,8 @@ SABOTAGES: dict[str, Sabotage] = {
     # what is put in place, and taken away
     "no-errors": Sabotage(_hide_errors, "calls", "save"),
     "no-noreplace": Sabotage(_replace_what_is_there, "calls", "again"),
-    "no-hiding": Sabotage(_with(removal, "hide", _remove_in_place), "calls", "save"),
-    "no-parts-aside": Sabotage(_with(holding, "directories_of", _only_in_place), "calls", "mend"),
+    "no-hiding": Sabotage(_with(store, "hide", _remove_in_place), "calls", "save"),
+    "no-parts-aside": Sabotage(_with(repair, "directories_of", _only_in_place), "calls", "mend"),
     "no-whole-record": Sabotage(
         _with(RunDirectory, "create_record", _write_in_place), "calls", "begin"
     ),
@@ -151,8 +149,8 @@ SABOTAGES: dict[str, Sabotage] = {
     "no-lock": Sabotage(_with(LeaseFile, "_lock", lambda *_: True), "calls", "begin"),
     "no-run-ids": Sabotage(_with(OwnSteps, "owner_of", lambda *_: Owner.RUN), "calls", "care"),
     # what a run is told by
-    "no-identity": Sabotage(_without(same_work, "_check_identity"), "damage", "run"),
-    "no-saved-generations": Sabotage(_with(generations, "_saved", lambda _: ()), "damage", "run"),
+    "no-identity": Sabotage(_without(consistency, "_check_identity"), "damage", "run"),
+    "no-saved-generations": Sabotage(_with(journal, "_saved", lambda _: ()), "damage", "run"),
     "no-torn-lines": Sabotage(
         _with(journal, "_ends_with_newline", lambda _: True), "calls", "resume"
     ),

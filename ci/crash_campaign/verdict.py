@@ -11,10 +11,10 @@ from tally import Wrong
 from victim import Aftermath
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.store.reader import restore, restore_newest
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.own_steps import OwnSteps
-from holdfast.checkpoint.upkeep.retention import prune
+from holdfast.checkpoint.known_steps import OwnSteps
+from holdfast.checkpoint.reader import restore, restore_newest
+from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.store import CheckpointStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
 """The batch system around a job: its allocation, its time limit, its incarnations.
 
-Imports ``run`` and ``system``.  Must not know how a job trains, and must run no program but
-those of `slurm_commands`.
+Must not know how a job trains, and must run no program but those of `sbatch`.
 """

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.errors import JobError
-from holdfast.runtime.run.own_file import create_durably, read_at_most
+from holdfast.runtime.run.files import create_durably, read_at_most
 from holdfast.runtime.run.run_directory import RunDirectory
 
 FILE_NAME = "incarnations.json"

@@ -20,20 +20,81 @@ exchanged beneath the file object, which the callback goes on to use.
 The lengths of growing files belong to the checkpoint.  A launch that restores it cuts them
 to these lengths.  What ``on_train_begin`` then writes into such a file is in it already, so
 it is dropped.  A callback that keeps the file open goes on at its end.
+
+A worker's private folder in the run directory, for files that are not real.
+
+The guard that stands between hooks of callbacks and the disk while a round runs.
+
+Python's own ways to change files are exchanged while the hooks of callbacks run, and only
+for the thread that runs them: threads of the saver write checkpoints meanwhile.  Libraries
+that write files from C are not seen.  Those of Keras are in `first_saves`, TensorBoard's in
+`event_files`.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import io
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.checkpoint.format.digest import digest_of
+from holdfast.checkpoint.digest import digest_of
+
+_NAME = ".private"
+
+
+class PrivateFolder:
+    """The private folder of one worker; it exists once it is asked for.
+
+    A worker that was killed leaves its folder behind.  The workers of the next launch remove it,
+    and those of the next job have its name.
+    """
+
+    def __init__(self, run_dir: Path, worker: int) -> None:
+        self._all = run_dir / _NAME
+        self._own = self._all / str(worker)
+
+    def __call__(self) -> Path:
+        """Return the folder."""
+        while not self._own.is_dir():
+            # Another worker may remove the empty folder above at any moment.
+            with contextlib.suppress(FileNotFoundError):
+                self._all.mkdir(exist_ok=True)
+                self._own.mkdir(exist_ok=True)
+            if not self._all.parent.is_dir():
+                raise FileNotFoundError(f"{self._all.parent} is gone")
+        return self._own
+
+    def begin(self, living: Collection[int]) -> None:
+        """Remove what dead workers have left: those of this name, and all that are not living."""
+        self.remove()
+        self.remove_dead(living)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it."""
+        shutil.rmtree(self._own, ignore_errors=True)
+        self._remove_if_last()
+
+    def remove_dead(self, living: Collection[int]) -> None:
+        """Remove the folders of all workers but these."""
+        names = {str(worker) for worker in living}
+        with contextlib.suppress(OSError):
+            for folder in self._all.iterdir():
+                if folder.name not in names:
+                    shutil.rmtree(folder, ignore_errors=True)
+        self._remove_if_last()
+
+    def _remove_if_last(self) -> None:
+        with contextlib.suppress(OSError):  # it is not there, or others are in it
+            self._all.rmdir()
+
 
 _NUMBERS = itertools.count(1)
 """Names in the private folder, which lasts for all trainings of a process."""
@@ -323,3 +384,109 @@ def _exchange(file: Any, path: Path) -> None:
         os.dup2(handle, file.fileno(), inheritable=False)
     finally:
         os.close(handle)
+
+
+_Handler = Callable[[FirstFiles, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+@contextlib.contextmanager
+def guarding(files: FirstFiles) -> Iterator[None]:
+    """Let hooks that run inside see the disk through ``files``."""
+    thread = threading.get_ident()
+    real = {place: getattr(*place) for place in _HANDLERS}
+    for (module, name), function in real.items():
+        setattr(module, name, _guarded(files, thread, function, _HANDLERS[module, name]))
+    try:
+        yield
+    finally:
+        for (module, name), function in real.items():
+            setattr(module, name, function)
+
+
+def _guarded(
+    files: FirstFiles, thread: int, function: Callable[..., Any], handler: _Handler
+) -> Callable[..., Any]:
+    def guarded(*arguments: Any, **keywords: Any) -> Any:
+        if threading.get_ident() != thread or files.is_own_work:
+            return function(*arguments, **keywords)
+        with files.own_work():
+            return handler(files, function, arguments, keywords)
+
+    return guarded
+
+
+def _open(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> Any:
+    def opened(file: Any, mode: str = "r", *more: Any, **others: Any) -> Any:
+        if isinstance(file, int) or others.get("opener") is not None or not _is_regular(file):
+            return function(file, mode, *more, **others)
+        return files.open(function, file, mode, *more, **others)
+
+    return opened(*arguments, **by)
+
+
+def _move(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> None:
+    def moved(src: Any, dst: Any, **others: Any) -> None:
+        if not files.is_first and files.moves(src, dst):
+            return
+        if not files.defers(lambda: function(src, dst, **others)):
+            function(src, dst, **others)
+
+    moved(*arguments, **by)
+
+
+def _remove(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> None:
+    def removed(path: Any, **others: Any) -> None:
+        if not files.is_first and files.moves(path, None):
+            return
+        if files.defers(lambda: function(path, **others)):
+            return
+        with contextlib.suppress(*[FileNotFoundError] * files.may_repeat):
+            function(path, **others)
+
+    removed(*arguments, **by)
+
+
+def _make_folder(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> None:
+    if files.defers(lambda: function(*arguments, **by)):
+        return
+    with contextlib.suppress(*[FileExistsError] * files.is_resuming):
+        function(*arguments, **by)
+
+
+def _put_off(
+    files: FirstFiles, function: Callable[..., Any], arguments: tuple[Any, ...], by: dict[str, Any]
+) -> Any:
+    if files.defers(lambda: function(*arguments, **by)):
+        return None
+    return function(*arguments, **by)
+
+
+def _is_regular(path: Any) -> bool:
+    """Return whether the path names a plain file, or none yet: devices and pipes are left alone."""
+    return os.path.isfile(path) or not os.path.exists(path)
+
+
+_HANDLERS: dict[tuple[Any, str], _Handler] = {
+    (builtins, "open"): _open,
+    (io, "open"): _open,
+    (os, "replace"): _move,
+    (os, "rename"): _move,
+    (os, "remove"): _remove,
+    (os, "unlink"): _remove,
+    (os, "mkdir"): _make_folder,
+    (os, "rmdir"): _put_off,
+    (os, "symlink"): _put_off,
+    (os, "link"): _put_off,
+    (os, "chmod"): _put_off,
+    (os, "utime"): _put_off,
+    (os, "truncate"): _put_off,
+    (shutil, "rmtree"): _put_off,
+}

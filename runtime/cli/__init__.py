@@ -1,6 +1,4 @@
-"""The command line: each file is one command, which builds a value and calls one function.
+"""The command line: each command builds a value, calls one function and prints.
 
-Imports ``chaos``, ``terminal``, ``commands``, ``supervisor``, ``agent``, ``mpi_trial``,
-``options``, ``batch``, ``run``, ``mpiexec``, ``progress``, ``system`` and ``checkpoint``.  Must
-not decide anything about a job or a checkpoint, nor load NumPy before a command needs it.
+Must not decide anything about a job or a checkpoint, nor load NumPy before a command needs it.
 """

@@ -16,16 +16,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.chaos.chaos_job import REPORT_NAME, ChaosTerms, run_chaos
-from holdfast.runtime.chaos.full_place import enter, is_private, refusal
-from holdfast.runtime.chaos.strike import DEFAULT_BLOWS, parse_blows, parse_plan
-from holdfast.runtime.chaos.verdict import Verdict, shares
 from holdfast.runtime.cli.option_flags import PATH, given_flags
 from holdfast.runtime.cli.run import run
+from holdfast.runtime.cli.terminal import output
 from holdfast.runtime.errors import ExitCode, UsageError
 from holdfast.runtime.options.sources import check_script
-from holdfast.runtime.system.helper_process import program_command
-from holdfast.runtime.terminal.output import output
+from holdfast.runtime.system.own_process import program_command
+from holdfast.runtime.tools.strike import DEFAULT_BLOWS, parse_blows, parse_plan
+from holdfast.runtime.tools.striker import enter, is_private, refusal
+from holdfast.runtime.tools.verdict import REPORT_NAME, ChaosTerms, Verdict, run_chaos, shares
 
 _MAIN = "from holdfast.runtime.cli.main import main; main()"
 _OURS = {"run_dir": "--run-dir", "fresh": "--fresh"}

@@ -12,21 +12,14 @@ from pathlib import Path
 import click
 
 from holdfast.runtime.errors import ExitCode, JobError
-from holdfast.runtime.mpi_trial.campaign import Finding, run_trial
-from holdfast.runtime.mpi_trial.fitness import examine
-from holdfast.runtime.mpi_trial.mpi_library import (
-    INSTALL_HINT,
-    MpiLibrary,
-    find_mpiexec,
-    identify,
-)
-from holdfast.runtime.mpi_trial.trial_table import FIRST_DEATH, PLAIN_START, Level
-from holdfast.runtime.mpi_trial.trust import Trust
+from holdfast.runtime.mpi.campaign import Finding, run_trial
+from holdfast.runtime.mpi.fitness import examine
+from holdfast.runtime.mpi.mpi_library import INSTALL_HINT, MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.mpi.trial_table import FIRST_DEATH, PLAIN_START, Level, Trust
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.preconditions import Wishes, faults, surroundings
-from holdfast.runtime.system.helper_process import answer_of, program_command
-from holdfast.runtime.system.loopback_interface import Loopback
-from holdfast.runtime.system.own_process import usable_cores
+from holdfast.runtime.system.channel import Loopback
+from holdfast.runtime.system.own_process import answer_of, program_command, usable_cores
 
 IMPORT_TIMEOUT_S = 120.0
 """TensorFlow takes three seconds from a warm disk, and much longer from a cold network one."""

@@ -9,31 +9,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.commands.lease_holder import life_of
-from holdfast.runtime.commands.outcome import describe_journal, describe_outcome
-from holdfast.runtime.commands.report import (
+from holdfast.runtime.cli.terminal import output
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.files import ForeignFile, refusal
+from holdfast.runtime.run.find_run import refuse_no_job
+from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.tools.events import sound_records
+from holdfast.runtime.tools.report import (
     Report,
     describe_checkpoints,
     describe_evidence,
     describe_failure,
+    describe_journal,
     describe_ledger,
     describe_lost_lines,
     describe_metrics,
     describe_ms,
+    describe_outcome,
     describe_suspected,
     describe_time,
     describe_troubles,
     to_json,
 )
-from holdfast.runtime.commands.sound_records import sound_records
-from holdfast.runtime.commands.summary import summarize
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.journal import read_journal
-from holdfast.runtime.run.no_run import refuse_no_job
-from holdfast.runtime.run.own_file import ForeignFile
-from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.run.transient import refusal
-from holdfast.runtime.terminal.output import output
+from holdfast.runtime.tools.save_request import life_of
+from holdfast.runtime.tools.summary import summarize
 
 _MOST_EVIDENCE = 10
 

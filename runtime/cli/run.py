@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.runtime.agent.early_agent import EarlyAgent
-from holdfast.runtime.batch.allocation import Allocation
-from holdfast.runtime.batch.finding import (
+from holdfast.runtime.batch.schedulers import (
+    Allocation,
     find_allocation,
     options_of,
     refuse_copies,
@@ -27,14 +26,15 @@ from holdfast.runtime.cli.option_flags import (
     given_flags,
     stray_flag,
 )
-from holdfast.runtime.mpiexec.job_environment import job_environment
+from holdfast.runtime.host.early_agent import EarlyAgent
+from holdfast.runtime.host.launchers import job_environment
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
 from holdfast.runtime.supervisor.screen import say
 
 if TYPE_CHECKING:
-    from holdfast.runtime.supervisor.progress_log import Paint
+    from holdfast.runtime.supervisor.screen import Paint
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -62,7 +62,7 @@ def run(
         return
     if allocation is None:
         sys.exit(_run_alone(built.options))
-    from holdfast.runtime.supervisor.batch_run import run_batch_job
+    from holdfast.runtime.supervisor.job_run import run_batch_job
 
     refuse_copies(allocation)
     sys.exit(run_batch_job(built.options, allocation, painter()))
@@ -93,7 +93,7 @@ def painter() -> Paint | None:
     """Return what colours the live line, None where nobody would see it: rich takes 50 ms."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
-    from holdfast.runtime.terminal.live_colours import paint
+    from holdfast.runtime.cli.terminal import paint
 
     return paint
 

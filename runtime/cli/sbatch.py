@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.runtime.batch.sbatch_script import BatchRequest, script_of
-from holdfast.runtime.batch.slurm_commands import SlurmRefused, submit
+from holdfast.runtime.batch.sbatch import BatchRequest, SlurmRefused, script_of, submit
 from holdfast.runtime.cli.option_flags import SETTINGS
 from holdfast.runtime.cli.run import run, sources_of
 from holdfast.runtime.errors import ProgramError, UsageError

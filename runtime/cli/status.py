@@ -1,4 +1,7 @@
-"""``holdfast status``: how the job in a run directory stands now."""
+"""``holdfast status``: how the job in a run directory stands now.
+
+``holdfast save``: ask a running job for a checkpoint now.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,37 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runtime.commands.goodput import Bucket
-from holdfast.runtime.commands.job_status import JobStatus, to_json
-from holdfast.runtime.commands.status_source import StatusSource
-from holdfast.runtime.progress import words
-from holdfast.runtime.run.answering import answering
+from holdfast.runtime.cli.terminal import output
+from holdfast.runtime.run import progress
+from holdfast.runtime.run.files import answering
+from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.screen import say
-from holdfast.runtime.terminal.output import output
+from holdfast.runtime.tools.save_request import order_save
+from holdfast.runtime.tools.status import JobStatus, StatusSource, to_json
+from holdfast.runtime.tools.summary import Bucket
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--wait/--no-wait", default=True, help="Whether to wait until it is committed.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Give up after this long.",
+)
+def save(run_dir: Path, *, wait: bool, timeout: float) -> None:
+    """Ask the job that runs in RUN_DIR for a checkpoint now, and wait until it is committed.
+
+    Exits with 0 when it is, with 75 when no job runs there (yet) or it could not be saved.
+    """
+    saved = order_save(RunDirectory(run_dir.absolute()), timeout_s=timeout, is_waiting=wait)
+    if saved is None:
+        click.echo("asked for a checkpoint")
+    else:
+        click.echo(f"saved step {saved.step} in {saved.seconds:.2f} s")
+
 
 _LOOK_S = 1.0
 _SHOWN_FROM_S = 0.05
@@ -106,7 +133,7 @@ def _job(found: JobStatus) -> str:
     script = "-" if found.script is None else Path(found.script).name
     if not found.launched:
         return script
-    launched = words.count(found.launched, "worker")
+    launched = progress.count(found.launched, "worker")
     living = sum(worker.pid is not None for worker in found.workers)
     if found.is_over or not found.workers:
         return f"{script}, launched on {launched}"
@@ -126,10 +153,10 @@ def _progress(found: JobStatus) -> str:
         of = f" of {report.steps_per_epoch}" if report.steps_per_epoch else ""
         parts.insert(1, f"{report.step_of_epoch}{of} in it")
     if found.steps_per_s and not _waiting(found):
-        parts.append(words.rate(found.steps_per_s))
+        parts.append(progress.rate(found.steps_per_s))
         if report is not None and report.steps > report.step:
             left_s = (report.steps - report.step) / found.steps_per_s
-            parts.append(f"{words.duration(left_s)} left")
+            parts.append(f"{progress.duration(left_s)} left")
     return ", ".join(parts)
 
 
@@ -140,18 +167,20 @@ def _waiting(found: JobStatus) -> str:
         return ""
     places = [f"worker {one.worker}" + (f" in {one.where}" if one.where else "") for one in them]
     seconds = max(one.standing_s or 0.0 for one in them)
-    return f"{words.duration(seconds)} for {', '.join(places)}"
+    return f"{progress.duration(seconds)} for {', '.join(places)}"
 
 
 def _metrics(found: JobStatus) -> str:
     if found.progress is None or found.is_over:
         return ""
-    return ", ".join(words.metrics(found.progress.metrics))
+    return ", ".join(progress.metrics(found.progress.metrics))
 
 
 def _saves(found: JobStatus) -> str:
     last = found.last_save
-    parts = ["none yet" if last is None else f"step {last.step}, {words.duration(last.age_s)} ago"]
+    parts = [
+        "none yet" if last is None else f"step {last.step}, {progress.duration(last.age_s)} ago"
+    ]
     if last is not None and last.place is not None:
         parts[0] += f", in the {last.place} only"
     if found.next_save is not None and not found.is_over:
@@ -169,7 +198,7 @@ def _goodput(found: JobStatus) -> str:
         if seconds >= _SHOWN_FROM_S and name != Bucket.TRAINING.value
     }
     parts = [f"{name} {seconds:.1f} s" for name, seconds in lost.items()]
-    of_time = f"{goodput.share:.1%} of {words.duration(goodput.wall_s)}"
+    of_time = f"{goodput.share:.1%} of {progress.duration(goodput.wall_s)}"
     of_time += f" in {goodput.jobs} jobs" if goodput.jobs > 1 else ""
     return f"{of_time} ({', '.join(parts)})" if parts else of_time
 
@@ -182,9 +211,9 @@ def _workers(found: JobStatus) -> Table:
         table.add_row(
             str(worker.worker),
             "-" if worker.pid is None else str(worker.pid),
-            words.phase(worker.phase),
+            progress.phase(worker.phase),
             str(worker.step),
-            "-" if size is None else words.memory(size),
+            "-" if size is None else progress.memory(size),
             "-" if silent is None else f"{silent:.1f} s ago",
         )
     return table

@@ -6,13 +6,57 @@ is bounded and without what is the same in every worker:
 * the main thread comes first; calls that lead to the user's script are left out;
 * other threads that run no code of the user's, such as idle ones of a pool, have one line;
 * long stacks lose their outer calls.
+
+The signal at which a worker writes the Python stacks of all its threads into its page.
+
+The handler is C code (``faulthandler``): it needs no interpreter's lock, and runs in the middle
+of a C call that never gives the lock back.  It interrupts no system call that can be restarted
+(``SA_RESTART``).  The kernel tells whether a process has the handler, and whether it is done: a
+thread in the handler has the signal blocked.  So no message and no reply is needed, and a
+process without the handler is never sent a signal that would end it.
+
+A traceback as the user of a script reads it: calls of the script and of Keras, not of holdfast.
+
+The script calls ``fit``, and ``fit`` calls the script's callback.  What lies between is ten
+calls of this package, which say nothing about the mistake.  One line says how many they are.
+The journal keeps all of them.
+
+What one worker is doing, found out before it is killed.
+
+Theory.  Two ways lead to the stacks of a Python process (decision 0018 has the measurements):
+
+* the process writes them itself, at a signal: 2 to 4 ms, also inside a C call that keeps the
+  interpreter's lock, and with nothing installed.  But it must be able to run;
+* ``py-spy`` reads its memory: 30 to 50 ms, also of a process that is stopped or hangs in
+  the kernel.  But it must be installed, and allowed to.
+
+So a process that runs is asked.  Any other one, and one that does not answer soon, is read, if
+py-spy is there.
+
+Invariant: an inquiry never waits, and is over after two seconds at most.  The agent looks at it
+from its loop; a fence waits no longer.
+
+The newest lines of a worker's stderr: what it has said before it died.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from holdfast.runtime.system.heartbeat import STACKS_AT, HeartbeatPage
+from holdfast.runtime.system.own_process import allow_reading
+from holdfast.runtime.system.processes import SignalState, signal_state
 
 MOST_CHARACTERS = 16 << 10
 """As much is kept of one worker, in the journal and on its way there."""
@@ -26,7 +70,7 @@ _FAULTHANDLER_FRAME = re.compile(
 _SPY_THREAD = re.compile(r'^Thread (?P<tid>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
 _SPY_FRAME = re.compile(r"^ +(?P<name>\S.*) \((?P<file>[^()]*):(?P<line>\d+)\)$")
 _HOLDFAST = str(Path(__file__).parents[2])
-_READING = f"{_HOLDFAST}/runtime/pipelines/"
+_READING = f"{_HOLDFAST}/runtime/data/"
 _AROUND_USERS = (_READING, f"{_HOLDFAST}/runtime/callbacks/", f"{_HOLDFAST}/runtime/fit/")
 """Rooms whose code waits for the script's own: a pipeline, or a call of a callback."""
 _FROM_A_PIPELINE = (_READING, "/tensorflow/python/ops/script_ops.py")
@@ -183,3 +227,204 @@ def shortened(trace: str) -> str:
         return trace
     half = MOST_CHARACTERS // 2 - len(_CUT)
     return f"{trace[:half]}{_CUT}{trace[-half:]}"
+
+
+STACK_SIGNAL = signal.SIGRTMIN + 13
+"""A real-time signal in the middle of the range, which no library that we know of takes."""
+
+
+def listen(page: HeartbeatPage, agent: int) -> None:
+    """Write all stacks into ``page`` at each ``STACK_SIGNAL`` from now on (worker only).
+
+    ``agent`` and what it starts may read this process's memory, as py-spy does.
+    """
+    faulthandler.register(STACK_SIGNAL, file=page.fd, all_threads=True, chain=False)
+    allow_reading(agent)
+
+
+def ask(pid: int, page: HeartbeatPage) -> None:
+    """Let the worker ``pid``, which must listen, write its stacks (agent only)."""
+    os.lseek(page.fd, STACKS_AT, os.SEEK_SET)  # its descriptor is ours too, and so is the offset
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACK_SIGNAL)
+
+
+def state_of(pid: int) -> SignalState:
+    """Return what the kernel knows of ``STACK_SIGNAL`` in process ``pid``."""
+    return signal_state(pid, STACK_SIGNAL)
+
+
+def answer_in(page: HeartbeatPage) -> str:
+    """Return the stacks that the worker has written since it was asked."""
+    length = os.lseek(page.fd, 0, os.SEEK_CUR) - STACKS_AT
+    return os.pread(page.fd, max(0, length), STACKS_AT).decode(errors="replace")
+
+
+_CALL = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<name>.*)$')
+_OF_A_CALL = ("    ", "  [Previous line repeated")
+"""How the lines begin that follow a call: its source, its marks, and its repetitions."""
+
+
+def users_trace(trace: str) -> str:
+    """Return the traceback ``trace`` with one line in the place of each run of holdfast's calls."""
+    return "".join(_users_lines(trace))
+
+
+def _users_lines(trace: str) -> Iterator[str]:
+    hidden, is_own = 0, False
+    for line in trace.splitlines(keepends=True):
+        call = _CALL.match(line)
+        if call is not None:
+            is_own = Frame(call["file"], call["line"], call["name"]).is_holdfasts
+            hidden += is_own
+        elif is_own and not line.startswith(_OF_A_CALL):
+            is_own = False
+        if not is_own:
+            if hidden:
+                yield _hidden(hidden)
+            hidden = 0
+            yield line
+    if hidden:
+        yield _hidden(hidden)
+
+
+def _hidden(calls: int) -> str:
+    """Return the line that stands for so many calls."""
+    what = "1 call" if calls == 1 else f"{calls} calls"
+    return f"  [{what} of holdfast: -v shows more]\n"
+
+
+MOST_S = 2.0
+"""A fence is later by as much at most, because of its evidence.  On an overloaded machine 50 ms
+of py-spy take a second."""
+_ASKED_FOR_S = 0.5
+"""A process that runs and has cores answers within milliseconds."""
+_SPY_WRITES_MOST = 1 << 18
+
+
+class Inquiry:
+    """The search for the stacks of one process, from its begin to its result."""
+
+    def __init__(self, pid: int, page: HeartbeatPage, now: float) -> None:
+        self._pid = pid
+        self._page = page
+        self._began = now
+        self._spy: _Spy | None = None
+        self._is_asked = False
+        self.stacks = Stacks()
+        self.is_over = False
+        state = state_of(pid)
+        self._blocked_before = state.blocked_in
+        if state.runs_no_code:
+            self._start_spy()
+        elif state.is_caught and not state.is_gone:
+            self._is_asked = True
+            ask(pid, page)
+        else:
+            self.is_over = True  # it does not listen yet: it has run no code of the user's
+
+    def look(self, now: float) -> None:
+        """Go on, as far as that takes no waiting."""
+        if not self.is_over and self._is_asked:
+            self._look_for_answer(now)
+        if not self.is_over and self._spy is not None and self._spy.has_ended:
+            self._end(Stacks.of_py_spy(self._spy.printed))
+        if not self.is_over and now - self._began >= MOST_S:
+            self._end(Stacks())
+
+    def close(self) -> None:
+        """End a py-spy that still runs."""
+        if self._spy is not None:
+            self._spy.close()
+            self._spy = None
+
+    def _look_for_answer(self, now: float) -> None:
+        state = state_of(self._pid)
+        is_answered = not state.is_pending and state.blocked_in <= self._blocked_before
+        if is_answered or state.is_gone:
+            self._end(Stacks.of_faulthandler(answer_in(self._page)))
+        elif self._spy is None and (state.runs_no_code or now - self._began >= _ASKED_FOR_S):
+            self._start_spy()
+
+    def _start_spy(self) -> None:
+        program = _py_spy()
+        self._spy = None if program is None else _Spy.start(program, self._pid)
+        if self._spy is None and not self._is_asked:
+            self._end(Stacks())
+
+    def _end(self, stacks: Stacks) -> None:
+        self.close()
+        self.stacks = stacks
+        self.is_over = True
+
+
+class _Spy:
+    """A ``py-spy`` at work; it prints into memory, so that nothing reads a pipe for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], memory: int) -> None:
+        self._process = process
+        self._memory = memory
+
+    @staticmethod
+    def start(program: str, pid: int) -> _Spy | None:
+        """Let ``program`` read the process ``pid`` without stopping it."""
+        memory = os.memfd_create("holdfast-py-spy", os.MFD_CLOEXEC)
+        argv = _spy_argv(program, pid)
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=memory, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            os.close(memory)
+            return None
+        return _Spy(process, memory)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has printed all that it will."""
+        return self._process.poll() is not None
+
+    @property
+    def printed(self) -> str:
+        """What it has printed."""
+        return os.pread(self._memory, _SPY_WRITES_MOST, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Kill it, if it still runs, and wait for nothing: the agent reaps all its children."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.returncode = -signal.SIGKILL
+        os.close(self._memory)
+
+
+def _spy_argv(program: str, pid: int) -> list[str]:
+    return [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+
+
+def _py_spy() -> str | None:
+    """Return the path of py-spy, which stands beside our Python or in ``PATH``; None without."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+MOST_LINES = 40
+_LONGEST_LINE = 300
+
+
+class LastLines:
+    """Keeps the newest lines, each cut to its end: a progress bar writes one line for ever."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque(maxlen=MOST_LINES)
+
+    def take(self, lines: bytes) -> None:
+        """Keep the newest of whole ``lines``."""
+        # Most output is short, but a chunk may hold thousands of lines.
+        for line in lines.rsplit(b"\n", MOST_LINES + 1)[-MOST_LINES - 1 :]:
+            if line.strip():
+                self._lines.append(line.rstrip()[-_LONGEST_LINE:])
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines, the newest last."""
+        return tuple(line.decode(errors="replace") for line in self._lines)

@@ -1,5 +1,4 @@
 """Messages, worlds and exact sums: all common work of the workers.
 
-Owns the one import of mpi4py.  Imports ``system`` and ``recovery``.  Must not know models,
-data, checkpoints or the run directory.
+Owns the one import of mpi4py.  Must not know models, data, checkpoints or the run directory.
 """

@@ -2,6 +2,8 @@
 
 There is one failure, ``WorldBroken``, for every error of the library: an exchange either
 succeeds or the world that it ran in must be repaired.
+
+A world of one worker, for training without MPI.
 """
 
 from __future__ import annotations
@@ -81,3 +83,62 @@ class Communicator(Protocol):
 
     def leave(self) -> None:
         """Return when every survivor has called this; the process may then exit."""
+
+
+class LocalFlight:
+    """A flight without peers: posting a message is a programming error."""
+
+    def __enter__(self) -> LocalFlight:
+        """Begin with nothing in the air."""
+        return self
+
+    def send(self, array: Buffer, peer: int, tag: int) -> None:
+        """Refuse: there is no peer."""
+        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
+
+    def receive(self, array: Buffer, peer: int, tag: int) -> int:
+        """Refuse: there is no peer."""
+        raise AssertionError(f"rank {peer} does not exist in a world of one worker")
+
+    def wait(self, ticket: int) -> None:
+        """Refuse: nothing was posted."""
+        raise AssertionError(f"no receive has the ticket {ticket}")
+
+    def __exit__(self, *_error: object) -> None:
+        """End: nothing is in the air."""
+
+
+class LocalCommunicator:
+    """The communicator of a single worker; it never breaks."""
+
+    rank = 0
+    size = 1
+
+    def flight(self) -> LocalFlight:
+        """Return an empty set of messages."""
+        return LocalFlight()
+
+    def allgather_unchecked(self, mine: Buffer, everyones: Buffer) -> None:
+        """Copy ``mine``."""
+        everyones.reshape(-1)[...] = mine.reshape(-1)
+
+    def allgather_bytes(self, payload: bytes) -> list[bytes]:
+        """Return the one payload."""
+        return [payload]
+
+    def broadcast(self, array: Buffer, source: int) -> None:
+        """Do nothing: the only rank has it."""
+
+    def agree(self, flags: int) -> int:
+        """Return ``flags``."""
+        return flags
+
+    def revoke(self) -> None:
+        """Do nothing: no exchange is pending."""
+
+    def shrink(self) -> LocalCommunicator:
+        """Return this world: it has no other member that could have died."""
+        return self
+
+    def leave(self) -> None:
+        """Return at once."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.recovery.vote import REFUSAL
+from holdfast.recovery.step import REFUSAL
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 

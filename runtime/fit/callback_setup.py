@@ -9,8 +9,7 @@ from holdfast.runtime.callbacks.callback_rounds import CallbackRounds
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_files import FirstFiles
-from holdfast.runtime.callbacks.first_saves import FirstSaves, install
-from holdfast.runtime.callbacks.kept_loads import KeptLoads
+from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
 from holdfast.runtime.fit.directories import shared_directories
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.script_files import private_folder

@@ -8,25 +8,275 @@ every worker runs that line, and so does a script that begins again after a rela
   made, and this process has not made again yet, is left.  What was there before the run is
   removed once.
 * what is temporary has rules of its own (`temporary_directories`).
+
+Temporary directories that the script makes: that of the first worker is the run's.
+
+The first worker has the same one in all launches, because a relaunch reads what an earlier launch
+has written.  Each other worker has one of its own, as in plain Python: what all of them write at
+the same time, as an array that each reads back, must not lie in one file.
+
+What callbacks write is there once, in that of the first worker.  The others find it in their own as
+links: at once for a file that a hook writes, and for all that is there when a training has ended.
+
+Files of ``Dataset.cache(file)``, which every worker of a job would fill.
+
+TensorFlow lets one pass at a time fill a cache, and keeps others away by a lock file.  Here every
+worker looks at its first batch, and more than one may read a whole pass.  A reader that is killed
+leaves its lock file behind.
+
+Invariant: nobody but a script's end writes a file of the name that the script gives, and what has
+that name is whole.  Until then each worker fills a cache of its own beside it.  What a dead worker
+of the run has left is removed by the next launch, or gets the name if it is whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.runtime.callbacks.first_files import HeldLogs
-from holdfast.runtime.fit.temporary_directories import TemporaryDirectories
+from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.calling_script import CallingScript, is_in_training
-from holdfast.runtime.worker.exchanged import exchange
+from holdfast.runtime.worker.script_clock import CallingScript, is_in_training
+from holdfast.runtime.worker.script_draws import exchange
+
+_plain_mkdir, _plain_unlink, _plain_rmtree = os.mkdir, os.unlink, shutil.rmtree
+
+
+class TemporaryDirectories:
+    """Those of one process that runs a script.
+
+    Args:
+        record: that of the run.
+        script: knows the calls of the script.
+        is_first: returns whether this worker's files are real now.
+    """
+
+    def __init__(
+        self, record: ScriptRecord, script: CallingScript, is_first: Callable[[], bool]
+    ) -> None:
+        self._record = record
+        self._script = script
+        self._is_first = is_first
+        self._counts: Counter[str] = Counter()
+        self._names: dict[str, str] = {}
+        self._apart: dict[str, str] = {}
+        """The key in the record of each that is this worker's own."""
+        self._to_remove: set[str] = set()
+
+    def make(self, plain: Callable[..., str], *arguments: Any, **by: Any) -> str:
+        """Stand for ``tempfile.mkdtemp``."""
+        made = plain(*arguments, **by)
+        line = self._script.line_behind(sys._getframe(1)) if self._script.is_here() else None
+        if line is None:
+            return made
+        self._counts[line] += 1
+        name = f"temporary directory {self._counts[line]} of {line}"
+        # Another batch job may have another place for temporary files, and not this one.
+        key = f"{name} in {os.path.dirname(made)}"
+        if not self._is_first():
+            self._names[made], self._apart[made] = name, key
+            return made
+        shared: str = self._record.first(key, made)
+        if shared != made:
+            os.rmdir(made)
+            with contextlib.suppress(FileExistsError):
+                _plain_mkdir(shared, 0o700)
+        self._names[shared] = name
+        return shared
+
+    def lasting_name(self, path: str) -> str:
+        """Return how later launches know a path; a temporary directory may lie elsewhere then."""
+        own = self._holder(path)
+        return path if own is None else self._names[own] + path.removeprefix(own)
+
+    def place(self, path: str) -> str:
+        """Return where a path lies on the first worker, whose callbacks have come as far."""
+        own = self._holder(path)
+        if own not in self._apart:
+            return path
+        return str(self._record.first(self._apart[own], own)) + path.removeprefix(own)
+
+    def is_apart(self, path: str) -> bool:
+        """Return whether a path is this worker's own, so that its files are real."""
+        return self._holder(path) in self._apart and not self._is_first()
+
+    def link(self, path: str) -> None:
+        """Let a file that a hook writes be found on this worker too."""
+        target = self.place(path)
+        if target == path or self._is_first() or os.path.islink(path):
+            return
+        with contextlib.suppress(OSError):
+            _make_parents(path)
+            if os.path.lexists(path):
+                _plain_unlink(path)
+            os.symlink(target, path)
+
+    def gather(self) -> None:
+        """Let all that the first worker has, when a training has ended, be found here too."""
+        if self._is_first():
+            return
+        for own, key in self._apart.items():
+            shared = self._record.find(key)
+            if shared is None or shared == own or not os.path.isdir(own):
+                continue
+            for folder, _, files in os.walk(shared):
+                mine = Path(own + folder.removeprefix(shared))
+                for file in files:
+                    if not os.path.lexists(mine / file):
+                        self.link(str(mine / file))
+
+    def lead(self) -> None:
+        """Become the first worker: what lies in the directory of the one before is real."""
+        for own in self._apart:
+            shared = self.place(own)
+            if shared == own or os.path.islink(own) or not os.path.isdir(own):
+                continue
+            with contextlib.suppress(OSError):
+                os.makedirs(shared, exist_ok=True)
+                aside = tempfile.mkdtemp(dir=os.path.dirname(own))
+                os.rename(own, os.path.join(aside, "own"))
+                os.symlink(shared, own)
+                self._to_remove.add(aside)
+
+    def agreed(self) -> None:
+        """Hear that the workers have agreed; nothing is to be done."""
+
+    def take_back(self, path: str) -> bool:
+        """Return whether the script removes one of these: it is done when nobody reads there."""
+        if path not in self._names:
+            return False
+        if path in self._apart and not os.path.islink(path):
+            _plain_rmtree(path, ignore_errors=True)
+        else:
+            self._to_remove.add(path)
+        return True
+
+    def remove(self) -> None:
+        """Remove those that the script has given back, when all scripts have ended."""
+        for path in self._to_remove:
+            if os.path.islink(path):
+                _plain_unlink(path)
+            else:
+                _plain_rmtree(path, ignore_errors=True)
+
+    def _holder(self, path: str) -> str | None:
+        """Return the directory that a path is, or lies in."""
+        found = (own for own in self._names if path == own or path.startswith(f"{own}/"))
+        return next(found, None)
+
+
+def _make_parents(path: str) -> None:
+    """Make the folders of a path, past what stands between hooks and the disk."""
+    for parent in reversed(Path(path).parents):
+        if not parent.exists():
+            _plain_mkdir(parent)
+
+
+_INDEX = ".index"
+"""The end of the name of the file that TensorFlow writes last."""
+
+
+def share_caches(
+    tensorflow: Any, config: WorkerConfig, living: Callable[[], Collection[int]]
+) -> Callable[[], None]:
+    """Let each worker fill caches of its own; return what is to be done when the script has ended.
+
+    ``living`` returns the workers of the world as it was known last.
+    """
+    caches = Caches(tensorflow.io.gfile, config.run_id, config.worker, living)
+    plain = tensorflow.data.Dataset.cache
+
+    @functools.wraps(plain)
+    def cache(dataset: Any, filename: Any = "", name: Any = None) -> Any:
+        is_path = isinstance(filename, (str, bytes, os.PathLike)) and bool(filename)
+        return plain(dataset, caches.place_of(filename) if is_path else filename, name)
+
+    tensorflow.data.Dataset.cache = cache
+    return caches.give_names
+
+
+class Caches:
+    """The caches of this worker, in files that ``files`` (TensorFlow's) reaches."""
+
+    def __init__(
+        self, files: Any, run_id: str, worker: int, living: Callable[[], Collection[int]]
+    ) -> None:
+        self._files = files
+        self._mark = f".{run_id}-"
+        self._me = worker
+        self._living = living
+        self._own: dict[str, str] = {}
+        """The places of the caches that this worker fills, by their names."""
+
+    def place_of(self, filename: str | bytes | os.PathLike[Any]) -> str:
+        """Return where this worker reads or fills the cache of a name."""
+        name = os.fsdecode(filename)
+        if "://" not in name:
+            name = os.path.abspath(name)  # the script may go elsewhere
+        self._clear(name)
+        if self._is_whole(name):
+            return name
+        self._own[name] = f"{name}{self._mark}{self._me}"
+        return self._own[name]
+
+    def give_names(self) -> None:
+        """Give this worker's caches their names if they are whole, and remove all others."""
+        for name, place in self._own.items():
+            self._give_name(name, place)
+            self._clear(name)
+
+    def _clear(self, name: str) -> None:
+        """Give a cache of a dead worker its name if it is whole, and remove what is not."""
+        folder, base = os.path.split(name)
+        if not self._files.isdir(folder):
+            return
+        places, living = set(), frozenset(map(str, self._living()))
+        for file in self._files.listdir(folder):
+            begin, _, rest = file.partition(self._mark)
+            worker = _digits(rest)
+            if begin == base and worker and worker not in living:
+                places.add(f"{name}{self._mark}{worker}")
+        for place in sorted(places):
+            self._give_name(name, place)
+
+    def _give_name(self, name: str, place: str) -> None:
+        folder, base = os.path.split(place)
+        files = [found for found in self._files.listdir(folder) if _is_of(found, base)]
+        gets_name = self._is_whole(place) and not self._is_whole(name)
+        for file in sorted(files):  # the index, which makes it whole, comes after the data
+            end = file.removeprefix(base)
+            try:
+                if gets_name and not end.startswith("_"):
+                    self._files.rename(f"{place}{end}", f"{name}{end}", overwrite=True)
+                else:
+                    self._files.remove(f"{place}{end}")
+            except Exception:  # another worker was faster, or the disk refuses
+                continue
+
+    def _is_whole(self, place: str) -> bool:
+        return bool(self._files.exists(place + _INDEX))
+
+
+def _digits(text: str) -> str:
+    """Return the digits that a text begins with."""
+    return text[: len(text) - len(text.lstrip("0123456789"))]
+
+
+def _is_of(file: str, base: str) -> bool:
+    """Return whether a file is one of the cache ``base``, not of one with a longer number."""
+    rest = file.removeprefix(base)
+    return rest != file and not rest[:1].isdigit()
+
 
 _Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 

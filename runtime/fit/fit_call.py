@@ -1,4 +1,13 @@
-"""The arguments of a call of ``fit``, as Keras names them."""
+"""The arguments of a call of ``fit``, as Keras names them.
+
+A call of ``fit`` as the run began it: a script may count its epochs anew at each start.
+
+Many scripts load the newest file that they have saved, and give ``fit`` its epoch as
+``initial_epoch``.  In a relaunch such a script asks for the epochs that are left.  But the run
+has them in its checkpoint already: it goes on in the middle of the epochs that it began with.
+
+``holdfast.fit``: Keras's ``fit`` for scripts that also run without ``holdfast run``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.runtime.pipelines.feed import check_steps
+from holdfast.checkpoint.errors import CheckpointInvalid, StorageFailed
+from holdfast.checkpoint.reader import StateReader
+from holdfast.runtime.data.feed import check_steps
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.training.stages import Stages
+from holdfast.runtime.training.training_job import FIRST_EPOCH
 
 _BATCH = 32
 """Keras's own default."""
@@ -107,3 +121,61 @@ def _fewer(asked: int | None, most: int | None) -> int | None:
 def _batch_of(samples: int, steps: int | None) -> int:
     """Return the size that Keras gives a batch; a pipeline has its own batches, and 0 samples."""
     return -(-samples // steps) if samples and steps else _BATCH
+
+
+def as_begun(call: FitCall, stages: Stages) -> FitCall:
+    """Return ``call`` with the ``initial_epoch`` of the next stage's checkpoints, if it has any."""
+    begun = _first_epoch_of(stages)
+    if begun is None or begun == call.initial_epoch:
+        return call
+    stages.context.notify(
+        f"training {stages.stage.number} of the script began with initial_epoch={begun} and goes "
+        f"on from its checkpoint: initial_epoch={call.initial_epoch}, which the script has now, "
+        f"has no effect, and epochs={call.epochs} is the end"
+    )
+    return replace(call, initial_epoch=begun)
+
+
+def _first_epoch_of(stages: Stages) -> int | None:
+    """Return the first epoch of the next stage, None if no checkpoint tells it.
+
+    All checkpoints of a stage tell the same, so it does not matter which one a worker finds.
+    """
+    context, stage = stages.context, stages.stage
+    store = context.open_store()
+    try:
+        steps = store.steps()
+    except StorageFailed:  # then the restore, which waits for the disk, refuses other epochs
+        return None
+    for step in reversed(steps):
+        if not stage.may_have(step):
+            return None
+        try:
+            cursor = StateReader(store, step, context.config.run_id).manifest.cursor
+        except CheckpointInvalid:
+            continue
+        if stage.is_of(cursor):
+            found = cursor.get(FIRST_EPOCH)
+            return found if isinstance(found, int) else None
+    return None
+
+
+def fit(model: Any, *args: Any, **arguments: Any) -> Any:
+    """Train a compiled Keras model on all workers of the job and return its ``History``.
+
+    The arguments are those of ``keras.Model.fit``.  ``batch_size`` is the global batch.  Under
+    ``holdfast run`` every ``model.fit`` does this.  A script that is run alone trains with one
+    worker, saves checkpoints, and resumes when it is run again.
+
+    Raises:
+        ProgramError: an argument is not valid.
+        JobError: the job cannot go on; one sentence gives the reason.
+        StopRequested: the job was asked to stop.  It is no ``Exception``.
+    """
+    from holdfast.runtime.fit import keras_fit
+
+    try:
+        call = FitCall.of(*args, **arguments)
+    except TypeError as error:
+        raise ProgramError(f"holdfast.fit() takes the arguments of Keras: {error}") from error
+    return keras_fit.fit(model, call)

@@ -1,20 +1,36 @@
-"""The arrays or data of a call of ``fit`` as data to train on and to validate with."""
+"""The arrays or data of a call of ``fit`` as data to train on and to validate with.
+
+A companion of a training whose batches come from a pipeline: the mark of what was read.
+
+The mark is among the notes of each checkpoint.  A launch that reads the pipeline again
+compares it on the way.
+
+The pipelines of a call of ``fit`` as feeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.order import chain
+from holdfast.recovery.step import Decision, Effects
+from holdfast.recovery.work_plan import NO_END, Work
+from holdfast.runtime.data.feed import Feed, FeedTerms, check_class_weight, check_steps, steps_of
+from holdfast.runtime.data.source import ListSource, Passes, changes_by_epochs
+from holdfast.runtime.data.stream import Mark, Position
+from holdfast.runtime.data.tf_source import is_pipeline, source_of
+from holdfast.runtime.data.views import SampleRange, WeighedByClass, class_weights_of, no_classes
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.model.data import MOST_PARTS, ArrayData, Data
-from holdfast.runtime.model.nest import Nest, leaves, map_leaves
-from holdfast.runtime.pipelines.class_weights import class_weights_of
-from holdfast.runtime.pipelines.feed import Feed, check_steps
-from holdfast.runtime.samples.views import SampleRange, WeighedByClass
+from holdfast.runtime.model.replica import Nest, leaves, map_leaves
+from holdfast.runtime.training.companion import Commit, Companion, Notes, SettingsHolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +143,228 @@ def _trained(samples: int, share: float) -> int:
             f"{samples - stop} for validation: both need at least one"
         )
     return stop
+
+
+_FIELD = "pipeline"
+
+
+class FedCompanion:
+    """A companion, and the mark of the pipeline that its stage reads."""
+
+    def __init__(self, companion: Companion, feed: Feed) -> None:
+        self._companion = companion
+        self._feed = feed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stage ends here, before the last of its steps."""
+        return self._companion.is_over
+
+    @property
+    def cuts_epoch(self) -> bool:
+        """Whether the epoch in hand ends here, before its last update."""
+        return self._companion.cuts_epoch
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that the script has raised in a round of the companion."""
+        return self._companion.error
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether a round of the companion has run on whose effects the workers have to agree."""
+        return self._companion.has_effects
+
+    def settings(self) -> Mapping[str, str]:
+        """Return the settings of the companion."""
+        holder = self._companion
+        return holder.settings() if isinstance(holder, SettingsHolder) else {}
+
+    def lead(self, *, is_first: bool) -> None:
+        """Hear whether this worker is the first one now."""
+        self._companion.lead(is_first=is_first)
+
+    def effects(self) -> Effects:
+        """Return the effects of the companion's round."""
+        return self._companion.effects()
+
+    def message(self) -> bytes:
+        """Return what the first worker's companion tells the others."""
+        return self._companion.message()
+
+    def decided(self, decision: Decision, message: bytes, notes: Notes | None) -> None:
+        """Let the companion take over the decision."""
+        self._companion.decided(decision, message, notes)
+
+    def restore(self, cursor: Cursor, notes: Notes | None) -> None:
+        """Go on from ``cursor``, and compare what is read again with what was read then."""
+        if notes is not None and notes.get(_FIELD) is not None:
+            passing, within, link, is_whole = notes[_FIELD]
+            self._feed.resume(Mark(Position(passing, within), link, bool(is_whole)))
+        self._companion.restore(cursor, notes)
+
+    def before(self, work: Work, cursor: Cursor) -> None:
+        """See that a transaction is computed next."""
+        self._companion.before(work, cursor)
+
+    def acts_after(self, commit: Commit) -> bool:
+        """Return whether code of the script runs after the commit."""
+        return self._companion.acts_after(commit)
+
+    def after(self, commit: Commit) -> None:
+        """See a commit, and tell whether its batch was the last one."""
+        if commit.work is Work.TRAIN and self._feed.is_at_end:
+            commit = replace(commit, data_ended=True)
+        self._companion.after(commit)
+
+    def end(self) -> None:
+        """See that the stage is over."""
+        self._companion.end()
+
+    def notes(self) -> Notes:
+        """Return the companion's notes, and the mark of the last batch."""
+        mark, notes = self._feed.mark, dict(self._companion.notes())
+        if mark is not None:
+            at = mark.position
+            notes[_FIELD] = [at.passing, at.within, mark.chain, int(mark.is_whole)]
+        return notes
+
+    def tensors(self) -> Tensors:
+        """Return the companion's arrays."""
+        return self._companion.tensors()
+
+    def load(self, tensors: Tensors) -> None:
+        """Take over the companion's arrays."""
+        self._companion.load(tensors)
+
+
+def of_pipeline(companion: Companion, training: Any) -> Companion:
+    """Return the companion of a stage that trains on ``training``, data or a feed."""
+    return FedCompanion(companion, training) if isinstance(training, Feed) else companion
+
+
+_FOR_VALIDATION = 21
+
+Tell = Callable[[str], None]
+"""Shows one line to the user, once for all workers."""
+
+
+def supply_of(call: FitCall, seed: int, tell: Tell) -> FitData:
+    """Return what ``call`` trains on and validates with: arrays, pipelines, or one of each.
+
+    Args:
+        call: the arguments of ``fit``.
+        seed: that of the stage; pipelines follow it.
+        tell: shows one line to the user.
+
+    Raises:
+        ProgramError: the arrays do not fit together, or a pipeline cannot be read.
+    """
+    _check_shared(call)
+    left_out = no_classes(call.class_weight)
+    if left_out:
+        tell(
+            f"class_weight[{left_out[0]!r}] weighs nothing, as in Keras: its keys are the numbers "
+            "of classes, such as 0"
+        )
+    validation: Data | Feed | None = None
+    if is_pipeline(call.validation_data):
+        validation = validation_feed(call, seed, tell)
+    if is_pipeline(call.x):
+        training = training_feed(call, seed, tell)
+        if validation is None and call.validation_data is not None:
+            validation = validation_of(call)
+        return FitData(training, validation)
+    if validation is None:
+        return data_of(call)
+    arrays = data_of(
+        replace(call, validation_data=None, validation_split=0.0, validation_steps=None)
+    )
+    return replace(arrays, validation=validation)
+
+
+def _check_shared(call: FitCall) -> None:
+    """Refuse one PyDataset for both uses if it changes at the ends of epochs.
+
+    Keras tells it of both kinds of epochs in turn.  A launch that goes on reads it for
+    training first, so that other batches would follow.
+    """
+    if call.x is call.validation_data and is_pipeline(call.x) and changes_by_epochs(call.x):
+        raise ProgramError(
+            f"fit() got one {type(call.x).__name__} as x and as validation_data, and it has "
+            "on_epoch_end or on_epoch_begin: each validation would change what is trained on; "
+            "make two of them"
+        )
+
+
+def leave_pipelines(data: FitData, steps: int, validations: int) -> None:
+    """Leave the pipelines of a ``fit`` that is over in the same state on all workers.
+
+    The reader's generators have gone on, and those of the others have not.  After a relaunch
+    a ``fit`` that is over reads nothing at all.
+    """
+    if isinstance(data.training, Feed):
+        data.training.leave(steps)
+    if isinstance(data.validation, Feed):
+        data.validation.leave(validations * data.validation.steps)
+
+
+def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
+    """Return the batches that ``call`` trains on.
+
+    Raises:
+        ProgramError: the arguments do not go with a pipeline.
+    """
+    for name in ("y", "sample_weight"):
+        if getattr(call, name) is not None:
+            raise ProgramError(
+                f"fit() got {name} beside a pipeline: let its batches be (x, y) or "
+                "(x, y, sample_weight)"
+            )
+    if call.validation_split:
+        raise ProgramError(
+            "fit(validation_split=...) cannot cut a pipeline: give validation_data, such as "
+            "dataset.take(n), and train on dataset.skip(n)"
+        )
+    passes = Passes.SHUFFLED if call.shuffle else Passes.IN_ORDER
+    source = source_of(
+        call.x,
+        seed,
+        passes=passes,
+        steps=call.steps_per_epoch,
+        tell=tell,
+        is_once=call.epochs_to_train == 1,
+    )
+    steps = steps_of(source, call.steps_per_epoch, "steps_per_epoch")
+    if isinstance(source, ListSource) and call.epochs_to_train > 1:
+        raise ProgramError(
+            f"the generator ended after {steps} batches, and fit(epochs={call.epochs}) reads it "
+            "more than once: give epochs=1, or a generator that goes on and steps_per_epoch"
+        )
+    if steps >= NO_END:
+        tell(
+            f"{source.name} has no known end, and fit() no steps_per_epoch: the epoch goes on "
+            "until its data end, or a callback sets model.stop_training"
+        )
+    feed = Feed(source, FeedTerms(steps, call.class_weight, epochs=call.epochs_to_train))
+    check_class_weight(call.class_weight, feed.first().parts)
+    return feed
+
+
+def validation_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
+    """Return the batches that ``call`` validates on.
+
+    Raises:
+        ProgramError: the arguments do not go with a pipeline.
+    """
+    source = source_of(
+        call.validation_data,
+        chain(seed, _FOR_VALIDATION),
+        passes=Passes.VALIDATION,
+        steps=call.validation_steps,
+        tell=tell,
+    )
+    steps = steps_of(source, call.validation_steps, "validation_steps")
+    feed = Feed(source, FeedTerms(steps, is_validation=True))
+    feed.first()  # now, on every worker: some pipelines cannot go back to it later
+    return feed

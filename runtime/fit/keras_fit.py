@@ -4,51 +4,216 @@ The script calls ``model.fit``, on every worker alike.  The arguments become a t
 request, the model becomes an exact replica, and the call is the next stage of the run
 (`training.stages`).  Then the model has the weights of the end of the stage, on every
 worker.  ``evaluate`` and ``predict`` stay Keras's own.
+
+What to do about a model that fails on a part of a batch, and about batches of few samples.
+
+The learning rate of an optimizer, scaled while it applies gradients.
+
+The rate that the script has chosen stays what it was: callbacks read and change that one,
+and a schedule goes on.  Only an update sees the product.
+
+Loops of a script over ``train_on_batch``: nobody can share or save what they train.
+
+Each worker would train all of it by itself.  One call alone is harmless: some scripts make the
+variables of an optimizer with it, before they load them.
+
+Keras's downloads, by one worker at a time.
+
+``keras.utils.get_file`` looks whether a file is there, and downloads it otherwise.  All
+workers of a job ask at the same moment.  So the second one would find the half of a file
+that the first one is writing, and take it for the whole.
+
+Invariant: a worker that looks for a file sees it whole, or not at all.  The kernel ends the
+turn of a worker that dies.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.utils import file_utils
 
 from holdfast.recovery.order import SampleOrder
-from holdfast.recovery.world import World
+from holdfast.recovery.world import World, assign
 from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat
 from holdfast.runtime.callbacks.callback_run import CallbackRun
-from holdfast.runtime.custom.kept_replica import kept_replica
-from holdfast.runtime.errors import UsageError
-from holdfast.runtime.fit.begun_epoch import as_begun
+from holdfast.runtime.data.feed import Feed
+from holdfast.runtime.errors import JobError, ProgramError, UsageError
 from holdfast.runtime.fit.callback_setup import callback_run, saves
 from holdfast.runtime.fit.directories import shared_directories
-from holdfast.runtime.fit.downloads import take_turns
-from holdfast.runtime.fit.fed_companion import of_pipeline
-from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.fit.fit_pipelines import leave_pipelines, supply_of
-from holdfast.runtime.fit.own_loops import watch_loops
-from holdfast.runtime.fit.part_advice import advice_on_few_samples, advice_on_parts
-from holdfast.runtime.fit.scaled_rate import ScaledRate
-from holdfast.runtime.fit.script_stores import words_on_stores
+from holdfast.runtime.fit.fit_call import FitCall, as_begun
+from holdfast.runtime.fit.fit_data import leave_pipelines, of_pipeline, supply_of
+from holdfast.runtime.fit.script_files import words_on_stores
 from holdfast.runtime.model.batch_mixing import BatchMixing
+from holdfast.runtime.model.choose import kept_replica
 from holdfast.runtime.model.data import Data, read_microbatch
+from holdfast.runtime.model.graphs import set_numerics
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.model.tensorflow_settings import set_numerics
-from holdfast.runtime.options.rate_scale import RateScaling
+from holdfast.runtime.options.job_options import RateScale, RateScaling
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.pipelines.feed import Feed
-from holdfast.runtime.progress.step_report import SILENT
-from holdfast.runtime.progress.words import count
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.progress import SILENT, count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.training.companion import Companion
 from holdfast.runtime.training.stages import stages_of_script
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
-from holdfast.runtime.worker.calling_script import during_training
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.random_states import go_on_from
+from holdfast.runtime.worker.script_clock import during_training
+from holdfast.runtime.worker.script_draws import go_on_from
 from holdfast.runtime.worker.training_refusal import is_refused
+
+
+@contextmanager
+def advice_on_parts(
+    samples: int, microbatches: int, name: str, tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Tell how to keep batches whole if the model ``name`` raises an error of its own.
+
+    A model may be written for batches of one size, or for a first axis that does not count
+    samples.  It trains in plain Keras, and fails on ``samples`` of a batch that is divided
+    into ``microbatches`` parts.  The error itself goes on as it is.
+    """
+    try:
+        yield
+    except JobError:
+        raise
+    except Exception:
+        if microbatches > 1:
+            tell(
+                f"{name!r} was tried on {samples} of the samples of a batch, which is divided into "
+                f"{microbatches} microbatches along its first axis: if it needs the whole batch, "
+                "run with --microbatches 1"
+            )
+        raise
+
+
+def advice_on_few_samples(samples: int, microbatches: int, world: World) -> str | None:
+    """Return how many workers have nothing to do in a step of ``samples``, None if all have."""
+    if samples >= microbatches:
+        return None
+    busy = len(set(assign(microbatches, world).owners[:samples]))
+    idle = len(world.active) - busy
+    if not idle:
+        return None
+    return (
+        f"batch_size {samples} in {microbatches} microbatches leaves {idle} of "
+        f"{len(world.active)} workers without a sample: take batches of {microbatches} or more"
+    )
+
+
+_RATE = "_get_current_learning_rate"
+
+
+class ScaledRate:
+    """Scales the rate of an optimizer from its next update on, until it is taken off."""
+
+    def __init__(self, optimizer: Any, scale: RateScale) -> None:
+        # An optimizer of mixed precision hands scaled-back gradients to the one inside.
+        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        self._scale = scale
+        self._begin = int(self._optimizer.iterations.numpy())
+        self._apply = self._optimizer.apply
+        self._rate = getattr(self._optimizer, _RATE)
+        object.__setattr__(self._optimizer, "apply", self._apply_scaled)
+
+    def take_off(self) -> None:
+        """Let the optimizer be what it was."""
+        vars(self._optimizer).pop("apply", None)
+
+    def _apply_scaled(self, *args: Any, **arguments: Any) -> Any:
+        object.__setattr__(self._optimizer, _RATE, self._scaled)
+        try:
+            return self._apply(*args, **arguments)
+        finally:
+            vars(self._optimizer).pop(_RATE, None)
+
+    def _scaled(self) -> Any:
+        update = keras.ops.cast(self._optimizer.iterations - self._begin, "float32")
+        scale = self._scale
+        factor = keras.ops.minimum(scale.factor, 1.0 + scale.growth * update)
+        return self._rate() * factor
+
+
+def watch_loops(has_trained: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    """Let ``train_on_batch`` tell what it does at its first call, and refuse a loop over it.
+
+    Args:
+        has_trained: returns whether a ``fit`` of the script has begun; then loops are left alone.
+        tell: shows one line to the user.
+    """
+    plain = keras.Model.train_on_batch
+    calls = itertools.count(1)
+
+    @functools.wraps(plain)
+    def train_on_batch(model: Any, *args: Any, **arguments: Any) -> Any:
+        number = next(calls)
+        if number == 1:
+            tell(
+                "train_on_batch() trains on each worker alike, shares nothing and saves nothing: "
+                "model.fit(...), or holdfast.fit(model, ...), trains together"
+            )
+        elif not has_trained():
+            raise ProgramError(
+                "the script trains in a loop over train_on_batch(), which workers cannot share and "
+                "no checkpoint can save: let model.fit(x, y, batch_size=...) run the loop, with a "
+                "train_step of the model's own if it needs one, or run the script with plain python"
+            )
+        return plain(model, *args, **arguments)
+
+    keras.Model.train_on_batch = train_on_batch
+
+
+def take_turns(lock: Path, tell: Callable[[str], None]) -> None:
+    """Let ``get_file`` wait until no other worker is in it.
+
+    ``lock`` is a file that all workers of the job have; only its lock is used.  ``tell``
+    shows one line to the user: which address is being downloaded.
+
+    Data sets and weights of applications come through the same function.
+    """
+    plain = file_utils.get_file
+
+    @functools.wraps(plain)
+    def get_file(*args: Any, **arguments: Any) -> Any:
+        with _turn(lock):
+            return plain(*args, **arguments)
+
+    for module in list(sys.modules.values()):
+        if vars(module).get("get_file") is plain:  # a lazy module loads nothing for it
+            vars(module)["get_file"] = get_file
+    file_utils.urlretrieve = _told(file_utils.urlretrieve, tell)
+
+
+def _told(retrieve: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
+    @functools.wraps(retrieve)
+    def urlretrieve(url: str, *args: Any, **arguments: Any) -> Any:
+        tell(f"one worker downloads {url}, the others wait for it")
+        return retrieve(url, *args, **arguments)
+
+    return urlretrieve
+
+
+@contextlib.contextmanager
+def _turn(lock: Path) -> Iterator[None]:
+    """Hold the lock; where the file system has none, go on as plain Keras does."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def prepare(config: WorkerConfig) -> None:

@@ -1,5 +1,4 @@
-"""The model and its data: the replica, Keras, weights and samples.
+"""A Keras model as an exact replica: losses, metrics, random operations and own steps.
 
-Imports ``exchange``, ``loss``, ``draws``, ``checkpoint`` and ``recovery``.  Must not know the
-number of workers.
+Must not know the number of workers.
 """

@@ -22,22 +22,22 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime.draws.equal_draws import equal_draws
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.loss.loss_parts import LossKinds
-from holdfast.runtime.loss.loss_terms import Kind
-from holdfast.runtime.loss.metric_kinds import MetricKinds, Values, metric_kinds
-from holdfast.runtime.loss.state_kinds import (
+from holdfast.runtime.model.kinds import (
+    MetricKinds,
     StateKind,
     StateTrial,
+    Values,
     check_kind,
+    metric_kinds,
     sums_tried_again,
 )
+from holdfast.runtime.model.loss import Kind, LossKinds
+from holdfast.runtime.model.model_call import Batch
 from holdfast.runtime.model.model_rules import computes_in_float32
 from holdfast.runtime.model.model_sums import ModelSums, TermValues
-from holdfast.runtime.model.nest import leaves, map_leaves
-from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.model.tensors import Batch
+from holdfast.runtime.model.random_ops import equal_draws
+from holdfast.runtime.model.replica import Microbatch, leaves, map_leaves
 
 _MOST_SAMPLES = 4
 """Of P and of Q: enough to see each other, few enough to cost little."""

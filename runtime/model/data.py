@@ -9,11 +9,12 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.format.digest import Digest
+from holdfast.checkpoint.digest import Digest
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.vector import aligned_array
-from holdfast.runtime.model.nest import (
+from holdfast.runtime.exchange.memory import aligned_array
+from holdfast.runtime.model.replica import (
     Array,
+    Microbatch,
     Nest,
     dict_like,
     is_nest_of_arrays,
@@ -21,7 +22,6 @@ from holdfast.runtime.model.nest import (
     map_leaves,
     named_leaves,
 )
-from holdfast.runtime.model.replica import Microbatch
 
 SampleIds: TypeAlias = npt.NDArray[np.int64]
 Samples: TypeAlias = tuple[Nest, Nest] | tuple[Nest, Nest, Nest]

@@ -32,36 +32,38 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.order import generator_seeds
-from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.draws.equal_draws import equal_draws
-from holdfast.runtime.draws.microbatch_draws import draws_from
-from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.loss.loss_scale import LossScale
-from holdfast.runtime.loss.metric_kinds import MetricKinds
-from holdfast.runtime.loss.state_kinds import notices_of
+from holdfast.recovery.reduction import FloatVector
+from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.apart import apart
 from holdfast.runtime.model.batch_mixing import BatchMixing, Probe
-from holdfast.runtime.model.borrowed_total import BorrowedTotal, kept, tensor_at
-from holdfast.runtime.model.graph_cache import GraphCache
-from holdfast.runtime.model.model_call import ModelCall, forward, update_metrics
-from holdfast.runtime.model.model_sums import ModelSums
-from holdfast.runtime.model.model_update import ModelUpdate
-from holdfast.runtime.model.named_variables import check_tensors, model_variables, unchanged
-from holdfast.runtime.model.nest import Nest
-from holdfast.runtime.model.replica import ContributionShape, Microbatch
-from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
-from holdfast.runtime.model.tensors import (
+from holdfast.runtime.model.graphs import (
+    BorrowedTotal,
+    GraphCache,
+    VectorLayout,
+    apart,
+    kept,
+    tensor_at,
+)
+from holdfast.runtime.model.kinds import MetricKinds, notices_of
+from holdfast.runtime.model.loss import LossScale
+from holdfast.runtime.model.model_call import (
     Batch,
+    ModelCall,
     first_samples,
     flat_graph,
     flat_specifications,
     flat_tensors,
+    forward,
     shape_key,
+    update_metrics,
 )
-from holdfast.runtime.model.vector_layout import VectorLayout
+from holdfast.runtime.model.model_rules import check_tensors, model_variables, unchanged
+from holdfast.runtime.model.model_sums import ModelSums, ModelUpdate
+from holdfast.runtime.model.random_ops import draws_from, equal_draws
+from holdfast.runtime.model.replica import ContributionShape, Microbatch, Nest
+from holdfast.runtime.model.step_facts import GraphFacts, StepFacts, step_facts
 
 _FEW = 2
 """Samples that build a model: a loss that squeezes its targets takes no single one."""

@@ -4,15 +4,148 @@ A replica is exact when everything that a step changes is a sum over samples
 that travels in the contribution.  A model that changes anything else is refused here,
 before the first step, and the message names the change.  Otherwise workers would differ
 silently.  This file looks at models without importing Keras.
+
+Refusals of steps that microbatches on several workers cannot do, each by name.
+
+Looks at variables without importing Keras.
+
+Stable names for the variables of a model and its optimizer.
+
+Only the name connects a tensor in a checkpoint with a variable.  So names are unique, and
+depend only on the order in which the model's variables were made.
+This file looks at variables without importing Keras.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.errors import ProgramError
+
+
+def check_traceable(model: Any, step: str, error: Exception) -> None:
+    """Raise ProgramError if a step that runs eagerly under Keras fails when it is traced."""
+    if model.run_eagerly:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ProgramError(
+            f"{type(model).__name__}.{step} runs in Keras only with run_eagerly=True, but "
+            f"microbatches are computed in a graph: {type(error).__name__}: {reason}; use "
+            "operations of TensorFlow or keras.ops in it instead of Python values and NumPy"
+        ) from error
+
+
+def check_updates(calls: Sequence[Any], step: str) -> None:
+    """Raise ProgramError unless the step updates variables that can be updated from a sum."""
+    if not any(call.variables for call, _ in calls):
+        raise ProgramError(
+            f"{step} hands no gradients to an optimizer, so that nothing is trained: call "
+            "optimizer.apply(gradients, variables), or apply_gradients, in it"
+        )
+    for call, _ in calls:
+        for variable in call.variables:
+            if variable.dtype != "float32":
+                raise ProgramError(
+                    f"{step} updates {variable.path!r} of type {variable.dtype}, but gradients are "
+                    "exchanged as float32: keep trainable variables in float32 (a mixed_bfloat16 "
+                    "policy does that)"
+                )
+
+
+def check_assigned(variable: Any, step: str, *, is_known: bool) -> None:
+    """Raise ProgramError if a step assigns a variable that is not the model's own."""
+    if not is_known:
+        raise ProgramError(
+            f"{step} changes {variable.path!r}, which is neither a variable nor a metric of the "
+            "model, so that it is in no checkpoint: make it an attribute of the model (a Layer, a "
+            "Metric, or Layer.add_weight)"
+        )
+
+
+def check_order(captured: Any, step: str) -> None:
+    """Raise ProgramError if a variable is assigned before gradients of it reach an optimizer."""
+    for call, position in captured.calls:
+        for variable in call.everything:
+            _, first = captured.assigned.get(id(variable), (None, position))
+            if first < position:
+                raise _assigned_too_early(variable, step)
+
+
+def check_gradients_of(assigned: Iterable[tuple[Any, int]], step: str, error: Exception) -> None:
+    """Raise ProgramError if a tape was asked for gradients of a variable after its assignment."""
+    trainable = [variable for variable, _ in assigned if variable.trainable]
+    if trainable and "handle" in str(error):
+        raise _assigned_too_early(trainable[0], step) from error
+
+
+def _assigned_too_early(variable: Any, step: str) -> ProgramError:
+    return ProgramError(
+        f"{step} assigns {variable.path!r} before an optimizer updates it, so that no tape finds "
+        "gradients of it: assign it after the last update of the step, or give the variable a "
+        "constraint; leave out layers that assign weights in a call, such as SpectralNormalization"
+    )
+
+
+OF_VALUES = "use a metric of its own for each loss, or take all gradients before the first update"
+
+OF_STATE = "keep one variable for each update in the model"
+
+OF_STATISTICS = (
+    "call that network with training=False after its update, give it LayerNormalization or "
+    "GroupNormalization, or take all gradients before the first update"
+)
+
+
+def advice_for(variable: Any) -> str:
+    """Return what to do about a variable that is moved before and after an update."""
+    return OF_STATISTICS if "moving_" in variable.path else OF_STATE
+
+
+def check_turn(turn: int | None, what: str, step: str, advice: str = OF_VALUES) -> None:
+    """Raise ProgramError if a value mixes variables from before and after an update."""
+    if turn is None:
+        raise ProgramError(
+            f"{what} of {step} is computed from variables both before and after an optimizer's "
+            f"update, but the microbatches of all workers are added up at each update: {advice}"
+        )
+
+
+def checked_last(turn: int, last: int, what: str, step: str) -> int:
+    """Return the turn, or raise ProgramError if the value needs the last update of the step."""
+    if turn > last:
+        raise ProgramError(
+            f"{what} of {step} is computed from the microbatch after the last update of the step, "
+            "when the microbatches of all workers are added up already: compute it before "
+            "optimizer.apply_gradients, or in test_step"
+        )
+    return turn
+
+
+def check_evaluation(assigned: Sequence[Any], step: str) -> None:
+    """Raise ProgramError if a step of validation changes a variable."""
+    if assigned:
+        raise ProgramError(
+            f"{step} changes {assigned[0].path!r}, but validation must change nothing besides "
+            "metrics: change it in train_step"
+        )
+
+
+def check_mixing(found: Any, step: str) -> None:
+    """Raise ProgramError if the gradients of a batch are not those of its parts, added up."""
+    if found.mixes_samples:
+        raise ProgramError(
+            f"{step} mixes the samples of a batch: its gradient has the norm {found.whole:.6g} for "
+            f"some samples together, but {found.parts:.6g}, or another direction, as two "
+            "microbatches, and is neither a mean nor a sum over samples; leave clipping to the "
+            "optimizer (global_clipnorm=...), keep each batch whole with --microbatches 1, or "
+            "accept the step of each microbatch with --accept-batch-mixing"
+        )
+
 
 _HIDDEN_RANDOM_OPS = frozenset(
     {
@@ -192,3 +325,73 @@ def computes_in_float32(model: Any) -> bool:
     """Return whether no layer computes in 16 bits, so that trials agree to float32's rounding."""
     layers = model._flatten_layers()
     return all(getattr(layer, "compute_dtype", "float32") == "float32" for layer in layers)
+
+
+def named_variables(weights: Iterable[Any], optimizer: Iterable[Any]) -> dict[str, Any]:
+    """Return variables by name: ``weights/<path>`` and ``optimizer/<path>``.
+
+    A path that occurs again gets a number: ``weights/dense/kernel~2``.
+    """
+    named: dict[str, Any] = {}
+    for prefix, variables in (("weights", weights), ("optimizer", optimizer)):
+        for variable in variables:
+            named[_unused(f"{prefix}/{variable.path}", named)] = variable
+    return named
+
+
+def model_variables(model: Any) -> dict[str, Any]:
+    """Return the variables of a built Keras model, and of its optimizer, that a state holds.
+
+    States of seed generators are left out: each microbatch sets its own.
+    """
+    state = (v for v in model.non_trainable_variables if not is_generator_state(v))
+    optimizer = getattr(model, "optimizer", None)
+    return named_variables(
+        [*model.trainable_variables, *state], () if optimizer is None else optimizer.variables
+    )
+
+
+@contextmanager
+def unchanged(variables: Iterable[Any]) -> Iterator[None]:
+    """Give the variables the values back that they have now."""
+    before = [(v, np.asarray(v.value.read_value())) for v in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+def check_tensors(variables: Mapping[str, Any], state: Tensors) -> None:
+    """Raise ProgramError unless ``state`` has exactly these names, shapes and dtypes."""
+    missing = sorted(variables.keys() - state.keys())
+    extra = sorted(state.keys() - variables.keys())
+    if missing or extra:
+        raise ProgramError(
+            f"the state to load is of another model: missing {some_of(missing, 3)}, unknown "
+            f"{some_of(extra, 3)}; start with the script that wrote it, or in a new run directory"
+        )
+    for name, variable in variables.items():
+        wanted = (tuple(variable.shape), str(variable.dtype))
+        given = (tuple(state[name].shape), str(state[name].dtype))
+        if wanted != given:
+            raise ProgramError(
+                f"tensor {name!r} has shape and type {given} in the state to load but {wanted} in "
+                "the model: start with the script that wrote it, or in a new run directory"
+            )
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}~{number}"
+    return candidate
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return at most so many of the names, and how many more there are."""
+    if not names:
+        return "none"
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,6 +1,8 @@
 """What one call of a Keras model adds to a contribution, as tensors.
 
 The functions are traced into graphs, and run eagerly when the model is probed.
+
+What becomes of the sums over a batch: means for the optimizer, and new state.
 """
 
 from __future__ import annotations
@@ -13,14 +15,25 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from holdfast.runtime.loss.loss_parts import Gradients, LossKinds, LossParts
-from holdfast.runtime.loss.loss_scale import LossScale
-from holdfast.runtime.loss.loss_terms import Term, noted_terms
-from holdfast.runtime.loss.measures import Measures
-from holdfast.runtime.loss.state_kinds import StateKind, travelling
 from holdfast.runtime.model import model_rules
-from holdfast.runtime.model.model_call import ModelCall, forward, metric_starts, update_metrics
-from holdfast.runtime.model.tensors import Batch
+from holdfast.runtime.model.kinds import StateKind, arrived, travelling
+from holdfast.runtime.model.loss import (
+    Gradients,
+    Kind,
+    LossKinds,
+    LossParts,
+    LossScale,
+    Term,
+    noted_terms,
+)
+from holdfast.runtime.model.measures import Measures
+from holdfast.runtime.model.model_call import (
+    Batch,
+    ModelCall,
+    forward,
+    metric_starts,
+    update_metrics,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,3 +248,40 @@ class ModelSums:
     def _metric_sums(self, found: _Forward, batch: Batch) -> Any:
         values = [found.call.value(v) for v in self.roles.metrics]
         return self.measures.sums(values, found.loss, batch.samples, shown=found.shown)
+
+
+class ModelUpdate:
+    """Lets a model's optimizer use sums of gradients, and assigns the state that travels."""
+
+    def __init__(self, model: Any, sums: ModelSums) -> None:
+        """Look at the roles of the model's variables; the first training call has told them."""
+        self._model = model
+        self._sums = sums
+        named = (part for part, _ in sums.roles.graded)
+        # The samples come first; other parts of the loss have another denominator each.
+        self.parts = tuple(dict.fromkeys([Kind.MEAN.name, *named]))
+        """Names of the parts of the loss."""
+
+    def divisors(self, samples: Any, metrics: Any) -> list[Any]:
+        """Return what each part is divided by, from the samples and metrics of a batch."""
+        known = {Kind.MEAN.name: samples, Kind.SUM.name: 1.0}
+        entry = self._sums.measures.denominator_of
+        return [known[part] if part in known else metrics[entry(part)] for part in self.parts]
+
+    def run(self, sums: Sequence[Any], divisors: Any) -> None:
+        """Update everything from the tensors before the metrics; called in a graph."""
+        roles = self._sums.roles
+        means: dict[int, Any] = {}
+        for (part, variable), total in zip(roles.graded, sums, strict=False):
+            mean = self._mean(total, divisors[self.parts.index(part)])
+            known = means.get(id(variable))
+            means[id(variable)] = mean if known is None else known + mean
+        variables = list(roles.graded_variables)
+        if variables:  # Keras calls no optimizer for a model without any
+            self._model.optimizer.apply([means[id(v)] for v in variables], variables)
+        for variable, total in zip(roles.moving, sums[len(roles.graded) :], strict=True):
+            kind = self._sums.kind_of(variable)
+            variable.assign(arrived(variable, total, divisors[0], kind))
+
+    def _mean(self, total: Any, divisor: Any) -> Any:
+        return total if self._sums.gives_means else tf.math.divide_no_nan(total, divisor)

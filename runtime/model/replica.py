@@ -8,21 +8,103 @@ laid out as::
 
 The trainer adds contributions up and hands the total back.  Nothing else ever changes a
 replica, so all replicas of a world have the same bytes after the same step.
+
+Nests of arrays: one array, or dicts, lists and tuples of them at any depth.
+
+None stands for arrays that are not there, such as the targets of an autoencoder.  This file
+knows no Keras: data are checked before TensorFlow is loaded.
+
+From the metrics of batches to the sums of an epoch, or of a pass over validation data.
+
+Most metrics are sums over samples, and are added as they come.  A replica may have others:
+what a batch adds to them is known only when the whole batch is summed.  So a pass over
+validation data then keeps the sums of its batches apart, each with its samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.partial import FloatVector
-from holdfast.runtime.model.nest import Nest, kind_key, leaves
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.model.step_facts import StepFacts
+
+Array: TypeAlias = npt.NDArray[np.generic]
+Nest: TypeAlias = Any
+"""An array, None, or a dict, list or tuple of nests; a recursive type tells no more in practice."""
+
+
+def leaves(nest: Nest) -> list[Any]:
+    """Return the arrays of a nest in their order, without None."""
+    return [leaf for _, leaf in named_leaves(nest)]
+
+
+def named_leaves(nest: Nest, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a nest, each with the expression that leads to it: ``x['age'][0]``."""
+    if isinstance(nest, Mapping):
+        for key, value in nest.items():
+            yield from named_leaves(value, f"{name}[{key!r}]")
+    elif isinstance(nest, (list, tuple)):
+        for index, value in enumerate(nest):
+            yield from named_leaves(value, f"{name}[{index}]")
+    elif nest is not None:
+        yield name, nest
+
+
+def map_leaves(function: Callable[[Any], Any], nest: Nest) -> Nest:
+    """Return a nest of the same structure with ``function`` of each array; lists become tuples.
+
+    Keras hands tuples to a model too, also where the script gave lists to ``fit``.
+    """
+    if isinstance(nest, Mapping):
+        return dict_like(nest, {key: map_leaves(function, value) for key, value in nest.items()})
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(map_leaves(function, value) for value in nest))
+    if isinstance(nest, (list, tuple)):
+        return tuple(map_leaves(function, value) for value in nest)
+    return None if nest is None else function(nest)
+
+
+def dict_like(nest: Mapping[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """Return ``items`` as an OrderedDict if ``nest`` is one.
+
+    Keras flattens an OrderedDict in its own order, and any other dict in the order of its sorted
+    keys.  So a model of several inputs gets them in another order.
+    """
+    return OrderedDict(items) if isinstance(nest, OrderedDict) else items
+
+
+def pack(structure: Nest, arrays: Iterator[Any]) -> Nest:
+    """Return the next arrays in the structure of another nest."""
+    return map_leaves(lambda _: next(arrays), structure)
+
+
+def structure_key(nest: Nest) -> Hashable:
+    """Return structure, shapes and dtypes of a nest, to be compared or looked up."""
+    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in named_leaves(nest))
+
+
+def kind_key(nest: Nest) -> Hashable:
+    """Return structure, ranks and dtypes of a nest, but not its sizes."""
+    return tuple((name, leaf.ndim, leaf.dtype) for name, leaf in named_leaves(nest))
+
+
+def is_nest_of_arrays(value: object) -> bool:
+    """Return whether ``value`` is a dict, or a list or tuple with arrays at any depth.
+
+    A list of numbers, or of lists of numbers, is one array.
+    """
+    if isinstance(value, Mapping):
+        return True
+    if not isinstance(value, (list, tuple)):
+        return False
+    return any(hasattr(item, "shape") or is_nest_of_arrays(item) for item in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +250,62 @@ def make_model(model: Any) -> Any:
     # A Keras model is callable, too.
     is_made = hasattr(model, "trainable_variables") and not isinstance(model, type)
     return model() if callable(model) and not is_made else model
+
+
+Sums = npt.NDArray[np.float64]
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A replica with metrics of a batch that are quotients of sums, such as a masked loss."""
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether all metrics are sums over samples, so that nothing needs to be settled."""
+
+    def settle(self, sums: Sums, samples: int) -> Sums:
+        """Return what the metrics of one whole batch add to the sums of an epoch.
+
+        ``sums`` are those of all microbatches of the batch, which has ``samples`` samples.
+        """
+
+
+def step_sums(replica: object, metrics: FloatVector, samples: int) -> Sums:
+    """Return what the metrics of one step's total add to the sums of its epoch."""
+    sums = metrics.astype(np.float64)
+    return replica.settle(sums, samples) if isinstance(replica, Settling) else sums
+
+
+class PassLayout:
+    """Where the sums of the batches of a pass over validation data stand.
+
+    ``metrics`` is the number of floats of the replica's metrics.
+    """
+
+    def __init__(self, replica: object, metrics: int, batches: int) -> None:
+        self._is_apart = _settles(replica)
+        self._batches = batches if self._is_apart else 1
+        self._metrics = metrics
+        self.size = self._batches * (metrics + self._is_apart)
+        """Floats of a leaf."""
+
+    def add(self, out: FloatVector, batch: int, one: FloatVector, samples: int) -> None:
+        """Add the metrics of some samples of batch number ``batch`` to a leaf."""
+        block = out.reshape(self._batches, -1)[batch % self._batches]
+        block[: self._metrics] += one
+        block[self._metrics :] += samples
+
+
+def pass_sums(replica: object, metrics: int, contribution: FloatVector) -> Sums:
+    """Return the sums of a pass over validation data, from its total."""
+    sums: Sums = contribution.astype(np.float64)
+    if not _settles(replica):
+        return sums
+    assert isinstance(replica, Settling)
+    batches = sums.reshape(-1, metrics + 1)
+    settled = [replica.settle(batch[:-1], int(batch[-1])) for batch in batches if batch[-1]]
+    return sum(settled, np.zeros(metrics))
+
+
+def _settles(replica: object) -> bool:
+    return isinstance(replica, Settling) and not replica.is_additive

@@ -3,29 +3,33 @@
 One field is one option, so a new option is a field here and a line where it is used.  The value is
 built once (`sources`), and checked here without touching a file.  It travels as it is to the
 supervisor, into the launch message and to each worker.
+
+The learning rate of a large batch: scaled with it, and reached gradually.
+
+Theory.  An update over K times the samples should move as far as K updates did: the rate is
+multiplied by K (Goyal et al. 2017), or by the root of K where the noise of the gradient
+decides (Hoffer et al. 2017).  At the start of a training the weights change fast, and such
+a rate diverges.  So the factor grows from 1 in equal parts, over the first five epochs.
+
+Checks of single options; each raises ValueError with the rest of a sentence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.batch.duration import read_duration
+from holdfast.checkpoint.space import Space
+from holdfast.recovery.errors import RecoveryError
+from holdfast.recovery.fault import FaultPlan, parse_fault
+from holdfast.recovery.schedule import EverySeconds, EverySteps, parse_schedule
+from holdfast.runtime.batch.sbatch import read_duration
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.options.checks import (
-    check_drain,
-    check_faults,
-    check_memory,
-    check_rule,
-    check_schedule,
-    check_scrubs,
-    check_space,
-    check_timeout,
-    check_wait,
-)
 from holdfast.runtime.options.option import (
     IMPORT,
     RUN,
@@ -41,6 +45,121 @@ from holdfast.runtime.options.option import (
 )
 from holdfast.runtime.run.run_directory import LOCAL_PREFIX
 from holdfast.runtime.system.own_process import usable_cores
+
+WARM_UP_EPOCHS = 5
+RULES = ("linear", "sqrt")
+
+
+@dataclass(frozen=True, slots=True)
+class RateScale:
+    """What multiplies the rate that the script has chosen, at each update of a training."""
+
+    rule: str
+    batch_factor: int
+    warm_up_steps: int
+
+    @property
+    def factor(self) -> float:
+        """The factor after the warm-up."""
+        return math.sqrt(self.batch_factor) if self.rule == "sqrt" else float(self.batch_factor)
+
+    @property
+    def growth(self) -> float:
+        """What an update of the warm-up adds to the factor."""
+        return (self.factor - 1.0) / self.warm_up_steps
+
+    def at(self, update: int) -> float:
+        """Return the factor of an update, counted from 0."""
+        return min(self.factor, 1.0 + self.growth * update)
+
+    def __str__(self) -> str:
+        """Return the scale in words."""
+        return f"{self.rule} x{self.factor:g} over {self.warm_up_steps} steps"
+
+
+@dataclass(frozen=True, slots=True)
+class RateScaling:
+    """The wish for a scaled rate: its rule, and how many times the batch is as large."""
+
+    rule: str
+    batch_factor: int
+
+    @staticmethod
+    def of(rule: str | None, batch_factor: int) -> RateScaling | None:
+        """Return the wish, None if there is none, or nothing to scale."""
+        return None if rule is None or batch_factor == 1 else RateScaling(rule, batch_factor)
+
+    def over(self, steps_per_epoch: int, epochs: int) -> RateScale:
+        """Return the scale of a training; a short one warms up until its end."""
+        warm_up_steps = steps_per_epoch * min(epochs, WARM_UP_EPOCHS)
+        return RateScale(self.rule, self.batch_factor, warm_up_steps)
+
+
+def scale_of(scaling: RateScaling | None, steps_per_epoch: int, epochs: int) -> RateScale | None:
+    """Return the scale of a training, None without a wish for one."""
+    return None if scaling is None else scaling.over(steps_per_epoch, epochs)
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse what is no positive number of seconds."""
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a positive number of seconds, got {seconds}")
+
+
+def check_wait(seconds: float) -> None:
+    """Refuse what is no time to wait."""
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a time of 0 s or more, got {seconds}")
+
+
+def check_scrubs(seconds: float) -> None:
+    """Refuse what is no time between readings."""
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a number of seconds, or 0 or never for none, got {seconds}")
+
+
+def check_schedule(text: str) -> None:
+    """Refuse a text that is no schedule of checkpoints."""
+    try:
+        parse_schedule(text)
+    except RecoveryError as error:
+        raise ValueError(str(error)) from error
+
+
+def check_drain(text: str) -> None:
+    """Refuse a text that is neither a number of saves nor a time."""
+    with contextlib.suppress(RecoveryError):
+        if isinstance(parse_schedule(text), (EverySteps, EverySeconds)):
+            return
+    raise ValueError(f"must be a number of saves (4), at least 1, or a time (10min), got {text!r}")
+
+
+def check_memory(text: str) -> None:
+    """Refuse a text that is no number of bytes."""
+    with contextlib.suppress(ValueError):
+        if Space.parse(text).share is None:
+            return
+    raise ValueError(f"must be a number of bytes, such as 8GiB, got {text!r}")
+
+
+def check_space(text: str) -> None:
+    """Refuse a text that is no space for checkpoints."""
+    Space.parse(text)
+
+
+def check_rule(rule: str) -> None:
+    """Refuse an unknown rule for learning rates."""
+    if rule not in RULES:
+        raise ValueError(f"must be {' or '.join(RULES)}, got {rule!r}")
+
+
+def check_faults(texts: tuple[str, ...]) -> None:
+    """Refuse addresses of faults that do not parse."""
+    try:
+        FaultPlan(tuple(parse_fault(text) for text in texts))
+    except RecoveryError as error:
+        raise ValueError(str(error)) from error
+
 
 _BOTH = (RUN, IMPORT)
 _THE_SCRIPTS = "what the script says"

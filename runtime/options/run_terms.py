@@ -11,14 +11,13 @@ import os
 import time
 from pathlib import Path
 
-from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions
+from holdfast.runtime.run.find_run import refuse_local_directory, refuse_other_key
 from holdfast.runtime.run.journal import has_step
-from holdfast.runtime.run.no_run import refuse_local_directory
 from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.run.run_key import refuse_other_key
 
 
 def open_or_create_record(

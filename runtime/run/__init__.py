@@ -1,4 +1,4 @@
-"""The run directory on disk: its record, lease and journal, and the traces of earlier jobs.
+"""The run directory on disk: its record, lease and journal, and how far a run has come.
 
-Imports ``system``, ``checkpoint`` and ``recovery``.  Must not know processes, MPI or models.
+Must not know processes, MPI or models.
 """

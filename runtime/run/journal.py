@@ -21,10 +21,23 @@ each has one answer:
 * two threads of a process write at once: that one thread writes the lines of both.
 
 Nothing is fsynced: the journal is a history, and no job is restored from it.
+
+The generations that a run has used, so that none is used again.
+
+Generations name worlds and saves.  The journal tells the newest one, but it may be lost, or
+its disk full.  So the store is asked as well: names of unfinished saves hold the generation
+that made them, and so does the manifest of the newest step.
+
+The number of times that a run has lost all of its workers, told from its journal.
+
+A death that leaves survivors does not send the run back to a checkpoint, so it does not
+count here.  Each launch that was lost and followed by another one counts.  So does each job
+without a record of its end: its host or its supervisor died.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -33,8 +46,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from holdfast.runtime.run.bounded_calls import BoundedCalls
-from holdfast.runtime.run.own_file import close, open_to_read, open_to_write
+from holdfast.checkpoint.names import MANIFEST_NAME, StagingName, step_name, step_of
+from holdfast.recovery.schedule import FailureHistory
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.files import (
+    BoundedCalls,
+    ForeignFile,
+    close,
+    open_to_read,
+    open_to_write,
+    read_at_most,
+    refusal,
+)
 from holdfast.runtime.run.run_directory import RunDirectory
 
 Record: TypeAlias = dict[str, Any]
@@ -335,3 +358,158 @@ def _plain(value: object) -> object:
 
 
 _ENCODER = json.JSONEncoder(default=_plain)
+
+
+_LARGEST_MANIFEST_BYTES = 256 << 20
+
+
+def next_generation(directory: RunDirectory) -> int:
+    """Return a generation that the run has not used.
+
+    Raises:
+        UsageError: the journal cannot be read.
+        RunUnreadable: the same, but only just now.
+    """
+    path = directory.journal_path
+    try:
+        journalled = last_generation(path)
+    except ForeignFile as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        sentence = f"{path} cannot be read: {error.strerror or error}; give this user access to it"
+        raise refusal(path, error, sentence) from error
+    return max(journalled, *_saved(directory), 0) + 1
+
+
+def _saved(directory: RunDirectory) -> Iterator[int]:
+    """Yield the generations of saves, finished and not, as far as they can be read."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(directory.checkpoints_path)
+        for name in names:
+            save = StagingName.parse(name) or StagingName.parse_bad(name)
+            if save is not None:
+                yield save.generation
+        newest = max((step for name in names if (step := step_of(name)) is not None), default=None)
+        if newest is not None:
+            yield _generation_of(directory, newest)
+
+
+def _generation_of(directory: RunDirectory, step: int) -> int:
+    path = directory.checkpoints_path / step_name(step) / MANIFEST_NAME
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = read_at_most(path, _LARGEST_MANIFEST_BYTES).decode()
+        found, _ = json.JSONDecoder().raw_decode(content)  # a line with its digest follows
+        generation = found.get("generation") if isinstance(found, dict) else None
+        if isinstance(generation, int):
+            return generation
+    return 0
+
+
+_WAITS_S = 10.0
+"""The journal of a year is read in a few seconds."""
+
+_TELLING = (
+    *("job_started", "job_ended", "journal_removed", "relaunch"),
+    *("rejected", "checkpoint", "drained", "mended"),
+)
+# Nearly all lines are steps, perhaps millions, so lines are picked by their first bytes.
+_MARKS = tuple(f'"{event}"'.encode() for event in _TELLING)
+
+
+class HistoryReader:
+    """Reads a run's history, and later only what its journal has got since.
+
+    A disk that hangs costs the newest part of it, and holds up no relaunch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._calls = BoundedCalls("holdfast-history", _WAITS_S)
+        self._reader = JournalReader(path)
+        self._seconds = 0.0
+        self._failures = 0
+        self._saved_step: int | None = None
+        self._local_dir: str | None = None
+        self._rejected: set[int] = set()
+        self._began: float | None = None  # of a job that has not ended yet
+        self._before = b""
+
+    def read(self) -> FailureHistory:
+        """Return the training time and the failures so far; a journal that fails adds none."""
+        self._calls.run(self._read)
+        rejected = tuple(sorted(self._rejected))
+        return FailureHistory(self._seconds + self._open_seconds(), self._failures, rejected)
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint that the journal knew of at the last reading."""
+        return self._saved_step
+
+    @property
+    def local_dir(self) -> str | None:
+        """The ``--local-dir`` of the last job, None if it had none."""
+        return self._local_dir
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            for line in self._reader.lines():
+                record = _telling(line)
+                if record is not None:
+                    self._hear(record)
+                    self._hear_step(record)
+                self._before = line
+
+    def _hear(self, record: Record) -> None:
+        event, now = record["event"], float(record["now"])
+        if event == "checkpoint":
+            self._saved_step = record.get("step")
+        self._failures += event == "relaunch" and record.get("is_renewal") is not True
+        if event == "job_started":
+            local = record.get("local_dir")
+            self._local_dir = local if isinstance(local, str) else None
+            self._failures += self._began is not None
+            self._seconds += self._open_seconds()
+            self._began = now
+        elif event == "journal_removed":  # its job goes on, and writes down its begin once more
+            self._seconds += self._open_seconds()
+            self._began = None
+        elif event == "job_ended" and self._began is not None:
+            self._seconds += max(0.0, now - self._began)
+            self._began = None
+
+    def _hear_step(self, record: Record) -> None:
+        event, step = record["event"], record.get("step")
+        is_local = "place" in record  # the run directory may have a sound one
+        if event == "rejected" and isinstance(step, int) and not is_local:
+            self._rejected.add(step)
+        elif event in ("checkpoint", "drained", "mended") and not is_local:
+            self._rejected.discard(step)
+
+    def _open_seconds(self) -> float:
+        """Return the time of a job without an end, up to its last line.
+
+        Monotonic times are compared only within one job, which lived within one boot.
+        """
+        if self._began is None:
+            return 0.0
+        return max(0.0, _moment(self._before, self._began) - self._began)
+
+
+def _telling(line: bytes) -> Record | None:
+    """Return the record of a line that counts here and has a time, None for any other."""
+    if not any(mark in line for mark in _MARKS):
+        return None
+    record = parse_line(line)
+    if record is None or record["event"] not in _TELLING:
+        return None
+    return None if _time_of(record) is None else record
+
+
+def _moment(line: bytes, default: float) -> float:
+    """Return the time at which a line was written; ``default`` if it is torn."""
+    now = _time_of(parse_line(line))
+    return default if now is None else now
+
+
+def _time_of(record: Record | None) -> float | None:
+    now = None if record is None else record.get("now")
+    return float(now) if isinstance(now, (int, float)) else None

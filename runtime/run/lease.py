@@ -7,23 +7,48 @@ Where the file system has no locks, the record begins with the word ``renewed``.
 holds the lease writes another value there again and again.  It has a fixed place and width, so
 processes that renew and a supervisor that writes names do not undo each other's work.  A job that
 wants the directory watches for a change (`lease_file`).
+
+The file ``lease`` of a run directory, and how a job takes it.
+
+With locks: ``flock``.  It belongs to the open file description, so each process that has inherited
+the descriptor holds it.  The kernel frees it when the last of them is gone.
+
+Without (Lustre mounted without ``flock``, NFS without a lock manager): the process that
+*makes* the file has the directory, and renews it.  Another job takes it from an owner that
+has said its end, or that has not renewed it for a minute by the taker's own clock.  It moves
+the file away, looks at what it has moved, and makes a new one.  Only one process can move a
+file, and only one can make it.  So of many takers one gets it, and a taker that dies in
+between leaves a free directory behind.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime.run.bounded_calls import BoundedCalls
-from holdfast.runtime.run.own_file import close
+from holdfast.runtime.errors import RunDirectoryBusy
+from holdfast.runtime.run.files import (
+    BoundedCalls,
+    close,
+    give_name,
+    move,
+    open_existing,
+    open_to_read,
+    open_to_write,
+    refusal,
+)
 from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Stillness
 
 LARGEST_LEASE_BYTES = 1 << 14
 
@@ -216,3 +241,244 @@ def _token_in_bytes(content: bytes) -> str:
         return token_in(owner_in(content))
     except ValueError:
         return ""
+
+
+LASTS_S = 60.0
+"""A lease that was not renewed for so long is a dead owner's: six renewals were missed, and no
+client of a file server keeps what it knows of a file for longer (``acregmax`` of nfs(5))."""
+
+_WAIT_S = 1.5 * LASTS_S
+"""What a user is told to wait: the looks at a slow file server take their time, too."""
+
+_TRIES = 100
+_ASIDE = ".lease."
+_PUT_BACK_LOOK_S = 0.01
+
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """How a job takes a lease.
+
+    ``token`` is that of a job that has owned the directory already, "" for a new job.  All
+    attempts of one job have one ``watch``.
+    """
+
+    takes_orders: bool
+    token: str
+    watch: Stillness
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFile:
+    """The lease at ``path``; every call may raise ``OSError``, and ``UsageError`` for its lock."""
+
+    path: Path
+
+    def take(self, taking: Taking) -> Lease:
+        """Take the lease for a job; never waits.
+
+        Raises ``RunDirectoryBusy`` if another job has it, or may have it.
+        """
+        descriptor, is_new = self._open()
+        try:
+            has_locks = self._lock(descriptor, fcntl.LOCK_EX)
+            if not is_new:
+                seen = self._refuse_living(descriptor, taking, has_locks=has_locks)
+                if not has_locks:
+                    descriptor = self._replace(seen, descriptor)
+            lease = Lease(descriptor, is_first=is_new)
+            return self._begun(lease, taking, has_locks=has_locks)
+        except BaseException:
+            close(descriptor)
+            raise
+
+    def share(self, lease: Lease) -> None:
+        """Let the other workers of this job hold the lease as well; other jobs stay out.
+
+        Raises ``RunDirectoryBusy`` if another job took it just now, between the two locks.
+        """
+        self._lock(lease.fileno(), fcntl.LOCK_SH)
+
+    def join(self, token: str) -> Lease:
+        """Hold the lease of a job with this token; it stays when the first holder dies.
+
+        Raises ``RunDirectoryBusy`` if another job has it.
+        """
+        descriptor = self._open_existing()
+        try:
+            has_locks = self._lock(descriptor, fcntl.LOCK_SH)
+            lease = Lease(descriptor)
+            if token and lease.token not in ("", token):
+                raise self._busy(self._owner())
+            if not has_locks:
+                lease.keep()
+        except BaseException:
+            close(descriptor)
+            raise
+        return lease
+
+    def _open(self) -> tuple[int, bool]:
+        """Return a descriptor of the file, and whether this call has made it."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileExistsError):
+                return open_to_write(self.path, os.O_EXCL), True
+            with contextlib.suppress(FileNotFoundError):  # a taker has moved it away in between
+                return self._open_existing(), False
+        raise self._busy(None)
+
+    def _lock(self, descriptor: int, kind: int) -> bool:
+        """Lock the file; return False if the file system has no locks."""
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:  # the latter on NFS (fcntl(2))
+            raise self._locked_out(descriptor) from error
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise refusal(self.path, error, _UNLOCKABLE.format(self.path, _name(error))) from error
+        return True
+
+    def _refuse_living(self, descriptor: int, taking: Taking, *, has_locks: bool) -> bytes:
+        """Return the lease as it is; raise ``RunDirectoryBusy`` if its owner may live.
+
+        A lock tells nothing of an owner on a host that has none.
+        """
+        # Just opened: that makes the client of a network file system ask its server.
+        seen, still_s = taking.watch.look(lambda: _read(descriptor))
+        owner = _owner_in(seen)
+        if owner is not None:
+            if has_ended(owner) or (taking.token and token_in(owner) == taking.token):
+                return seen
+            if not must_be_renewed(owner):
+                if has_locks:
+                    return seen
+                raise self._busy(owner, _UNSEEN.format(self.path))
+        elif has_locks:  # a disk was full, or an owner has died while it wrote
+            return seen
+        if still_s < LASTS_S:
+            raise self._busy(owner, _WATCHED.format(LASTS_S, LASTS_S - still_s, _WAIT_S, self.path))
+        return seen
+
+    def _replace(self, seen: bytes, descriptor: int) -> int:
+        """Make a new lease in the place of one that is free; return its descriptor."""
+        self._move_away(seen, descriptor)
+        try:
+            made = open_to_write(self.path, os.O_EXCL)
+        except FileExistsError as error:
+            raise self._busy(self._owner()) from error
+        close(descriptor)
+        return made
+
+    def _move_away(self, seen: bytes, descriptor: int) -> None:
+        """Remove the lease that was seen through ``descriptor``, and only that."""
+        aside = self.path.with_name(f"{_ASIDE}{secrets.token_hex(8)}")
+        try:
+            move(self.path, aside)
+        except FileNotFoundError as error:  # another job has just done so
+            raise self._busy(None) from error
+        is_it = False
+        try:
+            with open_to_read(aside) as file:
+                is_same = os.path.samestat(os.fstat(file.fileno()), os.fstat(descriptor))
+                is_it = is_same and _read(file.fileno()) == seen
+        finally:
+            if not is_it:  # its owner has renewed it just now, or another job has taken it
+                with contextlib.suppress(FileExistsError):
+                    give_name(aside, self.path)
+            with contextlib.suppress(OSError):
+                aside.unlink()
+        if not is_it:
+            raise self._busy(self._owner())
+
+    def _open_existing(self) -> int:
+        """Return a descriptor of the file that is there.
+
+        A taker that was killed while it put the file back has left it a second name.
+        """
+        for aside in self.path.parent.glob(f"{_ASIDE}*"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(aside.lstat(), self.path.lstat()):
+                    aside.unlink()
+        return open_existing(self.path)
+
+    def _begun(self, lease: Lease, taking: Taking, *, has_locks: bool) -> Lease:
+        token = taking.token or new_secret()
+        lease.begin(token, takes_orders=taking.takes_orders, is_renewed=not has_locks)
+        if not has_locks:
+            self._read_back(token)
+            lease.keep()
+        return lease
+
+    def _read_back(self, token: str) -> None:
+        """Return if the lease has this token; raise ``RunDirectoryBusy`` if another job has it.
+
+        Another taker may have moved it by mistake, and puts it back at once.
+        """
+        for _ in range(_TRIES):
+            owner = self._owner()
+            if owner is not None:
+                break
+            time.sleep(_PUT_BACK_LOOK_S)
+        if owner is None or token_in(owner) != token:
+            raise self._busy(owner)
+
+    def _owner(self) -> dict[str, Any] | None:
+        """Return the owner as the name shows it now; None if nobody can tell."""
+        with contextlib.suppress(OSError), open_to_read(self.path) as file:
+            return _owner_in(_read(file.fileno()))
+        return None
+
+    def _locked_out(self, descriptor: int) -> RunDirectoryBusy:
+        owner = None
+        with contextlib.suppress(OSError):
+            owner = _owner_in(_read(descriptor))
+        is_elsewhere = owner is not None and owner.get("host") not in (None, os.uname().nodename)
+        return self._busy(owner, _AWAY if is_elsewhere else "")
+
+    def _busy(self, owner: Mapping[str, Any] | None, more: str = "") -> RunDirectoryBusy:
+        named = "its owner is just starting"
+        if owner is not None and {"host", "pid"} <= owner.keys():
+            named = f"pid {owner['pid']} on host {owner['host']}"
+        text = (
+            f"run directory {self.path.parent} belongs to another job ({named}); "
+            "wait for it to end, stop it, or choose another --run-dir"
+        )
+        return RunDirectoryBusy(f"{text}; {more}" if more else text)
+
+
+_AWAY = (
+    "if that host has died, the file server keeps its lock until it notices: for minutes (NFSv4, "
+    "Lustre), which --wait-lease 10min waits for, or until the host is back (NFSv3)"
+)
+_WATCHED = (
+    "its file system has no locks, so a dead owner shows only by {0:.0f} s without a sign of life, "
+    "of which {1:.0f} s are left: --wait-lease {2:.0f} watches for that; if you know that it is "
+    "dead, remove {3}"
+)
+_UNSEEN = (
+    "its lease was taken with a lock, and this host has no locks on this file system, so it "
+    "cannot tell whether that job lives; if you know that it is dead, remove {}"
+)
+_UNLOCKABLE = (
+    "lease {} cannot be locked: {}; mount its file system with locks that all hosts see (Lustre: "
+    "flock, NFS: a lock manager), or choose another --run-dir"
+)
+
+
+def _read(descriptor: int) -> bytes:
+    return os.pread(descriptor, LARGEST_LEASE_BYTES, 0)
+
+
+def _name(error: OSError) -> str:
+    name = errno.errorcode.get(error.errno or 0, "no errno")
+    return f"{error.strerror or error} ({name})"
+
+
+def _owner_in(content: bytes) -> dict[str, Any] | None:
+    """Return what a lease says of its owner; None if it is empty or torn."""
+    try:
+        return owner_in(content)
+    except ValueError:
+        return None

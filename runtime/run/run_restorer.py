@@ -15,10 +15,9 @@ from pathlib import Path
 
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import JobError, UsageError
+from holdfast.runtime.run.files import open_to_read
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.own_file import open_to_read
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory, RunRecord
 
 _LONGEST_HEAD_BYTES = 1 << 12
 _BEGUN_AGAIN = b'"journal_removed"'

@@ -10,16 +10,14 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.disk.filesystem import FileSystem, LocalFileSystem
 from holdfast.checkpoint.errors import TRANSIENT, StorageFailed
-from holdfast.checkpoint.format.signature import SigningKey
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import RunUnreadable, UsageError
+from holdfast.runtime.run.find_run import find_key, key_in, refuse_no_run
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, Record
-from holdfast.runtime.run.no_run import refuse_no_run
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import LOCAL_PREFIX, RunDirectory
-from holdfast.runtime.run.run_key import find_key, key_in
+from holdfast.runtime.run.run_directory import LOCAL_PREFIX, Ownership, RunDirectory
 
 _MOST_STEPS = 10
 

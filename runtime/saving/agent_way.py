@@ -15,23 +15,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from holdfast.checkpoint.format.image_map import ImageMap
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.checkpoint.upkeep.space import Space
-from holdfast.runtime.committing.save_plan import SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.saving import pending_save
-from holdfast.runtime.saving.host_buffers import HostBuffers
-from holdfast.runtime.saving.own_way import OwnWay
-from holdfast.runtime.saving.pending_save import (
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import ImageMap, share_of
+from holdfast.checkpoint.space import Space
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.runtime.saving import own_way
+from holdfast.runtime.saving.own_way import (
+    HostBuffers,
     MemoryInUse,
     NothingToSave,
+    OwnWay,
     PendingSave,
     SnapshotNotWritten,
 )
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTicket
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import Bound
@@ -154,7 +151,7 @@ class AgentWay:
         before = attempt - buffers
         while before in self._not_copied:
             before -= buffers
-        bound = Bound(pending_save.FREE_WITHIN_S)
+        bound = Bound(own_way.FREE_WITHIN_S)
         while not self._context.page.is_answered(before):
             if bound.has_passed:
                 raise MemoryInUse

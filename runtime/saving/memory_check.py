@@ -16,10 +16,9 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
-from holdfast.checkpoint.format.digest import Digest
-from holdfast.checkpoint.format.tensor import Tensors, whole_bytes_of
-from holdfast.recovery.digest_majority import DigestComparison, compare_digests
-from holdfast.recovery.vote import REFUSAL
+from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.tensor import Tensors, whole_bytes_of
+from holdfast.recovery.step import REFUSAL, DigestComparison, compare_digests
 from holdfast.runtime.errors import WorldLost
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.exchange.membership import Membership

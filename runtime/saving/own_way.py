@@ -4,28 +4,176 @@ All workers hold the same state, so one of them can save all of it.  It copies t
 memory of its own, and a thread commits that.  Without memory for a copy, it writes from the
 state itself, and training waits.  Nothing is committed before all workers have compared
 their states.
+
+A save on its way from this worker to the committer.
+
+The buffers of this host, as a worker has mapped them: the agent's, or its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
+from typing import Protocol
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.runtime.committing.committer import Committer
-from holdfast.runtime.committing.held_save import HeldSave, Parts
-from holdfast.runtime.committing.save_plan import SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.saving import pending_save
-from holdfast.runtime.saving.host_buffers import HostBuffers
-from holdfast.runtime.saving.pending_save import MemoryInUse, NothingToSave, PendingSave
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import share_of
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest, SaveTicket
 from holdfast.runtime.system.daemon_executor import DaemonExecutor
 from holdfast.runtime.system.witnessed_time import Bound
 from holdfast.runtime.worker.context import WorkerContext
+
+
+class SnapshotNotWritten(CheckpointError):
+    """The host's writer has failed; the journal holds its reason."""
+
+
+FREE_WITHIN_S = 60.0
+"""So long a save waits for its memory; a disk that is slower costs it, and the next one waits."""
+
+
+class MemoryInUse(CheckpointError):
+    """The memory for a save is still read for an earlier one, and must not change."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"its memory is still being written to the disk after {FREE_WITHIN_S:.0f} s, for an "
+            "earlier save; look at the disk of the run directory"
+        )
+
+
+class PendingSave(Protocol):
+    """One worker's part of a save, after its copy."""
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Take the digests of the part; another thread calls this once.
+
+        ``state`` is still the state that was copied.
+        """
+
+    def compared(self) -> None:
+        """Go on: all workers have the same state; ``state`` is still as it was."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the save is durable, or has failed."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error if it has failed, else None."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` until it is done."""
+
+
+class NothingToSave:
+    """The part of a worker that copies nothing, since another one saves the whole state."""
+
+    is_done = True
+    failure: BaseException | None = None
+
+    def hand_over(self, state: Tensors, state_digest: str) -> None:
+        """Do nothing."""
+
+    def compared(self) -> None:
+        """Do nothing."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Do not wait."""
+
+
+class FailedSave(NothingToSave):
+    """The part of a worker that could not copy anything."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.failure = error
+
+
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14
+_AT_ONCE_BYTES = 32 * 2**20
+"""This takes 13 ms and holds the interpreter's lock, which heartbeats need."""
+
+
+class HostBuffers:
+    """Buffers of one size; every part of a save is copied into the same one."""
+
+    def __init__(self, maps: Sequence[mmap.mmap]) -> None:
+        self._maps = maps
+        self._views = [memoryview(found) for found in maps]
+
+    @staticmethod
+    def of_agent(fds: Iterable[int]) -> HostBuffers:
+        """Map the agent's buffers, and close their descriptors.
+
+        Raises ``OSError`` if they cannot be mapped.
+        """
+        owned = list(fds)
+        try:
+            return HostBuffers([mmap.mmap(fd, 0) for fd in owned])
+        finally:
+            for fd in owned:
+                os.close(fd)
+
+    @staticmethod
+    def own(count: int, size: int) -> HostBuffers:
+        """Return buffers in this process's own memory, which takes none before it is written."""
+        return HostBuffers([mmap.mmap(-1, size) for _ in range(count)])
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __getitem__(self, buffer: int) -> memoryview:
+        return self._views[buffer]
+
+    def touch(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Map the pages of these places now, so that a copy meets no page faults.
+
+        Raises ``OSError`` if the system has no memory for them.
+        """
+        for start, length in _joined(spans):
+            for found in self._maps:
+                for place in range(start, start + length, _AT_ONCE_BYTES):
+                    _touch(found, place, min(_AT_ONCE_BYTES, start + length - place))
+
+    def close(self) -> None:
+        """Unmap; memory of the agent stays."""
+        for view in self._views:
+            view.release()
+        for found in self._maps:
+            found.close()
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the pages of ascending spans as few stretches: start and length."""
+    joined: list[tuple[int, int]] = []
+    for start, length in sorted(spans):
+        low = start // mmap.PAGESIZE * mmap.PAGESIZE
+        high = -(-(start + length) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if joined and low <= sum(joined[-1]):
+            first, before = joined[-1]
+            joined[-1] = (first, max(before, high - first))
+        else:
+            joined.append((low, high - low))
+    return joined
+
+
+def _touch(found: mmap.mmap, start: int, length: int) -> None:
+    length = min(length, len(found) - start)
+    try:
+        found.madvise(_POPULATE_WRITE, start, length)
+    except OSError as error:
+        if error.errno != 22:  # EINVAL: an older kernel
+            raise
+        for place in range(start, start + length, mmap.PAGESIZE):
+            found[place] = found[place]
+
 
 _BUFFERS = 2
 _LOOK_S = 0.1
@@ -87,7 +235,7 @@ class OwnWay:
         The survivors of a death save again at once.  Raises ``MemoryInUse`` if it takes too long.
         """
         before = self._saves.get(buffer)
-        bound = Bound(pending_save.FREE_WITHIN_S)
+        bound = Bound(FREE_WITHIN_S)
         while before is not None and before.is_being_written:
             if bound.has_passed:
                 raise MemoryInUse

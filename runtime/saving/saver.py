@@ -4,6 +4,19 @@ A save costs the training loop one copy of this worker's share of the state.  Th
 of the host does the rest: the agent's writer (`agent_way`), or the first worker where there
 is no agent (`own_way`).  Votes tell when all know the outcome (`recovery.vote`), so all
 workers always agree on the save in flight.
+
+How many shards the state of a host is written as.
+
+Several files are written and synced at once.  More of them than a disk or a server serves at
+once cost only more names.  A file is bounded, so that a damaged block costs a mend of a part,
+and no file system meets a file that it cannot stripe.  The count follows from the size
+alone: all workers come to the same, on any machine.
+
+The checkpoint in flight, as one worker sees it, and how long it may take.
+
+A file system that hangs answers nothing, not even an error.  A save that waited for it
+would stay in flight for ever: training would go on without another checkpoint, and the end
+of the job would never come.  So a save that takes far too long has failed.
 """
 
 from __future__ import annotations
@@ -11,31 +24,91 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import Bit, Outcome, SavePhase, after_vote
-from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
+from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import Bit, Outcome, SavePhase, after_vote
 from holdfast.runtime.errors import StoppedEarly
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.agent_way import AgentWay
-from holdfast.runtime.saving.local_terms import local_terms
+from holdfast.runtime.saving.committer import MOST_THREADS
 from holdfast.runtime.saving.memory_check import MemoryCheck, digest_then
-from holdfast.runtime.saving.own_way import OwnWay
-from holdfast.runtime.saving.pending_save import FailedSave, PendingSave, SnapshotNotWritten
-from holdfast.runtime.saving.save_in_flight import SaveInFlight
-from holdfast.runtime.saving.save_request import SaveRequest
-from holdfast.runtime.saving.save_terms import SaveTerms
-from holdfast.runtime.saving.shard_count import shard_count
+from holdfast.runtime.saving.own_way import FailedSave, OwnWay, PendingSave, SnapshotNotWritten
+from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveRequest, SaveTerms, local_terms
 from holdfast.runtime.system.heartbeat import HaltOrder
 from holdfast.runtime.system.witnessed_time import witnessed_s
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.records import LoopRecords
+
+WORTH_A_FILE_BYTES = 64 * 2**20
+LARGEST_FILE_BYTES = 4 * 2**30
+
+
+def shard_count(nbytes: int, asked: int | None = None) -> int:
+    """Return the shards of ``nbytes`` of state; ``asked`` is the user's choice, if any."""
+    if asked is not None:
+        return asked
+    paying = min(MOST_THREADS, -(-nbytes // WORTH_A_FILE_BYTES))
+    return max(1, paying, -(-nbytes // LARGEST_FILE_BYTES))
+
+
+ANSWERS_WITHIN_S = 180.0
+SLOWEST_BYTES_PER_S = 10e6
+_PASSES = 2
+"""A save is written; a step that is there already is read before it is replaced."""
+
+
+class SaveOverdue(CheckpointError):
+    """A save takes so long that its file system must hang."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"it is not durable after {seconds:.0f} s, so its file system hangs; "
+            "look at the disk or its server"
+        )
+
+
+@dataclass(slots=True)
+class SaveInFlight:
+    """A save from its beginning to its commit or failure."""
+
+    step: int
+    version: int
+    """That of the cursor: what was saved is here as long as no transaction follows."""
+    nbytes: int
+    mine: PendingSave
+    began: float
+    """When its copy was whole, in seconds that this process has witnessed."""
+    phase: SavePhase = SavePhase.WRITING
+    goes_through: bool = False
+    is_compared: bool = False
+    """Whether all workers were found to have the same state."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the save as far as this worker knows, None if there is none."""
+        return self.mine.failure or self._overdue()
+
+    @property
+    def bits(self) -> Bit:
+        """What this worker says of the save in a vote."""
+        # Read before the failure: once a save is done, its failure is final.
+        is_done = self.mine.is_done
+        if self.failure is not None:
+            return Bit.SETTLED
+        return Bit.SETTLED | Bit.INTACT if is_done else Bit.INTACT
+
+    def _overdue(self) -> SaveOverdue | None:
+        seconds = witnessed_s() - self.began
+        if seconds <= ANSWERS_WITHIN_S + _PASSES * self.nbytes / SLOWEST_BYTES_PER_S:
+            return None
+        return SaveOverdue(seconds)
+
 
 MAX_FAILURES = 3
 """Attempts at the final checkpoint before the job stops without it."""

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.recovery.pause import Pause, PauseWatch
-from holdfast.runtime.agent.standing_still import (
+from holdfast.recovery.detector import Pause, PauseWatch
+from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.host.supervisor_link import (
     SHORTEST_SILENCE_S,
+    SOCKET_NAME,
     PeerSilence,
     StandingStill,
 )
-from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
-from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.system.channel import Channel, Message, connect
-from holdfast.runtime.system.held_process import HeldProcess
-from holdfast.runtime.system.helper_process import module_command
+from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.system.processes import HeldProcess
 from holdfast.runtime.system.signals import blocked
 from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
 
@@ -53,7 +53,7 @@ class AgentTerms:
 
     def command(self) -> list[str]:
         """Return the agent's command line."""
-        agent = module_command("holdfast.runtime.agent")
+        agent = module_command("holdfast.runtime.host")
         return [*agent, *self.arguments(), "--lease-fd", str(self.lease)]
 
     def arguments(self) -> list[str]:

@@ -8,12 +8,11 @@ from dataclasses import fields
 
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import script_sha256
-from holdfast.runtime.progress.words import count
-from holdfast.runtime.run.lease import RENEWED_EVERY_S
-from holdfast.runtime.run.lease_file import LASTS_S
+from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S
+from holdfast.runtime.run.progress import count
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.job_setup import JobSetup
-from holdfast.runtime.supervisor.script_source import ScriptSource
+from holdfast.runtime.supervisor.preconditions import ScriptSource
 
 
 def beginning(setup: JobSetup) -> str:

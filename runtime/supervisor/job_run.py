@@ -2,6 +2,8 @@
 
 ``holdfast run`` on the directory of a job that lives without its supervisor goes on with
 that job, in place of starting another one.  ``holdfast attach`` does the same by name.
+
+A job inside a batch system, from its request to the exit code that the batch system sees.
 """
 
 from __future__ import annotations
@@ -16,34 +18,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.runtime.agent.early_agent import EarlyAgent
-from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
-from holdfast.runtime.batch.finding import find_allocation
+from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
+from holdfast.runtime.host.early_agent import EarlyAgent
+from holdfast.runtime.host.supervisor_link import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.answering import answering
-from holdfast.runtime.run.copies import moved_to
+from holdfast.runtime.run.files import answering
+from holdfast.runtime.run.find_run import moved_to, refuse_no_job
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
-from holdfast.runtime.run.no_run import refuse_no_job
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.supervisor.agent_process import AgentTerms, begin_agent, dismiss_agent
-from holdfast.runtime.supervisor.batch_job import BatchJob
-from holdfast.runtime.supervisor.chain_link import ChainLink
+from holdfast.runtime.supervisor.batch_job import BatchJob, ChainLink
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
-from holdfast.runtime.supervisor.screen import say
+from holdfast.runtime.supervisor.screen import Paint, say
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover, find_takeover
 from holdfast.runtime.system.owned_directory import (
     hold,
     make_owned_directory,
     remove_dead_directories,
 )
-from holdfast.runtime.system.process_status import age_s
-from holdfast.runtime.system.stillness import Stillness
-from holdfast.runtime.system.witnessed_time import Bound
+from holdfast.runtime.system.processes import age_s
+from holdfast.runtime.system.witnessed_time import Bound, Stillness
 
 if TYPE_CHECKING:
-    from holdfast.runtime.supervisor.progress_log import Paint
-    from holdfast.runtime.supervisor.supervised_job import SupervisedJob
+    from holdfast.runtime.supervisor.screen import Paint
+    from holdfast.runtime.supervisor.supervisor import SupervisedJob
+
 
 _MEMORY = "/dev/shm"
 _SEGMENT_BYTES = 1 << 24
@@ -218,7 +218,7 @@ def _begin_agent(
 
 def _supervised(setup: JobSetup, base: Path, paint: Paint | None) -> SupervisedJob:
     """Return the job with everything that runs it; much of it is imported only now."""
-    from holdfast.runtime.supervisor.supervised_job import SupervisedJob
+    from holdfast.runtime.supervisor.supervisor import SupervisedJob
 
     return SupervisedJob.of(setup, base, paint)
 
@@ -232,3 +232,34 @@ def _memory_directory(options: JobOptions) -> str | None:
     if not os.access(_MEMORY, os.W_OK | os.X_OK) or shutil.disk_usage(_MEMORY).free < needed:
         return None
     return _MEMORY
+
+
+def run_batch_job(options: JobOptions, allocation: Allocation, paint: Paint | None = None) -> int:
+    """Run one incarnation of a run in a batch system; return the exit code.
+
+    ``paint`` colours the live line of a job that a person has started by hand.
+
+    Raises:
+        JobError: the job cannot begin, or its chain does not get on; nothing was started.
+    """
+    if not allocation.chain:
+        return run_job(options, BatchJob.of(options, allocation, os.environ), paint=paint)
+    with answering(options.run_dir, say):
+        link = ChainLink(options, allocation)
+    if link.is_complete:
+        say(f"the run in {options.run_dir} is complete: {allocation.label} has nothing to do")
+        return ExitCode.DONE
+    asked = link.asked(options)
+    if asked != options:
+        say("--fresh began this run with the first incarnation; this one goes on with it")
+    batch = BatchJob.of(asked, allocation, os.environ)
+    try:
+        code = run_job(asked, batch, link)
+    except RunDirectoryBusy as error:
+        if CHAIN not in os.environ:
+            raise
+        say(f"{error}; {allocation.label} leaves it alone")
+        return error.exit_code
+    if code == ExitCode.DONE:
+        link.completed()
+    return batch.end(code, say)

@@ -8,39 +8,33 @@ from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.event import Launch
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.mpi_trial.fitness import assess, require, warning_of
-from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary, find_mpiexec, identify
-from holdfast.runtime.mpi_trial.trust import Trust
-from holdfast.runtime.mpi_trial.verdict_file import Verdict
-from holdfast.runtime.mpiexec.job_environment import job_environment
+from holdfast.runtime.host.launchers import job_environment
+from holdfast.runtime.mpi.fitness import Verdict, assess, require, warning_of
+from holdfast.runtime.mpi.mpi_library import MpiLibrary, find_mpiexec, identify
+from holdfast.runtime.mpi.trial_table import Trust
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
 from holdfast.runtime.options.sources import check_script
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.answering import answering
-from holdfast.runtime.run.copies import another_home, moved_to, other_home
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.generations import next_generation
-from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.files import ForeignFile, answering, refusal
+from holdfast.runtime.run.find_run import another_home, find_key, moved_to, other_home
+from holdfast.runtime.run.journal import HistoryReader, Journal, next_generation
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.own_file import ForeignFile
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.run.run_key import find_key
-from holdfast.runtime.run.transient import refusal
 from holdfast.runtime.supervisor.agent_process import AgentTerms
 from holdfast.runtime.supervisor.preconditions import (
     TENSORFLOW,
+    ScriptSource,
     Wishes,
     refuse_faults,
     surroundings,
 )
 from holdfast.runtime.supervisor.screen import say
-from holdfast.runtime.supervisor.script_source import ScriptSource
 from holdfast.runtime.supervisor.takeover import Takeover
-from holdfast.runtime.system.stillness import Stillness
+from holdfast.runtime.system.witnessed_time import Stillness
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +317,7 @@ def open_journal(directory: RunDirectory, run_id: str) -> Journal:
 
 _ALWAYS = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
-    *("holdfast.runtime.fit.entry", "holdfast.runtime.training.trainer"),
+    *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
 )
 """What every worker imports, for any script."""
 

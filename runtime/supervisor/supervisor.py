@@ -4,6 +4,14 @@ It starts the agent, passes every event to `recovery.job`, and carries out the c
 The agent starts everything else.  It never imports MPI, TensorFlow or HDF5.  Nothing in
 training waits for it: when it is killed, the job goes on, and another supervisor can take
 the job over.
+
+The agent's messages as events of the job.
+
+The faults of ``--inject`` that struck no worker, told at the end of a job.
+
+Workers of a relaunch have larger ids, so a fault may wait for one that never comes.
+
+A job in the hands of its supervisor: what it says, and its run to the end.
 """
 
 from __future__ import annotations
@@ -14,7 +22,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.recovery.event import (
@@ -28,31 +37,118 @@ from holdfast.recovery.event import (
     KillLaunch,
     Launch,
     LaunchEnded,
+    LaunchRenewing,
     Renew,
     StopAsked,
     TimeIsShort,
+    WorkerCompleted,
     WorkerExited,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerStopped,
+    WorldFormed,
 )
+from holdfast.recovery.fault import Fault, parse_fault
 from holdfast.recovery.job import JobMachine, JobState, JobTerms
-from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
-from holdfast.runtime.agent.supervisor_link import SOCKET_NAME
-from holdfast.runtime.batch.deadline import Due
+from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.batch.schedulers import Due
 from holdfast.runtime.errors import ExitCode, JobError
+from holdfast.runtime.host.supervisor_link import SOCKET_NAME
+from holdfast.runtime.options.job_options import JobOptions
+from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.run.run_restorer import RunKeeper
-from holdfast.runtime.supervisor.agent_events import event_of
 from holdfast.runtime.supervisor.agent_process import AgentProcess, dismiss_agent, start_agent
-from holdfast.runtime.supervisor.batch_job import BatchJob
+from holdfast.runtime.supervisor.batch_job import BatchJob, Order, OrderSignals
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup
-from holdfast.runtime.supervisor.missed_faults import missed_faults
-from holdfast.runtime.supervisor.order_signals import Order, OrderSignals
+from holdfast.runtime.supervisor.screen import Paint, ProgressLog, Screen
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.own_process import reap_strays
 from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import block
 from holdfast.runtime.system.witnessed_time import witnessed_s
+
+_DEATHS = frozenset({"InjectedFault", "WorldLost"})
+"""Errors of a worker that are no mistake of its script: a relaunch may cure them."""
+
+
+def event_of(message: Message) -> Event | None:
+    """Return the job's event for an agent's message, None if the message changes nothing."""
+    kind = message.get("kind")
+    if kind == "worker_exited":
+        worker = WorkerId(message["worker"])
+        return WorkerExited(worker, bool(message["clean"]), str(message["cause"]))
+    if kind == "renewing":
+        return LaunchRenewing(WorkerId(message["worker"]))
+    if kind == "launch_ended":
+        words = str(message["words"])
+        return LaunchEnded(f"mpiexec started no worker: {words}" if words else "")
+    if kind != "worker_report":
+        return None
+    report = message["report"]
+    translate = _REPORTS.get(report.get("kind"))
+    return None if translate is None else translate(WorkerId(message["worker"]), report)
+
+
+def _failed(worker: WorkerId, report: Mapping[str, str]) -> WorkerFailed:
+    return WorkerFailed(
+        worker,
+        kind=report["type"],
+        message=report["message"],
+        traceback=report["traceback"],
+        exit_code=ExitCode(int(report["exit_code"])),
+        is_death=report["type"] in _DEATHS,
+        is_in_training=bool(report.get("is_in_training")),
+    )
+
+
+def _formed(worker: WorkerId, report: Message) -> WorldFormed:
+    workers = tuple(WorkerId(member) for member in report["workers"])
+    return WorldFormed(report["generation"], workers, report["step"])
+
+
+_REPORTS: dict[object, Callable[[WorkerId, Message], Event]] = {
+    "joined": lambda worker, report: WorkerJoined(worker),
+    "world": _formed,
+    "checkpoint": lambda worker, report: CheckpointCommitted(worker, report["step"]),
+    "error": _failed,
+    "complete": lambda worker, report: WorkerCompleted(
+        worker, report["step"], report["sha256"], bool(report["is_first"])
+    ),
+    "stopped": lambda worker, report: WorkerStopped(
+        worker, report["step"], str(report.get("words", ""))
+    ),
+}
+
+
+_ADDRESS = ("worker", "step", "site", "attempt")
+
+
+def missed_faults(options: JobOptions) -> Iterator[str]:
+    """Yield a sentence for each fault that has not struck in this run."""
+    if not options.faults:
+        return
+    try:
+        records = read_journal(RunDirectory(options.run_dir).journal_path)
+    except OSError:  # nobody knows what has struck
+        return
+    struck = {tuple(r.get(k) for k in _ADDRESS) for r in records if r["event"] == "fault"}
+    last = options.workers + options.spares - 1
+    for fault in map(parse_fault, options.faults):
+        if _address(fault) not in struck:
+            yield (
+                f"--inject '{fault}' never struck: worker {fault.worker} never came there. "
+                f"The workers of a first launch are 0 to {last}"
+            )
+
+
+def _address(fault: Fault) -> tuple[object, ...]:
+    return (fault.worker, fault.step, fault.site.value, fault.attempt)
+
 
 _LOOK_S = 0.5
 """The agent is asked for a sign of life, and the clock is looked at, as often."""
@@ -362,3 +458,53 @@ _WARMTH: dict[str, Callable[[Message], bool]] = {
     "pool_restarted": lambda _: False,
 }
 """The messages that tell whether the pool has imported everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedJob:
+    """A job, its private directory in memory, and everything that it says."""
+
+    setup: JobSetup
+    base: Path
+    screen: Screen
+    progress: ProgressLog
+    narration: Narration
+
+    @staticmethod
+    def of(setup: JobSetup, base: Path, paint: Paint | None) -> SupervisedJob:
+        """Return a job that draws a live line if it has colours for it."""
+        options = setup.options
+        screen = Screen(may_draw=paint is not None)
+        progress = ProgressLog(screen, paint, is_quiet=options.quiet)
+        narration = Narration(
+            setup.journal,
+            is_verbose=options.verbose,
+            write=screen.say,
+            progress=progress,
+            is_quiet=options.quiet,
+        )
+        return SupervisedJob(setup, base, screen, progress, narration)
+
+    def run(self, agent: Takeover | subprocess.Popen[bytes] | None, batch: BatchJob) -> ExitCode:
+        """Run the job to its end; no signal may end this process before everything is cleaned up.
+
+        Args:
+            agent: the one of a job to take over, or one that was begun for this job.
+            batch: the batch job around it.
+        """
+        supervisor = Supervisor(self.setup, self.base, self.narration, agent, batch)
+        try:
+            return supervisor.run()
+        finally:
+            block()  # this process ends next, with the job's exit code and no other
+            self.progress.end()
+            supervisor.close()
+            self._say_the_last()
+            self.setup.journal.close()
+            supervisor.signals.restore()
+
+    def _say_the_last(self) -> None:
+        """Say what is left to say, but not for long."""
+        self.narration.lost_output()
+        self.screen.close()
+        self.narration.dropped(self.screen.dropped)

@@ -22,8 +22,7 @@ from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system.channel import FDS, Channel, Message, connect
-from holdfast.runtime.system.held_process import HeldProcess
-from holdfast.runtime.system.process_status import is_alive, is_stopped
+from holdfast.runtime.system.processes import HeldProcess, is_alive, is_stopped
 from holdfast.runtime.system.witnessed_time import Bound
 
 ANSWERS_WITHIN_S = 15.0

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
-from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.system.witnessed_time import witnessed_s
 
 _COUNTER, _PHASE, _STEP, _GENERATION, _DURABLE, _FAILED = range(6)

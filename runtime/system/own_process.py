@@ -1,18 +1,30 @@
 """What a process asks of Linux about itself, and sets for itself and its descendants.
 
 Only this file calls ``prctl``.  It loads no library, because a job begins with it.
+
+Memory without a name that other processes can map, and whose size is fixed.
+
+The command lines of Python processes that holdfast starts.
+
+``python -m`` and ``python -c`` look for modules in the working directory first.  The user
+may have a ``queue.py`` there.  If others can write to it, they may leave a ``psutil.py``
+there.  So holdfast's processes forget that directory before they import anything.
+``PYTHONPATH`` counts: the user's script may need it.  (Python 3.11 has ``-P``.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import pwd
 import resource
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from holdfast.runtime.system.witnessed_time import Bound
 
@@ -153,3 +165,71 @@ def _prctl(option: int, argument: object) -> None:
     if libc.prctl(option, argument, unused, unused, unused) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}) failed: {os.strerror(number)}")
+
+
+# linux/fcntl.h and linux/memfd.h; Python 3.10 does not name the seals
+_F_ADD_SEALS = 1033
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+
+
+def sealed_memory(name: str, size: int) -> int:
+    """Return a descriptor of ``size`` zero bytes that take no memory before they are written.
+
+    Memory that could shrink would end its readers with SIGBUS.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+    return fd
+
+
+_FORGET_WORKING_DIRECTORY = "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+_RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command line that runs a module as ``python -m`` does."""
+    return program_command(_RUN_MODULE, module, *arguments)
+
+
+def program_command(program: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command line that runs a program's text as ``python -c`` does."""
+    return (sys.executable, "-c", _FORGET_WORKING_DIRECTORY + program, *arguments)
+
+
+def answer_of(
+    command: Sequence[str], within_s: float, environment: Mapping[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that reads ``text`` to its end, and return what it has said.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it has not ended in time; it was killed.
+    """
+    unread: str | None = text
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE if text else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+
+        def communicate(seconds: float) -> tuple[str, str] | None:
+            nonlocal unread
+            given, unread = unread, None
+            try:
+                return process.communicate(given or None, timeout=seconds)
+            except subprocess.TimeoutExpired:
+                return None
+
+        try:
+            said = Bound(within_s).wait(communicate)
+            if said is None:
+                raise subprocess.TimeoutExpired(command, within_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, *said)

@@ -1,6 +1,19 @@
 """What Linux says of other processes, and ways to end them for certain.
 
 Only this file imports psutil.
+
+What /proc says of another process: its state, age and core, a signal, what it has read.
+
+A process, child or not, that is held by a descriptor (pidfd).
+
+A process id may be used again as soon as its process was waited for.  A descriptor stands for
+one process for good.
+
+Processes that bear a mark in their environment, wherever they are in the tree.
+
+A child inherits the environment of its parent.  So a mark that is given to one process
+finds all its descendants, those that were adopted by others included.  No process of
+anybody else bears it.  Needs Linux's ``/proc``.
 """
 
 from __future__ import annotations
@@ -10,11 +23,135 @@ import os
 import resource
 import select
 import signal
+import time
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
+from holdfast.runtime.system.channel import Channel
 from holdfast.runtime.system.witnessed_time import Bound
+
+_STARTED, _LAST_CORE = 19, 36
+"""Places in proc_pid_stat(5), counted from the field after the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalState:
+    """What the kernel knows of a process, and of one signal in it."""
+
+    state: str = ""
+    """The letter of proc_pid_stat(5); "" if the process is gone."""
+    is_caught: bool = False
+    """Whether the process has a handler for the signal."""
+    is_pending: bool = False
+    """Whether it was sent to the process, and no thread has taken it yet."""
+    blocked_in: frozenset[str] = frozenset()
+    """The threads that have it blocked: for ever, or because they are in its handler."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no memory of the process is left."""
+        return self.state in ("", "Z", "X")
+
+    @property
+    def runs_no_code(self) -> bool:
+        """Whether the process is stopped, or hangs in the kernel."""
+        return self.state in ("T", "t", "D")
+
+
+def signal_state(pid: int, number: int) -> SignalState:
+    """Return the state of process ``pid`` and of signal ``number`` in it (proc_pid_status(5))."""
+    bit = 1 << (number - 1)
+    try:
+        whole = _fields(f"/proc/{pid}/status")
+        # In this order: a signal that is not pending any more is in its handler, or handled.
+        blocked_in = frozenset(
+            thread
+            for thread in os.listdir(f"/proc/{pid}/task")
+            if int(_fields(f"/proc/{pid}/task/{thread}/status")["SigBlk"], 16) & bit
+        )
+    except (OSError, KeyError):
+        return SignalState()
+    return SignalState(
+        whole["State"][:1],
+        is_caught=bool(int(whole["SigCgt"], 16) & bit),
+        is_pending=bool(int(whole["ShdPnd"], 16) & bit),
+        blocked_in=blocked_in,
+    )
+
+
+def last_core(pid: int) -> int | None:
+    """Return the core on which the main thread of ``pid`` ran last; also of a zombie."""
+    fields = _after_name(pid)
+    return int(fields[_LAST_CORE]) if len(fields) > _LAST_CORE else None
+
+
+def age_s(pid: int) -> float:
+    """Return the seconds since the process began, 0 if it is gone."""
+    fields = _after_name(pid)
+    if len(fields) <= _STARTED:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_STARTED]) / os.sysconf(
+        "SC_CLK_TCK"
+    )
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of the process's state in proc_pid_stat(5), "" if it is gone."""
+    return next(iter(_after_name(pid)), "")
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether ``pid`` runs; a zombie does not."""
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether ``pid`` is stopped by a signal or a tracer, and so runs no code."""
+    return state_of(pid) in ("T", "t")
+
+
+def hangs_in_kernel(pid: int) -> bool:
+    """Return whether ``pid`` is in a call that no signal interrupts."""
+    return state_of(pid) == "D"
+
+
+def characters_read(pid: int) -> int:
+    """Return the bytes that the process has got from ``read`` and its like (proc_pid_io(5))."""
+    try:
+        return int(_fields(f"/proc/{pid}/io")["rchar"])
+    except (OSError, KeyError):
+        return 0
+
+
+def _after_name(pid: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5) after the name, none if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b") ")[2].decode().split()
+    except OSError:
+        return []
+
+
+def _fields(path: str) -> dict[str, str]:
+    with open(path, encoding="utf-8", errors="replace") as status:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in status)}
+
+
+def ancestors_names() -> tuple[str, ...]:
+    """Return the names of the processes that this one descends from, as far as they are seen."""
+    names, pid = [], os.getppid()
+    while pid:
+        try:
+            fields = _fields(f"/proc/{pid}/status")
+            names.append(fields["Name"])
+            pid = int(fields["PPid"])
+        except (OSError, KeyError, ValueError):
+            break
+    return tuple(names)
+
 
 UNKILLABLE_AFTER_S = 10.0
 """A process that SIGKILL does not end within this time hangs in the kernel: a dead network
@@ -127,3 +264,123 @@ def describe_status(status: int) -> str:
         return f"signal {signal.Signals(-status).name}"
     except ValueError:
         return f"signal {-status}"
+
+
+class HeldProcess:
+    """One process that can be signalled and waited for."""
+
+    def __init__(self, pid: int) -> None:
+        """Hold the process that has the number ``pid`` now; raises ``OSError`` if none has."""
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+
+    @staticmethod
+    def of_peer(channel: Channel) -> HeldProcess | None:
+        """Return the process that has connected by ``channel``, None if it is gone already."""
+        try:
+            process = HeldProcess(channel.peer_pid)
+        except OSError:
+            return None
+        # Its connection is open still, so it lives, and the number is its own.
+        if _has_hung_up(channel):
+            process.close()
+            return None
+        return process
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it still lives."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def kill(self) -> None:
+        """SIGKILL the process, if it still lives."""
+        self.signal(signal.SIGKILL)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Wait for its end, at most ``within_s``; return whether it has ended."""
+        waiting = [self._descriptor]
+        return bool(Bound(within_s).wait(lambda left_s: select.select(waiting, [], [], left_s)[0]))
+
+    def close(self) -> None:
+        """Let go of the process."""
+        os.close(self._descriptor)
+
+
+def _has_hung_up(channel: Channel) -> bool:
+    waiting = select.poll()
+    waiting.register(channel, select.POLLRDHUP)
+    return bool(waiting.poll(0))
+
+
+_EXEC_WITHIN_S = 1.0
+"""A program is loaded within milliseconds, unless the disk that it is on hangs."""
+_LOOK_S = 0.001
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Return the name of every living process with ``mark`` (``NAME=value``), by process id.
+
+    A zombie has no mark.
+    """
+    found = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit() and bears_mark(int(directory.name), mark):
+            with contextlib.suppress(OSError):
+                found[int(directory.name)] = (directory / "comm").read_text().strip()
+    return found
+
+
+def bears_mark(pid: int, mark: str) -> bool:
+    """Return whether a process was started with ``mark``."""
+    return mark.encode() in variables_of(pid)
+
+
+def variables_of(pid: int) -> list[bytes]:
+    """Return the variables of a process, none if it has ended or is another user's.
+
+    In the midst of an ``exec`` it shows none for a moment, which is waited for.
+    """
+    bound = Bound(_EXEC_WITHIN_S)
+    while not (found := _read(pid, "environ")) and _is_within_exec(pid):
+        if bound.has_passed:
+            break
+        time.sleep(_LOOK_S)
+    return (found or _read(pid, "environ")).split(b"\0")
+
+
+def _is_within_exec(pid: int) -> bool:
+    """Whether a process has a new program, but no arguments of that yet (``fs/exec.c``).
+
+    A zombie and a thread of the kernel have no program.
+    """
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False
+    return not _read(pid, "cmdline")
+
+
+def command_line(pid: int) -> str:
+    """Return the arguments of a process, each ended by a NUL; empty if it has ended."""
+    return _read(pid, "cmdline").decode(errors="replace")
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def signal_marked(pid: int, mark: str, *numbers: signal.Signals) -> bool:
+    """Send signals to ``pid`` if it still is the process that bears ``mark``; return whether."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if bears_mark(pid, mark):
+                for number in numbers:
+                    signal.pidfd_send_signal(descriptor, number)
+                return True
+        finally:
+            os.close(descriptor)
+    return False

@@ -14,6 +14,10 @@ There are two forms of one rule:
 * ``Bound`` is the bound of one wait, which is made in pieces.
 
 Both are late and never early.  Moments in records and messages are those of the host's clock.
+
+How long something has not changed, by the watcher's own clock.
+
+It stands still with the watcher: a lease may have an owner that was paused with its taker.
 """
 
 from __future__ import annotations
@@ -93,3 +97,23 @@ def has_ended(thread: threading.Thread, bound: Bound) -> bool:
         return not thread.is_alive()
 
     return bound.wait(join)
+
+
+class Stillness:
+    """Looks at something again and again; no clock but its own, which is never set, counts."""
+
+    def __init__(self, clock: Callable[[], float] = witnessed_s) -> None:
+        self._clock = clock
+        self._seen: bytes | None = None
+        self._since = 0.0
+
+    def look(self, read: Callable[[], bytes]) -> tuple[bytes, float]:
+        """Return what ``read`` gives now, and for how many seconds at least it has been that.
+
+        A call that takes long shortens this time: nobody knows when it has read.
+        """
+        began = self._clock()
+        found = read()
+        if found != self._seen:
+            self._seen, self._since = found, self._clock()
+        return found, max(0.0, began - self._since)

@@ -1,6 +1,4 @@
-"""The training loop: the trainer of a script, and one method for each state of a step.
+"""The training loop: the trainer of a script, one method for each state of a step, and restores.
 
-Imports ``custom``, ``saving``, ``reading``, ``weights``, ``pipelines``, ``worker``, ``model``,
-``exchange``, ``options``, ``loss``, ``run``, ``progress``, ``system``, ``checkpoint`` and
-``recovery``.  Must not know supervisor and agent.
+Must not know supervisor and agent.
 """

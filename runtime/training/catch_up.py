@@ -5,27 +5,34 @@ state yet, rank 0 is the source.  It loads the newest valid checkpoint, or keeps
 that its model was built with.  So disk, network and a fresh start are one path.  A death
 anywhere in it is repaired like any other.  A lone worker that begins holds the newest state
 already.
+
+One set of effects for all workers, after their companions have run a round.
+
+Nothing is changed before everything has arrived.  So after a death on the way the round is
+agreed on again, by the survivors.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import Decision, Effects, decide
+from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.saving.saver import Saver
-from holdfast.runtime.training.companion import Notes
-from holdfast.runtime.training.due import Due
+from holdfast.runtime.system.heartbeat import HeartbeatPage
+from holdfast.runtime.training.companion import Due, Notes
+from holdfast.runtime.training.consistency import check_same_weights
 from holdfast.runtime.training.job_state import JobState, notes_of
 from holdfast.runtime.training.restoring import JobRestore
-from holdfast.runtime.training.same_step import check_same_weights
 from holdfast.runtime.training.training_job import TrainingJob
 from holdfast.runtime.worker.context import WorkerContext
 
@@ -142,3 +149,63 @@ class NewestState:
         if communicator.size == 1:  # a copy of all weights, to load it again, takes its time
             return Shared(state, notes, is_own=True)
         return Shared(share_state(communicator, source.rank, state), notes)
+
+
+_CARD = struct.Struct("<?BBB")
+"""Whether a stop is wanted, and the lengths of the two digests and of the kind of an error."""
+
+_FIRST = 0
+
+
+def agree_on_effects(
+    membership: Membership, state: JobState, cursor: Cursor, turns: HeartbeatPage
+) -> None:
+    """Let all companions have the same effects of the round that has run; run the next one.
+
+    A round is code of the script, and may take as long as it likes: no peer has to help.
+
+    Raises:
+        WorldBroken: a member died, or cannot go on; nothing is changed on any worker.
+        Exception: that of the round, if other workers have none of its kind.
+    """
+    companion = state.companion
+    with turns.needing_no_peer():
+        companion.lead(is_first=membership.is_first)
+        card = _encode(companion.effects()) + companion.message()
+    cards = membership.together(lambda: membership.communicator.allgather_bytes(card))
+    found = [_decode(card) for card in cards]
+    decision = decide([effects for effects, _ in found])
+    if decision.is_divided:
+        raise companion.error or WorldBroken("the script has raised an error on a peer alone")
+    notes: Notes | None = None
+    if decision.shares_notes or decision.shares_state:
+        tensors, notes = membership.together(lambda: _share(membership, state, cursor, decision))
+        if tensors is not None:
+            state.load(tensors)
+    with turns.needing_no_peer():
+        companion.decided(decision, found[_FIRST][1], notes)
+
+
+def _share(
+    membership: Membership, state: JobState, cursor: Cursor, decision: Decision
+) -> tuple[Tensors | None, Notes | None]:
+    communicator = membership.communicator
+    notes = share_notes(communicator, _FIRST, state.companion.notes())
+    if not decision.shares_state:
+        return None, notes
+    return share_state(communicator, _FIRST, state.tensors(cursor)), notes
+
+
+def _encode(effects: Effects) -> bytes:
+    parts = (effects.notes, effects.state, effects.error)
+    return _CARD.pack(effects.wants_stop, *map(len, parts)) + b"".join(parts)
+
+
+def _decode(card: bytes) -> tuple[Effects, bytes]:
+    """Return the effects of a card, and the message after them."""
+    wants_stop, *lengths = _CARD.unpack_from(card)
+    rest, parts = card[_CARD.size :], []
+    for length in lengths:
+        parts.append(rest[:length])
+        rest = rest[length:]
+    return Effects(wants_stop, *parts), rest

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.format.manifest import GIVES_WAY
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
+from holdfast.checkpoint.manifest import GIVES_WAY
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.model.replica import Described, Replica
 from holdfast.runtime.model.step_facts import StepFacts
 from holdfast.runtime.training.companion import Companion, Notes
-from holdfast.runtime.worker.random_states import random_states
+from holdfast.runtime.worker.script_draws import random_states
 
 _CURSOR = "cursor/"
 _NOTES = "companion"

@@ -3,44 +3,121 @@
 Each state of `recovery.step` is one method.  A method may raise ``WorldBroken``, which is
 the event ``BROKEN``.  The table of `recovery.step` decides the next state; nothing here
 does.
+
+Makes a replica ready for every shape of microbatch, outside of any recovery.
+
+A microbatch that a worker has not owned yet may have another shape, and the first one of
+a shape costs a trace.  A worker that adopts one in a recovery should not pay then.  So all
+shapes of the job are prepared after the first commits, one shape at a time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Protocol, runtime_checkable
 
-from holdfast.recovery.assignment import adopt, assign
-from holdfast.recovery.cursor import Cursor
 from holdfast.recovery.fault import Site
-from holdfast.recovery.step import OVER, TOGETHER, StepEvent, StepState, next_state
-from holdfast.recovery.vote import REFUSAL, Bit, Outcome, Wishes, ballot, outcome
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.step import (
+    OVER,
+    REFUSAL,
+    TOGETHER,
+    Bit,
+    Outcome,
+    StepEvent,
+    StepState,
+    Wishes,
+    ballot,
+    next_state,
+    outcome,
+)
 from holdfast.recovery.work_plan import Work
+from holdfast.recovery.world import adopt, assign
+from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.exchange import Exchange
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
-from holdfast.runtime.exchange.vector import Sum
+from holdfast.runtime.exchange.memory import Sum
+from holdfast.runtime.exchange.sums import Exchange
+from holdfast.runtime.model.data import read_microbatch
+from holdfast.runtime.model.replica import Microbatch, Replica
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import Phase, RequestFlag
-from holdfast.runtime.training.agreement import agree_on_effects
-from holdfast.runtime.training.catch_up import NO_STATE, NewestState, find_source
-from holdfast.runtime.training.due import Due
+from holdfast.runtime.training.catch_up import NO_STATE, NewestState, agree_on_effects, find_source
+from holdfast.runtime.training.companion import Due
+from holdfast.runtime.training.consistency import FIELD as STEP
+from holdfast.runtime.training.consistency import (
+    StepRecord,
+    check_peers,
+    check_same_step,
+    check_same_work,
+)
 from holdfast.runtime.training.job_state import JobState
-from holdfast.runtime.training.progress import Progress
-from holdfast.runtime.training.progress_teller import ProgressTeller
-from holdfast.runtime.training.repair_count import RepairCount
+from holdfast.runtime.training.progress import Progress, ProgressTeller, RepairCount
 from holdfast.runtime.training.rest import Rest
-from holdfast.runtime.training.same_step import FIELD as STEP
-from holdfast.runtime.training.same_step import StepRecord, check_same_step
-from holdfast.runtime.training.same_work import check_same_work
-from holdfast.runtime.training.tracing_ahead import Preparation
 from holdfast.runtime.training.training_job import TrainingJob
-from holdfast.runtime.training.transaction import Transaction
+from holdfast.runtime.training.transaction import Transaction, part_of
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.numerics_check import check_peers
 from holdfast.runtime.worker.records import LoopRecords
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A replica that needs preparation for each shape of microbatch."""
+
+    def prepare(self, batch: Microbatch) -> None:
+        """Become ready for microbatches of this shape; changes no state."""
+
+
+class Preparation:
+    """The shapes for which a replica must still be prepared."""
+
+    def __init__(self, replica: Replica, job: TrainingJob) -> None:
+        self._replica = replica if isinstance(replica, Preparable) else None
+        self._samples = _one_of_each_size(job)
+
+    def prepare_next(self) -> None:
+        """Prepare the replica for one more shape, if one is left."""
+        if self._replica is None:
+            return
+        for batch in self._samples:
+            self._replica.prepare(batch)
+            return
+
+
+def _one_of_each_size(job: TrainingJob) -> Iterator[Microbatch]:
+    """Yield one microbatch of every size that the job has."""
+    known: set[tuple[Hashable, int]] = set()
+    for key, read in _every_size(job):
+        if key[1] and key not in known:
+            known.add(key)
+            yield read()
+
+
+def _every_size(
+    job: TrainingJob,
+) -> Iterator[tuple[tuple[Hashable, int], Callable[[], Microbatch]]]:
+    """Yield kind and size of microbatches with how to read one; of a pipeline of one batch."""
+    validated = job.first_of_validation
+    firsts = None if validated is None else job.first_microbatch, validated
+    sources = (job.data, job.order), (job.validation, job.validation_order)
+    for first, (data, order) in zip(firsts, sources, strict=True):
+        kind = None if first is None else first.kind
+        for m in range(job.microbatches):
+            if isinstance(data, Feed) and isinstance(order, BatchOrder):
+                batch = data.first()
+                rows = order.bounds(batch.samples, m)
+                yield (kind, rows[1] - rows[0]), partial(part_of, data, batch, rows, 0)
+            elif data is not None and isinstance(order, (SampleOrder, SequentialOrder)):
+                assert not isinstance(data, Feed)
+                for index in (0, order.steps_per_epoch - 1):
+                    ids = order.microbatch(index, m)
+                    yield (kind, len(ids)), partial(read_microbatch, data, ids, 0)
+
 
 _POLL_S = 0.005
 _NO_WISHES = Wishes()

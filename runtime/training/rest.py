@@ -15,13 +15,12 @@ from enum import Enum
 
 import numpy as np
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.saving.saver import Saver
 from holdfast.runtime.system.heartbeat import HaltOrder
-from holdfast.runtime.training.companion import Commit
-from holdfast.runtime.training.due import Due
+from holdfast.runtime.training.companion import Commit, Due
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.progress import Progress
 from holdfast.runtime.worker.context import WorkerContext

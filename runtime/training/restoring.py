@@ -9,42 +9,97 @@ now is tried again for a while (`shared_tries`), and is not rejected when it is 
 If there is a second holder, rank 0 has a rejected step mended from it, and all read the step
 once more.  A step that only a second holder has is a candidate like any other.  If it is
 newer than all steps here, the disk has lost it.
+
+The end of a restore that has taken no step: there is none, none is sound, or none was read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.checkpoint.digest import state_sha256
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.digest import state_sha256
-from holdfast.checkpoint.format.layout import specs_of
-from holdfast.checkpoint.store.reader import Restored
-from holdfast.checkpoint.store.state_reader import StateReader
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.patience import IMPATIENT
-from holdfast.runtime.errors import RunDirectoryBusy, UsageError
+from holdfast.checkpoint.reader import Restored, StateReader
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import specs_of
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.patience import IMPATIENT, Finding, Leftover, leftover
+from holdfast.runtime.errors import (
+    CheckpointsUnread,
+    RecoveryImpossible,
+    RunDirectoryBusy,
+    UsageError,
+)
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.model.replica import Replica
-from holdfast.runtime.reading.nothing_left import refuse_to_begin
-from holdfast.runtime.reading.shared_tries import WAITS, SharedTries, Target, Waits
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.saving.agent_memory import AgentMemory
-from holdfast.runtime.saving.local_terms import local_store
-from holdfast.runtime.saving.ordered_mends import mends_of
+from holdfast.runtime.saving.ordered_mends import AgentMemory, mends_of
+from holdfast.runtime.saving.plan import local_store
+from holdfast.runtime.training.consistency import (
+    StepRecord,
+    check_resumed,
+    check_same_record,
+    check_same_run,
+)
+from holdfast.runtime.training.initial_weights import load_initial_weights
 from holdfast.runtime.training.job_state import JobState, is_passed_over, was_over
-from holdfast.runtime.training.same_step import StepRecord, check_same_record
-from holdfast.runtime.training.same_work import check_same_run
+from holdfast.runtime.training.shared_tries import AGAIN, WAITS, SharedTries, Target, Trouble, Waits
 from holdfast.runtime.training.training_job import TrainingJob
-from holdfast.runtime.weights.initial_weights import load_initial_weights
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.numerics_check import check_resumed
+
+_MOST_NAMED = 3
+
+
+def refuse_to_begin(run_dir: Path, lost: Sequence[int], unread: Mapping[int, Trouble]) -> None:
+    """Return if the run has no step, so that it may begin; ``lost`` are those that were not taken.
+
+    Raises:
+        RecoveryImpossible: all of them are damaged.
+        CheckpointsUnread: some of them, or all, may be whole.
+    """
+    spared = {step: unread[step] for step in lost if step in unread}
+    findings = [spared[step].finding if step in spared else Finding.DAMAGED for step in lost]
+    match leftover(findings):
+        case Leftover.IMPOSSIBLE:
+            raise RecoveryImpossible(
+                f"none of the {len(lost)} checkpoints of {run_dir} is valid; mend them from a copy "
+                f"with `holdfast repair {shlex.quote(str(run_dir))} --from COPY`, or start over "
+                "with --fresh"
+            )
+        case Leftover.RUN_AGAIN:
+            damaged = [step for step in lost if step not in spared]
+            raise CheckpointsUnread(_sentence(run_dir, spared, damaged))
+        case Leftover.NOTHING:
+            return
+
+
+def _sentence(run_dir: Path, unread: Mapping[int, Trouble], damaged: Sequence[int]) -> str:
+    named = [f"step {step}: {trouble}" for step, trouble in unread.items()][:_MOST_NAMED]
+    more = [f"and {len(unread) - len(named)} more"] if len(unread) > len(named) else []
+    reasons = "; ".join((*named, *more))
+    if not damaged:
+        return (
+            f"none of the {len(unread)} checkpoints of {run_dir} could be read ({reasons}); {AGAIN}"
+        )
+    return (
+        f"no checkpoint of {run_dir} could be restored: {_steps(damaged)} damaged; "
+        f"{_steps(list(unread))} not known to be damaged, but could not be read ({reasons}); "
+        "run again when the file system answers"
+    )
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """Return steps in words, with the verb that follows."""
+    numbers = ", ".join(map(str, steps))
+    return f"step {numbers} is" if len(steps) == 1 else f"steps {numbers} are"
 
 
 class _Place(Enum):

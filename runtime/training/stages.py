@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from holdfast.checkpoint.format.digest import state_sha256
-from holdfast.recovery.cursor import Cursor
+from holdfast.checkpoint.digest import state_sha256
+from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import Ending, JobError, NoMoreTraining, StopRequested
 from holdfast.runtime.exchange.communicator import WorldBroken
@@ -33,14 +33,12 @@ from holdfast.runtime.training.catch_up import FAILED
 from holdfast.runtime.training.companion import Alone, Companion
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.loop import TrainingLoop
-from holdfast.runtime.training.progress import check_metric
-from holdfast.runtime.training.repair_count import RepairCount
-from holdfast.runtime.training.stage import Stage
-from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
+from holdfast.runtime.training.progress import RepairCount, check_metric
+from holdfast.runtime.training.training_job import Stage, TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker import context as contexts
-from holdfast.runtime.worker.calling_script import during_training
 from holdfast.runtime.worker.context import WorkerContext
 from holdfast.runtime.worker.halt import Nothing
+from holdfast.runtime.worker.script_clock import during_training
 from holdfast.runtime.worker.standalone import standalone
 
 BuildReplica: TypeAlias = Callable[[TrainingJob, WorkerContext], Replica]

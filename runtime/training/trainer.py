@@ -170,13 +170,11 @@ def _build_keras(
     model: Any, job: TrainingJob, context: WorkerContext, *, accepts_mixing: bool
 ) -> Replica:
     """Build a Keras model, or a replica of the user's own that uses TensorFlow."""
-    from holdfast.runtime.custom.replica_of_keras import replica_of_keras
-    from holdfast.runtime.model import batch_mixing, tensorflow_settings
+    from holdfast.runtime.model import batch_mixing, graphs
+    from holdfast.runtime.model.choose import replica_of_keras
 
     config = context.config
-    tensorflow_settings.set_numerics(
-        config.threads, config.seed, deterministic=job.numerics.deterministic
-    )
+    graphs.set_numerics(config.threads, config.seed, deterministic=job.numerics.deterministic)
     made = make_model(model)
     if isinstance(made, Replica):
         return made

@@ -1,43 +1,121 @@
-"""The job that a script describes: its data in order, its transactions, and its identity."""
+"""The job that a script describes: its data in order, its transactions, and its identity.
+
+One training of a script, among several of one run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
-from holdfast.recovery.cursor import Cursor
+from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.recovery.errors import ScheduleSyntaxError
-from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM
-from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
+from holdfast.recovery.ledger import MAX_MICROBATCHES, MAX_SAMPLES_OF_A_SUM, Cursor
+from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder, chain
 from holdfast.recovery.schedule import EachEpoch, EverySteps, Schedule, parse_schedule
 from holdfast.recovery.work_plan import Work, WorkPlan
+from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data, Fingerprinted, read_microbatch
 from holdfast.runtime.model.replica import Microbatch, Replica
-from holdfast.runtime.options.rate_scale import RateScale, RateScaling, scale_of
+from holdfast.runtime.options.job_options import RateScale, RateScaling, scale_of
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.pipelines.feed import Feed
-from holdfast.runtime.progress.step_report import LIVE
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving.save_terms import SaveTerms, retention_of, wanted_of
-from holdfast.runtime.training.batch_contributors import (
+from holdfast.runtime.run.progress import LIVE
+from holdfast.runtime.saving.plan import SaveTerms, retention_of, wanted_of
+from holdfast.runtime.training.transaction import (
     BatchContributor,
     BatchTerms,
     BatchValidationContributor,
-    part_of,
-)
-from holdfast.runtime.training.stage import ONLY_STAGE, Stage
-from holdfast.runtime.training.transaction import (
     Contributor,
     TrainingContributor,
     Transaction,
     ValidationContributor,
     WorkNotes,
+    part_of,
 )
-from holdfast.runtime.weights.weights_source import WeightsSource
+from holdfast.runtime.training.weights_source import WeightsSource
 from holdfast.runtime.worker.records import ShownTerms
+
+_FIELD, _BEGIN, _AFTER_ERROR = "stage", "stage begin", "stage after error"
+
+
+def stage_of(cursor: Mapping[str, object]) -> int:
+    """Return the number of the stage in which a manifest with this cursor was saved."""
+    number = cursor.get(_FIELD, 1)
+    return number if isinstance(number, int) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A script may train several times, on other models or data: each time is a stage.
+
+    All stages of a run share one count of steps: ``begin`` is the step at which the stage
+    before has ended.  So a later checkpoint always has the larger step.  ``number`` counts
+    from 1.  ``wanted`` are the checkpoints that a stage which is over keeps for ever.
+    ``follows_error`` is whether an error of the script has ended the stage before.
+    """
+
+    number: int = 1
+    begin: int = 0
+    wanted: Wanted = field(default_factory=Wanted)
+    follows_error: bool = False
+
+    @property
+    def before(self) -> int:
+        """The last step that may have a checkpoint of an earlier stage, -1 for none."""
+        return -1 if self.number == 1 else self.begin
+
+    def seed(self, of_run: int) -> int:
+        """Return the seed of the stage: each one shuffles in a way of its own."""
+        return of_run if self.number == 1 else chain(of_run, self.number)
+
+    def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
+        """Return a manifest's cursor with the stage in it; the first one goes without saying."""
+        if self.number == 1:
+            return dict(cursor)
+        after = {_AFTER_ERROR: True} if self.follows_error else {}
+        return {**cursor, _FIELD: self.number, _BEGIN: self.begin, **after}
+
+    def is_of(self, cursor: Mapping[str, object]) -> bool:
+        """Return whether a manifest with this cursor was saved in this stage."""
+        return stage_of(cursor) == self.number
+
+    def begins_as(self, cursor: Mapping[str, object]) -> bool:
+        """Return whether a checkpoint of this stage was saved after the same earlier stages."""
+        return cursor.get(_BEGIN, self.begin) == self.begin
+
+    def is_followed_at(self, step: int, cursor: Mapping[str, object]) -> bool:
+        """Return whether a checkpoint of a later stage says that this one ended at ``step``.
+
+        Stages between the two have failed before their first step.
+        """
+        return stage_of(cursor) > self.number and cursor.get(_BEGIN) == step
+
+    def was_cut_off_at(self, step: int, cursor: Mapping[str, object]) -> bool:
+        """Return whether a checkpoint of a later stage says that an error ended this one there.
+
+        It would come to the error again, from any of its checkpoints.
+        """
+        return self.is_followed_at(step, cursor) and cursor.get(_AFTER_ERROR) is True
+
+    def may_have(self, step: int) -> bool:
+        """Return whether a checkpoint of ``step`` may be of this stage, not of an earlier one."""
+        return step > self.before
+
+    def over(self, wanted: Wanted, step: int) -> Stage:
+        """Return this stage when it is over, at ``step``."""
+        return replace(self, wanted=replace(wanted, until=step))
+
+    def after(self, step: int, *, by_error: bool = False) -> Stage:
+        """Return the stage that follows when this one ends at ``step``."""
+        return Stage(self.number + 1, step, follows_error=by_error)
+
+
+ONLY_STAGE = Stage()
+"""The stage of a script that trains once."""
+
 
 FIRST_EPOCH = "first epoch"
 """The field of a manifest's cursor that tells how many epochs counted as done at the begin."""

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Visit, parse_fault
 from holdfast.runtime.exchange.communicator import Communicator
 from holdfast.runtime.options.worker_config import WorkerConfig
+from holdfast.runtime.run.find_run import key_in
 from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.run.run_key import key_in
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.run.stored_run import owned_store
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.halt import Halt

@@ -6,6 +6,18 @@ worker alone runs moves no other line's numbers.
 
 Generators that a library makes for the script are alike, too.  Its names and tokens stay its
 own, and so does all that holdfast draws: two workers must not write one temporary file.
+
+Functions of Python that a script calls, exchanged in their modules.
+
+A script may hand them on as it hands on Python's own: to another process, which knows them by
+module and name, or to a class, which makes no methods of functions that are written in C.
+
+The states of the global generators of random numbers, as a JSON object.
+
+They are those of Python, of NumPy and of Keras, and the counts of what lines of the script have
+drawn without a seed.  A training may draw from them, in its
+callbacks.  If it is complete and a relaunch passes it over, nothing is drawn again.  So the
+checkpoint of its end holds what it has left behind.
 """
 
 from __future__ import annotations
@@ -20,7 +32,7 @@ import sysconfig
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
@@ -28,7 +40,23 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.runtime.worker.exchanged import exchange
+
+class _Exchanged(functools.partial[Any]):
+    """A call in the place of a function; pickled by the function's name, as that one was."""
+
+    def __reduce__(self) -> Any:
+        return self.__name__  # type: ignore[attr-defined]
+
+    def __get__(self, instance: object, owner: type | None = None) -> _Exchanged:
+        return self
+
+
+def exchange(module: Any, name: str, function: Callable[..., Any]) -> None:
+    """Let calls of a module's function call ``function``, without another frame in between."""
+    made = functools.update_wrapper(_Exchanged(function), getattr(module, name))
+    made.__module__ = module.__name__  # posix.getpid stays as it was
+    setattr(module, name, made)
+
 
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 _NAME_LENGTH = 8
@@ -209,3 +237,47 @@ def _exchange_names(draws: ScriptDraws) -> None:
 
     names: Any = tempfile._RandomNameSequence  # type: ignore[attr-defined]
     names.__next__ = name
+
+
+_KERAS_STATE = "keras.src.backend.common.global_state"
+_KERAS_SEEDS = "keras.src.random.seed_generator"
+_KERAS_NAME = "global_seed_generator"
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all global generators."""
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state(legacy=False)
+    kind, inner = str(legacy["bit_generator"]), legacy["state"]
+    states: dict[str, Any] = {"python": [version, list(words), gauss]}
+    if kind == "MT19937":  # a script may set another one
+        key = [int(word) for word in inner["key"]]
+        states["numpy"] = [key, int(inner["pos"]), int(legacy["has_gauss"]), float(legacy["gauss"])]
+    generator = _keras_generator()
+    if generator is not None:
+        states["keras"] = [int(word) for word in np.asarray(generator.state)]
+    draws = script_draws()
+    if draws is not None and draws.counts:
+        states["script"] = draws.counts
+    return states
+
+
+def go_on_from(states: Mapping[str, Any]) -> None:
+    """Give the global generators the states that ``random_states`` has returned."""
+    if "keras" in states and _KERAS_SEEDS in sys.modules:
+        # First: to make this generator draws from Python's.
+        sys.modules[_KERAS_SEEDS].global_seed_generator().state.assign(states["keras"])
+    if "numpy" in states:
+        key, position, has_gauss, gauss = states["numpy"]
+        np.random.set_state(("MT19937", np.array(key, np.uint32), position, has_gauss, gauss))
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    draws = script_draws()
+    if draws is not None:
+        draws.go_on_from(states.get("script", {}))
+
+
+def _keras_generator() -> Any:
+    """Return Keras's own generator, None before anybody has drawn from it."""
+    state = sys.modules.get(_KERAS_STATE)
+    return None if state is None else state.get_global_attribute(_KERAS_NAME)

@@ -30,7 +30,7 @@ from typing import TextIO
 
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime import errors
-from holdfast.runtime.batch.finding import find_allocation, refuse_copies
+from holdfast.runtime.batch.schedulers import find_allocation, refuse_copies
 from holdfast.runtime.errors import (
     Ending,
     JobError,
@@ -38,8 +38,7 @@ from holdfast.runtime.errors import (
     RunDirectoryBusy,
     exit_code_of,
 )
-from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.run_terms import open_or_create_record, refuse_beforehand
@@ -52,16 +51,13 @@ from holdfast.runtime.options.sources import (
     refuse_unknown,
 )
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.progress.epoch_line import EndedEpoch
-from holdfast.runtime.progress.step_report import LIVE, SILENT
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.generations import next_generation
+from holdfast.runtime.run.find_run import find_key
+from holdfast.runtime.run.journal import HistoryReader, next_generation
 from holdfast.runtime.run.lease import Lease
+from holdfast.runtime.run.progress import LIVE, SILENT, EndedEpoch
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.run.run_key import find_key
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.system.stillness import Stillness
-from holdfast.runtime.system.witnessed_time import Bound
+from holdfast.runtime.system.witnessed_time import Bound, Stillness
 from holdfast.runtime.worker.context import WorkerContext, failure, injector_of, journal_of
 
 _LAUNCHED_BY_MPI = "OMPI_COMM_WORLD_SIZE"

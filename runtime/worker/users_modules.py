@@ -3,17 +3,23 @@
 A ``statistics.py`` beside the script is imported in place of Python's own, as ``python train.py``
 does, where the user's files ask for it.  Everything else goes on with the module that it knows:
 libraries import more while they run, and would break on the user's file.
+
+The digest of a script: its text, that of the modules of its own, and its arguments.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from holdfast.checkpoint.digest import Digest
+from holdfast.runtime.evidence.stacks import Frame
 
 _OF_PYTHONS_START = frozenset({
     "__main__", "_collections_abc", "_sitebuiltins", "abc", "codecs", "encodings", "genericpath",
@@ -99,3 +105,31 @@ class _Importer:
         """Take the modules of these names out of the list of all."""
         found = [name for name in sys.modules if name.partition(".")[0] in self._names]
         return {name: sys.modules.pop(name) for name in found}
+
+
+_LARGEST = 16 << 20
+
+
+def script_digest(script: Path, argv: Sequence[str]) -> str:
+    """Return the digest; modules that are imported later have no part in it."""
+    digest = Digest()
+    digest.update(repr(tuple(argv)).encode())
+    for file in sorted({str(script.resolve()), *_own_files()}):
+        try:
+            path = Path(file)
+            text = path.read_bytes() if path.stat().st_size <= _LARGEST else b""
+        except OSError:
+            continue
+        digest.update(path.name.encode() + b"\0" + text)
+    return digest.hexdigest()
+
+
+def _own_files() -> set[str]:
+    """Return the files of all imported modules that are neither a library's nor holdfast's."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return {file for file in files if isinstance(file, str) and _is_users(file)}
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    return Frame(file, "", "").is_users

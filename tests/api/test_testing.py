@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.process_status import is_alive
+from holdfast.runtime.system.processes import is_alive
 from holdfast.testing import JobRequest, run_job, start_job
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "02_custom_replica.py"

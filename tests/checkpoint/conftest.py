@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.disk import disk as disk_module
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint import disk as disk_module
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import Tensor
 
 State = dict[str, Tensor]
 

@@ -20,11 +20,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.signature import SigningKey
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"
 CODES = {
@@ -148,7 +147,7 @@ def test_page_lists_every_field_of_a_manifest(store: CheckpointStore) -> None:
 
 
 def test_page_lists_every_dtype() -> None:
-    from holdfast.checkpoint.format.tensor import DTYPES
+    from holdfast.checkpoint.tensor import DTYPES
 
     table = PAGE.read_text().split("## Elements")[1].split("## Reading")[0]
 

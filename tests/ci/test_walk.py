@@ -29,12 +29,10 @@ def test_a_worker_copies_and_the_writer_writes() -> None:
     files = files_of("save")
 
     assert "runtime/saving/agent_way.py" in files["worker"]
-    assert {"runtime/committing/committer.py", "checkpoint/disk/disk.py"} <= files["writer"]
+    assert {"runtime/saving/committer.py", "checkpoint/disk.py"} <= files["writer"]
     elsewhere = files["worker"] | files["agent"] | files["supervisor"]
-    assert not [
-        name for name in elsewhere if name.startswith(("checkpoint/disk/", "checkpoint/upkeep/"))
-    ]
-    assert "checkpoint/store/store.py" not in elsewhere
+    assert not [name for name in elsewhere if name.startswith(("checkpoint/disk/", "checkpoint/"))]
+    assert "checkpoint/store.py" not in elsewhere
 
 
 def test_survivors_repair_their_world_without_the_writer() -> None:
@@ -42,4 +40,4 @@ def test_survivors_repair_their_world_without_the_writer() -> None:
 
     assert "runtime/exchange/membership.py" in files["worker"]
     assert "recovery/verdict.py" not in files["worker"]
-    assert "checkpoint/disk/disk.py" not in files["writer"], "nothing is saved"
+    assert "checkpoint/disk.py" not in files["writer"], "nothing is saved"

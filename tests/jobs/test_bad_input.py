@@ -23,7 +23,7 @@ from workload import (
     request_of,
 )
 
-from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec
+from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.testing import JobRequest, JobRun, start_job
 
 pytestmark = pytest.mark.mpi

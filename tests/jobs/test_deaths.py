@@ -240,7 +240,7 @@ while True:
         time.sleep(0.1)
 """
 LEAVES_SOON = """
-from holdfast.recovery.launch_clock import LaunchLimits
+from holdfast.recovery.launch import LaunchLimits
 LaunchLimits.__init__.__defaults__ = (900.0, 180.0, 120.0, 1.0, None)
 """
 

@@ -9,7 +9,7 @@ import pytest
 from cgroups import enter, memory_cgroup
 from workload import LONG, PreparedJob, Undisturbed, Workload, assert_whole, request_of
 
-from holdfast.runtime.commands.report import describe_failure, describe_troubles
+from holdfast.runtime.tools.report import describe_failure, describe_troubles
 from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
@@ -52,7 +52,7 @@ def test_death_by_the_oom_killer_is_named_with_figures_and_survived(
 def test_memory_that_grows_is_told_and_saved_before_it_kills(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """The forecast is that of tests/runtime/watch/test_memory_forecast.py; the open files below
+    """The forecast is that of tests/runtime/host/test_memory_forecast.py; the open files below
     are told in the same way, and the death is named as above."""
     with memory_cgroup(400 * MIB) as group:
         job = _feast(SLOW, tmp_path, group, from_step=3, mib=1)

@@ -21,7 +21,7 @@ DEATHS = {3: (0, 7, 31), 7: (1, 2, 16), 11: (5, 20, 30)}
 def test_32_workers_die_in_threes_and_the_bytes_are_the_same(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Fewer die together in test_deaths.py; one agent hosts 128 in tests/runtime/agent."""
+    """Fewer die together in test_deaths.py; one agent hosts 128 in tests/runtime/host."""
     faults = [f"kill worker={worker} step={step}" for step in DEATHS for worker in DEATHS[step]]
     options = ["--heartbeat-timeout", "30"]  # two cores for all of them
     request = request_of(MANY, tmp_path, workers=WORKERS, faults=faults, options=options)

@@ -10,7 +10,7 @@ from extended import extended
 from matrix import CELLS, Cell, Moment, run_cell
 from workload import Undisturbed
 
-from holdfast.runtime.chaos.strike import Kind, Target
+from holdfast.runtime.tools.strike import Kind, Target
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ import pytest
 from workload import EVEN, IMPATIENT, LONG, PreparedJob, Undisturbed, assert_whole, request_of
 
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.system.own_process import program_command
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]

@@ -15,9 +15,9 @@ from typing import Any
 
 from configs import worker_config
 
-from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec
-from holdfast.runtime.mpiexec import guard as guard_module
-from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.host import guard as guard_module
+from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.mpi.mpi_library import find_mpiexec
 from holdfast.runtime.system.channel import Channel, Message, connect
 from holdfast.runtime.system.processes import kill_tree, wait_all_ended
 
@@ -41,7 +41,7 @@ class AgentHarness:
         self.heartbeat_timeout_s = 5.0
         self._started: list[subprocess.Popen[bytes]] = []
         ready_read, ready_write = os.pipe()
-        command = [sys.executable, "-m", "holdfast.runtime.agent"]
+        command = [sys.executable, "-m", "holdfast.runtime.host"]
         command += ["--directory", str(directory), "--entry", entry]
         command += ["--ready-fd", str(ready_write)]
         if "--heartbeat-timeout" not in options:

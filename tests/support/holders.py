@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.checkpoint.format.names import step_name
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
 
 STEP = 40
 WRITERS = 3

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.recovery.assignment import Assignment
-from holdfast.recovery.partial import PartialSums
-from holdfast.recovery.reduction import maximal_nodes, plan_reduction
-from holdfast.recovery.world import World
-from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.recovery.reduction import PartialSums, maximal_nodes, plan_reduction
+from holdfast.recovery.world import Assignment, World
+from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model.replica import Microbatch
 
 MICROBATCHES = 5

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.format.names import step_name
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.signature import SigningKey
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
 
 KEY = SigningKey(bytes(range(32)))
 OTHER_KEY = SigningKey(b"another secret, just as long as it")

@@ -27,8 +27,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.system.marked_processes import marked_processes
-from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.runtime.system.processes import marked_processes, wait_all_ended
 
 MARK = "HOLDFAST_TEST_RUN"
 ENDS_WITHIN_S = 30.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from resumed_run import Run
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 
 WRITERS = 4
 NEWEST = "step-000000000020"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
+from holdfast.checkpoint.filesystem import LocalFileSystem
 
 
 class Recording(LocalFileSystem):

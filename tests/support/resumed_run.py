@@ -14,27 +14,25 @@ import pytest
 from configs import without_faults, worker_config
 from fake_communicator import FakeCommunicator, run_world
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.format.key_file import KeyFile
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.partial import FloatVector
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.signature import KeyFile
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator, WorldBroken
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.reading.shared_tries import WAITS, Waits
 from holdfast.runtime.run.journal import Record, read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.companion import Alone
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.restoring import JobRestore
+from holdfast.runtime.training.shared_tries import WAITS, Waits
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 

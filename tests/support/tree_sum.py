@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.recovery.partial import FloatVector
+from holdfast.recovery.reduction import FloatVector
 
 
 def tree_sum(leaves: Sequence[FloatVector]) -> FloatVector:

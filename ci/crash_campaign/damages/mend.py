@@ -11,11 +11,11 @@ from tally import Tally, Wrong
 
 from damages.ways import NEW, OF_STEPS, OLD, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.names import STORE_NAME, step_name
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.upkeep.mend import Holders, mend_step
+from holdfast.checkpoint.names import STORE_NAME, step_name
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.repair import Holders, mend_step
+from holdfast.checkpoint.store import save
 
 NAME = "holders"
 CASES, SHORT_CASES = 3_500, 150

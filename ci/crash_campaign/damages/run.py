@@ -20,19 +20,17 @@ from victims.begin import Job, take
 
 from damages.ways import OF_ANY_FILES, Files, read_files, strike, write_files
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.reader import restore_newest
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.upkeep.own_steps import OwnSteps
-from holdfast.checkpoint.upkeep.retention import Retention, prune
-from holdfast.runtime.commands.sound_records import sound_records
-from holdfast.runtime.commands.summary import summarize
+from holdfast.checkpoint.known_steps import OwnSteps
+from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.store import save
 from holdfast.runtime.errors import JobError, UsageError
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import Journal, parse_line, read_journal
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.training import same_work
+from holdfast.runtime.run.journal import HistoryReader, Journal, parse_line, read_journal
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
+from holdfast.runtime.tools.events import sound_records
+from holdfast.runtime.tools.summary import summarize
+from holdfast.runtime.training import consistency
 
 NAME = "run"
 CASES, SHORT_CASES = 3_500, 150
@@ -152,7 +150,7 @@ def _is_refused(job: Job, cursor: Any) -> bool:
     mine = {"seed": job.record.seed, "microbatches": job.record.microbatches}
     context: Any = SimpleNamespace(run_dir=job.directory.path)
     try:
-        same_work._check_identity(context, mine, cursor)
+        consistency._check_identity(context, mine, cursor)
     except UsageError:
         return True
     return False

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from job import WRITERS
 
-from holdfast.checkpoint.format.names import MANIFEST_NAME, shard_name, step_name
+from holdfast.checkpoint.names import MANIFEST_NAME, shard_name, step_name
 
 OLD, NEW = 100, 200
 """The steps of which files are damaged."""

@@ -19,8 +19,8 @@ from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.names import step_name
-from holdfast.runtime.committing.committer import Committer
+from holdfast.checkpoint.names import step_name
+from holdfast.runtime.saving.committer import Committer
 
 SOUND, FOREIGN, DAMAGED, NEW, NEXT = (10, 20, 30, 40), 45, 50, (60, 70), 80
 KEPT = 2

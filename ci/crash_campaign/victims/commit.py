@@ -18,7 +18,7 @@ from tally import Wrong
 from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
-from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.names import step_name
 
 OLDEST, OLD, DIFFERENT, FLIPPED, NEW, TORN, NEXT = 10, 20, 22, 24, 30, 35, 50
 NEXT_LAUNCH = 9

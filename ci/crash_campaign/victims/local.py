@@ -18,10 +18,10 @@ from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.committing.committer import Committer
-from holdfast.runtime.committing.local_level import LocalTerms
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.local_level import LocalTerms
 from victims.care import rest
 
 DRAINED, LEFT, NEW, THROUGH, NEXT = (10, 20), 30, (40, 50), 60, 70

@@ -20,11 +20,11 @@ from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.upkeep.mend import Holders, mend_step
-from holdfast.runtime.cli.repair import repair
-from holdfast.runtime.committing.mending import Mender, mirrors
+from holdfast.checkpoint.repair import Holders, mend_step
+from holdfast.runtime.cli.checkpoints import repair
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.saving.mending import Mender, mirrors
 
 OLD, NEW, NEXT = 20, 30, 40
 MIRROR = "mirror"

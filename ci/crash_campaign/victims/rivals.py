@@ -20,14 +20,14 @@ from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.store import CheckpointStore, Staging
-from holdfast.runtime.committing.committer import Committer
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, Staging
+from holdfast.checkpoint.tensor import ShardLayout, specs_of
 from holdfast.runtime.errors import JobError
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
+from holdfast.runtime.saving.committer import Committer
 from victims.begin import Job, take
 from victims.care import rest, saves
 

@@ -12,11 +12,11 @@ from verdict import Verdict
 from victim import RUN, Aftermath, Intrusion
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.names import removed_name, step_name
-from holdfast.checkpoint.store.reader import restore_newest
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.own_steps import OwnSteps
-from holdfast.checkpoint.upkeep.retention import prune
+from holdfast.checkpoint.known_steps import OwnSteps
+from holdfast.checkpoint.names import removed_name, step_name
+from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.retention import prune
+from holdfast.checkpoint.store import CheckpointStore
 
 HALF_REMOVED, OLDEST, OLD, NEW, NEXT = 5, 10, 20, 30, 40
 

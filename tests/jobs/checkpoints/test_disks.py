@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from workload import LONG, Undisturbed, assert_whole, request_of, wait_for_checkpoints
 
-from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.job import CHECKPOINTS_BEFORE_A_RENEWAL
 from holdfast.runtime.run.journal import Record
 from holdfast.testing import RunningJob, start_job

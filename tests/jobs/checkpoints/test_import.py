@@ -13,10 +13,9 @@ from extended import shortened
 from imports import ImportRequest, export
 from workload import EVEN, SCRIPT, Workload, assert_refused, request_of
 
-from holdfast.checkpoint.format.key_file import read_key
-from holdfast.checkpoint.format.signature import Signature
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.signature import Signature, read_key
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi

@@ -17,8 +17,8 @@ from extended import shortened
 from imports import ImportRequest, export
 from workload import assert_refused
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.comparison import Opened, compare_steps
+from holdfast.checkpoint.comparison import Opened, compare_steps
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRequest, JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.tensorflow]

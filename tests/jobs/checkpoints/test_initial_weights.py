@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from workload import assert_refused
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.comparison import Opened, compare_steps
+from holdfast.checkpoint.comparison import Opened, compare_steps
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.cli.main import holdfast
 from holdfast.runtime.run.journal import read_journal
 from holdfast.testing import JobRun, run_job

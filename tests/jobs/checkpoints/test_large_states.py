@@ -10,8 +10,8 @@ import pytest
 from cgroups import enter, memory_cgroup
 from workload import EVEN, PreparedJob, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]

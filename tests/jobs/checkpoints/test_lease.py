@@ -19,9 +19,8 @@ from workload import (
     request_of,
 )
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.system.process_status import is_alive
-from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.system.processes import is_alive, wait_all_ended
 from holdfast.testing import start_job
 
 pytestmark = pytest.mark.mpi

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, Undisturbed, assert_whole, request_of, wait_for_checkpoints
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import verify_step
-from holdfast.runtime.commands.save_request import order_save
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.tools.save_request import order_save
 from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from workload import EVEN, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi

@@ -10,9 +10,9 @@ import pytest
 from extended import extended, shortened
 from workload import Undisturbed, Workload, assert_whole, request_of
 
-from holdfast.checkpoint.format.names import step_name
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import start_job
 
 pytestmark = pytest.mark.mpi

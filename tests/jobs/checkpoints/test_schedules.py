@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from workload import LONG, Undisturbed, Workload, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.recovery.schedule import FIRST_SAVE_S
 from holdfast.testing import JobRun, RunningJob, start_job
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, SCRIPT, Undisturbed, assert_refused, assert_whole, request_of
 
-from holdfast.checkpoint.format.key_file import KeyFile, read_key
-from holdfast.checkpoint.format.signature import Signature
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.signature import KeyFile, Signature, read_key
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRun, start_job
 
 pytestmark = pytest.mark.mpi

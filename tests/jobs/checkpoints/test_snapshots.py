@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import start_job
 
 pytestmark = pytest.mark.mpi

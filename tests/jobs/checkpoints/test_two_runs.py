@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from workload import LONG, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.testing import start_job
 

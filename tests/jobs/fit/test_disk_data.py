@@ -47,7 +47,7 @@ def test_death_and_relaunch_change_no_byte(folder: Path, tmp_path: Path) -> None
     """The first worker dies within the second epoch of HDF5, all others within that of records.
 
     Jobs read pipelines through deaths in test_pipelines.py; each kind of file is read in
-    tests/runtime/samples.
+    tests/runtime/data.
     """
     same: dict[str, Any] = {"argv": [str(folder)], "microbatches": 3, "options": OPTIONS}
     alone = run_job(SCRIPT, run_dir=tmp_path / "one", workers=1, **same)

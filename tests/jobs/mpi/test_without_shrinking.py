@@ -18,8 +18,8 @@ import pytest
 from extended import shortened
 from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.writing.writer_link import KILLED_SETTLES_WITHIN_S
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving.writer_link import KILLED_SETTLES_WITHIN_S
 from holdfast.testing import JobRun, RunningJob, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]

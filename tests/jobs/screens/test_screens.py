@@ -16,10 +16,10 @@ from extended import shortened
 from terminals import TERMINALS, PtyTerminal, exit_code_in, wait_until
 from workload import EVEN, LONG, request_of
 
-from holdfast.runtime.chaos.job_traces import JobTraces
 from holdfast.runtime.run.journal import JournalReader, Record
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.system.own_process import program_command
+from holdfast.runtime.tools.striker import JobTraces
 from holdfast.testing import JobRequest, start_job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(200)]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from holdfast import ArrayData, Trainer
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.partial import FloatVector
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 
 

@@ -9,7 +9,7 @@ from faulty_mount import FaultyMount, needs_a_server
 from half_a_run import HALF, STORE, Begun
 from workload import EVEN, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
 from holdfast.testing import start_job
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.mpi
 
@@ -24,8 +24,8 @@ LAST_STEP = 130
 BOUND_S = 300.0
 PROGRAM = """
 import itertools, runpy, sys, threading
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.runtime.committing.checkpoint_care import CheckpointCare
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.runtime.saving.checkpoint_care import CheckpointCare
 
 example = runpy.run_path(sys.argv[0])
 replica = example["SoftmaxRegression"]

@@ -14,8 +14,8 @@ from pathlib import Path
 import lease_racer
 import pytest
 
+from holdfast.runtime.run.files import open_to_write
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.own_file import open_to_write
 from holdfast.runtime.run.run_directory import RunDirectory
 
 pytestmark = pytest.mark.process

@@ -14,7 +14,7 @@ from faulty_mount import FaultyMount, needs_a_server
 from half_a_run import STORE, Begun
 from workload import EVEN, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import JobRun, start_job
 
 pytestmark = [pytest.mark.mpi, needs_a_server]

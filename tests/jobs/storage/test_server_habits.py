@@ -11,7 +11,7 @@ from faulty_mount import FaultyMount, faulty_mount, needs_a_server
 from half_a_run import HALF, Begun
 from workload import EVEN, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.testing import start_job
 
 pytestmark = [pytest.mark.mpi, needs_a_server]

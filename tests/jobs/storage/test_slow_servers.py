@@ -13,7 +13,7 @@ from faulty_mount import FaultyMount, faulty_mount, needs_a_server
 from half_a_run import HALF, STORE
 from workload import EVEN, LONG, Undisturbed, assert_whole, request_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.store import CheckpointStore
 from holdfast.runtime.errors import ExitCode
 from holdfast.testing import JobRequest, RunningJob, start_job
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from workload import SCRIPT, Workload
 
-from holdfast.runtime.chaos.full_place import refusal
-from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.system.own_process import program_command
+from holdfast.runtime.tools.striker import refusal
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 

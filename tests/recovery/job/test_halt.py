@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.recovery.halt import Halted, HaltPlan, Held, plan_halt
+from holdfast.recovery.launch import Halted, HaltPlan, Held, plan_halt
 from holdfast.recovery.world import WorkerId
 
 

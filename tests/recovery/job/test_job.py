@@ -31,8 +31,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.job import TRANSITIONS, JobMachine, JobState, JobTerms
-from holdfast.recovery.restart_budget import RestartBudget
+from holdfast.recovery.job import TRANSITIONS, JobMachine, JobState, JobTerms, RestartBudget
 from holdfast.recovery.world import WorkerId
 
 Transcript: TypeAlias = list[tuple[Event, str]]

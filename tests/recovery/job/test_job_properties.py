@@ -26,9 +26,14 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan, Site, Visit, parse_fault
-from holdfast.recovery.job import JobMachine, JobState, JobTerms
-from holdfast.recovery.launch_view import LaunchView, Sight, conclude
-from holdfast.recovery.restart_budget import CHECKPOINTS_OF_A_REFUND, RestartBudget
+from holdfast.recovery.job import (
+    CHECKPOINTS_OF_A_REFUND,
+    JobMachine,
+    JobState,
+    JobTerms,
+    RestartBudget,
+)
+from holdfast.recovery.launch import LaunchView, Sight, conclude
 from holdfast.recovery.schedule import (
     FIRST_SAVE_S,
     LARGEST_SHARE,

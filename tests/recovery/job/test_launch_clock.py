@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.launch_clock import LaunchClock, LaunchLimits, Situation
+from holdfast.recovery.launch import LaunchClock, LaunchLimits, Situation
 from holdfast.recovery.world import WorkerId
 
 LIMITS = LaunchLimits(warm_s=90.0, join_s=20.0, end_s=8.0, leave_s=9.0, grace_s=30.0)

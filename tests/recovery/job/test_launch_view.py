@@ -9,7 +9,7 @@ from holdfast.recovery.event import (
     WorkerJoined,
     WorldFormed,
 )
-from holdfast.recovery.launch_view import LaunchView
+from holdfast.recovery.launch import LaunchView
 from holdfast.recovery.world import WorkerId
 
 A, B, C = (WorkerId(number) for number in (3, 4, 5))

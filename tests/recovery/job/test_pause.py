@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.recovery.pause import Pause, PauseWatch
+from holdfast.recovery.detector import Pause, PauseWatch
 from holdfast.recovery.world import WorkerId
 
 BEAT_S = 0.5

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from holdfast.recovery.script_end import ScriptView, find_apart
+from holdfast.recovery.stall import ScriptView, find_apart
 from holdfast.recovery.world import WorkerId
 
 ENDED, GOING = True, False

@@ -10,7 +10,7 @@ from holdfast.recovery.event import (
     WorkerStopped,
     WorldFormed,
 )
-from holdfast.recovery.launch_view import LaunchView, conclude
+from holdfast.recovery.launch import LaunchView, conclude
 from holdfast.recovery.world import WorkerId
 
 A, B = WorkerId(3), WorkerId(4)

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger
+from holdfast.recovery.ledger import Cursor, Ledger
 
 _WORDS = st.integers(0, 2**64 - 1)
 _SUMS = st.lists(st.floats(width=64), min_size=1, max_size=4)

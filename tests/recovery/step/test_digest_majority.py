@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.digest_majority import DigestComparison, compare_digests
+from holdfast.recovery.step import DigestComparison, compare_digests
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.recovery.vote import Decision, Effects, decide
+from holdfast.recovery.step import Decision, Effects, decide
 
 QUIET = Effects(wants_stop=False, notes=b"n", state=b"s")
 STOP = Effects(wants_stop=True, notes=b"n", state=b"s")

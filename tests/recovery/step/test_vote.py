@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.vote import (
+from holdfast.recovery.step import (
     REFUSAL,
     SAVE_BITS,
     Bit,

@@ -13,15 +13,19 @@ from hypothesis import strategies as st
 
 from holdfast.recovery.detector import FailureDetector, HeartbeatView, SilenceLimits
 from holdfast.recovery.errors import IllegalTransition
-from holdfast.recovery.step import OVER, TRANSITIONS, StepEvent, StepState, next_state
-from holdfast.recovery.vote import (
+from holdfast.recovery.step import (
+    OVER,
     REFUSAL,
     SAVE_BITS,
+    TRANSITIONS,
     Bit,
     SavePhase,
+    StepEvent,
+    StepState,
     Wishes,
     after_vote,
     ballot,
+    next_state,
     outcome,
 )
 from holdfast.recovery.world import WorkerId

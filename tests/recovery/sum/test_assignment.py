@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.assignment import Assignment, adopt, assign
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import Assignment, WorkerId, World, adopt, assign
 
 
 def world_of(*workers: int, capacity: int | None = None, generation: int = 0) -> World:

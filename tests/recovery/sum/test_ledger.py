@@ -16,8 +16,7 @@ from holdfast.recovery.ledger import (
     from_lanes,
     write_lanes,
 )
-from holdfast.recovery.order import SampleOrder
-from holdfast.recovery.splitmix import WORD, splitmix64
+from holdfast.recovery.order import WORD, SampleOrder, splitmix64
 
 ids = st.lists(st.integers(0, 10**12), max_size=40)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.recovery.splitmix import splitmix64
+from holdfast.recovery.order import SampleOrder, SequentialOrder, splitmix64
 
 seeds = st.integers(0, 2**64 - 1)
 counts = st.integers(1, 80)

@@ -8,11 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_sum import tree_sum
 
-from holdfast.recovery.assignment import adopt, assign
 from holdfast.recovery.errors import LeafMissing
-from holdfast.recovery.partial import FloatVector, PartialSums
-from holdfast.recovery.reduction import Node, maximal_nodes, plan_reduction
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.reduction import (
+    FloatVector,
+    Node,
+    PartialSums,
+    maximal_nodes,
+    plan_reduction,
+)
+from holdfast.recovery.world import WorkerId, World, adopt, assign
 
 SIZE = 19
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_sum import tree_sum
 
-from holdfast.recovery.assignment import Assignment, assign
 from holdfast.recovery.reduction import (
     Node,
     ReductionPlan,
@@ -21,7 +20,7 @@ from holdfast.recovery.reduction import (
     root_of,
     slice_bounds,
 )
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import Assignment, WorkerId, World, assign
 
 Vector = npt.NDArray[np.float32]
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.splitmix import GOLDEN_GAMMA, WORD, chain, splitmix64, splitmix64_inplace
+from holdfast.recovery.order import GOLDEN_GAMMA, WORD, chain, splitmix64, splitmix64_inplace
 
 words = st.integers(0, WORD - 1)
 

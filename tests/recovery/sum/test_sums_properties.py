@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.assignment import assign
 from holdfast.recovery.errors import LeafMissing
 from holdfast.recovery.ledger import (
     LANES,
@@ -19,10 +18,11 @@ from holdfast.recovery.ledger import (
     from_lanes,
     write_lanes,
 )
-from holdfast.recovery.order import SampleOrder, SequentialOrder
-from holdfast.recovery.partial import FloatVector, PartialSums
+from holdfast.recovery.order import WORD, SampleOrder, SequentialOrder, chain, splitmix64
 from holdfast.recovery.reduction import (
+    FloatVector,
     Node,
+    PartialSums,
     children,
     maximal_nodes,
     path_to,
@@ -30,8 +30,7 @@ from holdfast.recovery.reduction import (
     root_of,
     slice_bounds,
 )
-from holdfast.recovery.splitmix import WORD, chain, splitmix64
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import WorkerId, World, assign
 
 COUNTS = st.integers(1, 60)
 OWNED = COUNTS.flatmap(

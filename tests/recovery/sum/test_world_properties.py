@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.assignment import Assignment, adopt, assign
-from holdfast.recovery.cursor import MOST_TURNS, Cursor
-from holdfast.recovery.digest_majority import compare_digests
+from holdfast.recovery.ledger import MOST_TURNS, Cursor
+from holdfast.recovery.step import compare_digests
 from holdfast.recovery.work_plan import Work, WorkPlan
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import Assignment, WorkerId, World, adopt, assign
 
 MICROBATCHES = st.integers(1, 40)
 

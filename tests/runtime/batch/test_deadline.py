@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.batch.deadline import LEAVE_S, UNMEASURED_S, Deadline, Due, earliest
+from holdfast.runtime.batch.schedulers import LEAVE_S, UNMEASURED_S, Deadline, Due, earliest
 
 HOUR = Deadline(begun_at=0.0, ends_at=3600.0, source="squeue")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.batch.duration import clock_s, read_duration
+from holdfast.runtime.batch.sbatch import clock_s, read_duration
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.batch.allocation import Allocation, Scheduler, Workers, whole_number
-from holdfast.runtime.batch.finding import (
+from holdfast.runtime.batch.schedulers import (
     CHAIN,
+    Allocation,
+    Scheduler,
+    Workers,
     find_allocation,
     limit_s,
     options_of,
     refuse_copies,
     refuse_mpi_copies,
+    whole_number,
 )
 from holdfast.runtime.errors import ExitCode, UsageError
 

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.batch import slurm
-from holdfast.runtime.batch.allocation import Allocation, Scheduler, Workers
-from holdfast.runtime.batch.finding import (
+from holdfast.runtime.batch import schedulers
+from holdfast.runtime.batch.schedulers import (
     CHAIN,
+    Allocation,
+    Scheduler,
+    Workers,
     find_allocation,
     limit_s,
     options_of,
@@ -251,14 +253,14 @@ def test_copies_of_one_command_are_refused() -> None:
     ],
 )
 def test_list_of_hosts_is_expanded(text: str, hosts: list[str]) -> None:
-    assert list(slurm.expand_hosts(text)) == hosts
+    assert list(schedulers.expand_hosts(text)) == hosts
 
 
 @pytest.mark.parametrize(
     ("text", "tasks"), [("3", [3]), ("4(x3),2", [4, 4, 4, 2]), ("", []), ("many", [])]
 )
 def test_tasks_of_hosts(text: str, tasks: list[int]) -> None:
-    assert slurm.tasks_of_hosts(text) == tasks
+    assert schedulers.tasks_of_hosts(text) == tasks
 
 
 _NAMES = sorted(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.batch.sbatch_script import BatchRequest, script_of
+from holdfast.runtime.batch.sbatch import BatchRequest, script_of
 from holdfast.runtime.errors import UsageError
 
 

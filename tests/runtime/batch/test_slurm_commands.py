@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.batch import slurm_commands
-from holdfast.runtime.batch.slurm_commands import SlurmRefused, requeue, submit, time_left_s
+from holdfast.runtime.batch import sbatch
+from holdfast.runtime.batch.sbatch import SlurmRefused, requeue, submit, time_left_s
 
 pytestmark = pytest.mark.process
 
@@ -65,7 +65,7 @@ def test_refusal_is_told(programs: Path) -> None:
 def test_controller_that_does_not_answer_costs_a_bounded_time(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_commands, "ANSWERS_WITHIN_S", 0.2)
+    monkeypatch.setattr(sbatch, "ANSWERS_WITHIN_S", 0.2)
     _write(programs, "scontrol", "exec sleep 600")
 
     with pytest.raises(SlurmRefused, match="scontrol has not answered"):

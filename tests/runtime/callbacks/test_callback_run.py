@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from driven_run import STEPS, Driven, begin, drive, one_layer, plan_of
 
-from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.training.companion import Commit
 

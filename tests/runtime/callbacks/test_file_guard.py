@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.callbacks.file_guard import guarding
-from holdfast.runtime.callbacks.first_files import FirstFiles
+from holdfast.runtime.callbacks.first_files import FirstFiles, guarding
 
 LONG_AGO = 1_000_000
 

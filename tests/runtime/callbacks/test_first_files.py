@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.callbacks.file_guard import guarding
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length
+from holdfast.runtime.callbacks.first_files import FirstFiles, Length, guarding
 
 Hook = Callable[[Any, int], None]
 

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.callbacks.file_guard import guarding
-from holdfast.runtime.callbacks.first_files import FirstFiles
-from holdfast.runtime.callbacks.first_saves import FirstSaves, install
-from holdfast.runtime.callbacks.kept_loads import KeptLoads
+from holdfast.runtime.callbacks.first_files import FirstFiles, guarding
+from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads, install
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.callbacks.file_guard import guarding
-from holdfast.runtime.callbacks.first_files import FirstFiles, Length, length_of
+from holdfast.runtime.callbacks.first_files import FirstFiles, Length, guarding, length_of
 
 TAIL = 4096
 WORDS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.callbacks.kept_loads import KeptLoads
+from holdfast.runtime.callbacks.first_saves import KeptLoads
 
 
 class Launch:

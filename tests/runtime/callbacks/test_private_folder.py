@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.callbacks.file_guard import guarding
-from holdfast.runtime.callbacks.first_files import FirstFiles
-from holdfast.runtime.callbacks.private_folder import PrivateFolder
+from holdfast.runtime.callbacks.first_files import FirstFiles, PrivateFolder, guarding
 
 
 def not_first(tmp_path: Path) -> FirstFiles:

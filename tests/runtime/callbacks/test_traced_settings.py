@@ -10,7 +10,7 @@ import pytest
 from driven_run import Driven, begin, drive, one_layer
 
 from holdfast.recovery.work_plan import Work
-from holdfast.runtime.callbacks.traced_settings import TracedSettings
+from holdfast.runtime.callbacks.callback_rounds import TracedSettings
 from holdfast.runtime.errors import ProgramError
 
 pytestmark = pytest.mark.tensorflow

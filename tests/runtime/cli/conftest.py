@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 

@@ -8,12 +8,11 @@ import pytest
 from holdfast.runtime.cli import doctor as doctor_file
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.mpi_trial.campaign import Finding
-from holdfast.runtime.mpi_trial.trial_table import CAMPAIGN, Level, Trial
-from holdfast.runtime.mpi_trial.trust import Outcome, Trust
-from holdfast.runtime.mpi_trial.verdict_file import Verdict
+from holdfast.runtime.mpi.campaign import Finding
+from holdfast.runtime.mpi.fitness import Verdict
+from holdfast.runtime.mpi.trial_table import CAMPAIGN, Level, Outcome, Trial, Trust
 from holdfast.runtime.supervisor.preconditions import Surroundings
-from holdfast.runtime.system.loopback_interface import Loopback
+from holdfast.runtime.system.channel import Loopback
 
 
 @pytest.fixture(autouse=True)

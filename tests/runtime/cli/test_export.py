@@ -9,9 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.errors import ExitCode
 
 Holdfast = Callable[..., tuple[int, str, str]]

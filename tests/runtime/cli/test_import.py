@@ -10,11 +10,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.digest import state_sha256
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.tensor import Tensor
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord

@@ -12,7 +12,7 @@ from terminals import PtyTerminal, exit_code_in, wait_until
 from holdfast.runtime.cli import main as main_file
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
-from holdfast.runtime.system.helper_process import program_command
+from holdfast.runtime.system.own_process import program_command
 
 COMMANDS = ("doctor", "export", "import", "inspect", "repair", "report", "run", "save", "verify")
 HEAVY = ("mpi4py", "tensorflow", "keras", "h5py")

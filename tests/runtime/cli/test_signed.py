@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.key_file import read_key
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.signature import read_key
+from holdfast.checkpoint.store import CheckpointStore, save
 
 Holdfast = Callable[..., tuple[int, str, str]]
 

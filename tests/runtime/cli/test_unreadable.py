@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import TRANSIENT
-from holdfast.runtime.run import own_file
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.runtime.run import files as files_module
 
 Holdfast = Callable[..., tuple[int, str, str]]
 Fail = Callable[[str, int], None]
@@ -132,7 +132,7 @@ def test_record_or_journal_that_cannot_be_read_just_now_is_no_usage(
     def fail(folder: int, path: Path, flags: int) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(own_file, "_open_name", fail)
+    monkeypatch.setattr(files_module, "_open_name", fail)
 
     code, _, err = holdfast(command, run_dir)
 

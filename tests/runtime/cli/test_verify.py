@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import StepCheck, verify_step
-from holdfast.runtime.terminal.byte_progress import ByteProgress
+from holdfast.checkpoint.repair import StepCheck, verify_step
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.cli.terminal import ByteProgress
 
-verify_file = importlib.import_module("holdfast.runtime.cli.verify")
+verify_file = importlib.import_module("holdfast.runtime.cli.checkpoints")
 Holdfast = Callable[..., tuple[int, str, str]]
 
 

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.evidence import inquiry as module
-from holdfast.runtime.evidence.inquiry import MOST_S, Inquiry
+from holdfast.runtime.evidence import stacks as module
+from holdfast.runtime.evidence.stacks import MOST_S, Inquiry
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.system.process_status import signal_state
+from holdfast.runtime.system.processes import signal_state
 
 pytestmark = pytest.mark.process
 
 PROGRAM = """
 import ctypes, os, re, signal, sys, threading
-from holdfast.runtime.evidence.stack_signal import STACK_SIGNAL, listen
+from holdfast.runtime.evidence.stacks import STACK_SIGNAL, listen
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 
 def loop_for_ever():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.evidence.last_lines import MOST_LINES, LastLines
+from holdfast.runtime.evidence.stacks import MOST_LINES, LastLines
 
 
 def test_newest_lines_are_kept_in_order() -> None:

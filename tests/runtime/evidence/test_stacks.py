@@ -23,7 +23,7 @@ Current thread 0x00007f23073f7b80 (most recent call first):
   File "/home/ann/train.py", line 99 in <module>
   File "<frozen runpy>", line 88 in _run_code
 """
-PY_SPY = f"""Process 27382: python3 -m holdfast.runtime.agent.pool --agent 12
+PY_SPY = f"""Process 27382: python3 -m holdfast.runtime.host.pool --agent 12
 Python v3.11.7 (/usr/bin/python3.11)
 
 Thread 27383 (idle): "holdfast-pulse"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from holdfast.runtime.evidence import users_trace as module
-from holdfast.runtime.evidence.users_trace import users_trace
+from holdfast.runtime.evidence import stacks as module
+from holdfast.runtime.evidence.stacks import users_trace
 
 OWN = Path(module.__file__).parents[1]
 TRACE = f"""Traceback (most recent call last):

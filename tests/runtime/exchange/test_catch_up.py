@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from fake_communicator import FakeCommunicator, run_world
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.partial import FloatVector
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.training.catch_up import (

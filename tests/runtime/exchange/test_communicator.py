@@ -16,10 +16,9 @@ import scenarios
 from fake_communicator import FakeCommunicator, run_world
 from simulated_threads import Deadlock
 
-from holdfast.runtime.exchange.communicator import Communicator, WorldBroken
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.mpi_trial.mpi_library import find_mpiexec
-from holdfast.runtime.mpiexec.launch_line import LaunchLine
+from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator, WorldBroken
+from holdfast.runtime.host.launchers import LaunchLine
+from holdfast.runtime.mpi.mpi_library import find_mpiexec
 
 Scenario = Callable[[Communicator], Communicator]
 MortalScenario = Callable[[Communicator, Callable[[], object]], Communicator]

@@ -10,20 +10,17 @@ import pytest
 from fake_communicator import FakeCommunicator, run_world
 from tree_sum import tree_sum
 
-from holdfast.recovery.assignment import Assignment
-from holdfast.recovery.partial import FloatVector, PartialSums
 from holdfast.recovery.reduction import (
+    FloatVector,
+    PartialSums,
     maximal_nodes,
 )
 from holdfast.recovery.work_plan import Work
-from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.common_memory import map_peers
+from holdfast.recovery.world import Assignment, WorkerId, World
 from holdfast.runtime.exchange.communicator import WorldBroken
-from holdfast.runtime.exchange.exchange import Exchange
-from holdfast.runtime.exchange.fold import BUCKET_FLOATS
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.exchange.shared_vectors import SharedVectors
-from holdfast.runtime.exchange.vector import Sum
+from holdfast.runtime.exchange.memory import SharedVectors, Sum, map_peers
+from holdfast.runtime.exchange.sums import BUCKET_FLOATS, Exchange
 
 SMALL_BUCKET_FLOATS = 4096
 TINY, ODD, LARGE = 3, 1003, 4 * SMALL_BUCKET_FLOATS + 1237
@@ -275,7 +272,7 @@ def test_what_is_not_finite_is_seen_wherever_it_stands(value: float) -> None:
 def test_workers_on_two_hosts_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them agree on that, or one would wait for messages that no member sends."""
     hosts = iter([b"here", b"here", b"there"])
-    monkeypatch.setattr("holdfast.runtime.exchange.common_memory._host", lambda: next(hosts))
+    monkeypatch.setattr("holdfast.runtime.exchange.memory._host", lambda: next(hosts))
     check_meeting(shared=False)
 
 

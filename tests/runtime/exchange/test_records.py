@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from configs import without_faults, worker_config
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger
+from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.system.heartbeat import HeartbeatPage

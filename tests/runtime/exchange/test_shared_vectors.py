@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from holdfast.runtime.exchange.shared_vectors import SharedVectors
+from holdfast.runtime.exchange.memory import SharedVectors
 
 
 def test_vectors_are_distinct_zeros_at_multiples_of_64_bytes() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit.alone import fit
-from holdfast.runtime.fit.fit_call import FitCall
+from holdfast.runtime.fit.fit_call import FitCall, fit
 
 pytestmark = pytest.mark.tensorflow
 

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.names import MANIFEST_NAME
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.fit.begun_epoch import as_begun
-from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.training.stage import Stage
+from holdfast.checkpoint.names import MANIFEST_NAME
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.runtime.fit.fit_call import FitCall, as_begun
+from holdfast.runtime.training.training_job import Stage
 
 SECOND = Stage(2, 10)
 LATER = FitCall(epochs=6, initial_epoch=3)

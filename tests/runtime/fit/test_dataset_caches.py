@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.fit.dataset_caches import Caches
+from holdfast.runtime.fit.directories import Caches
 
 tf = pytest.importorskip("tensorflow")
 

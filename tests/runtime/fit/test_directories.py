@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.runtime.fit.directories import SharedDirectories
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.calling_script import CallingScript, during_training
+from holdfast.runtime.worker.script_clock import CallingScript, during_training
 
 _LONG_AGO, _NEVER = 0.0, float("inf")
 

@@ -17,7 +17,7 @@ import keras
 from keras.src.datasets import mnist
 from keras.src.utils import file_utils
 
-from holdfast.runtime.fit.downloads import take_turns
+from holdfast.runtime.fit.keras_fit import take_turns
 
 pytestmark = pytest.mark.tensorflow
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from configs import worker_config
 
-from holdfast.runtime.fit import entry
+from holdfast.runtime.fit import script_setup
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.worker import script_draws
 
@@ -39,9 +39,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     for module, names in functions.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(entry, "share_clock", lambda _: None)
+    monkeypatch.setattr(script_setup, "share_clock", lambda _: None)
     monkeypatch.setattr(script_draws, "draw_alike", lambda seed, script: None)
-    monkeypatch.setattr(entry, "when_imported", lambda name, then: found.update({name: then}))
+    monkeypatch.setattr(
+        script_setup, "when_imported", lambda name, then: found.update({name: then})
+    )
     yield found
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -49,7 +51,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 def drawn(config: WorkerConfig) -> tuple[float, float]:
     """Return the first random numbers of a script."""
-    entry.prepare(config)
+    script_setup.prepare(config)
     return random.random(), float(np.random.random())
 
 
@@ -76,7 +78,7 @@ def test_seed_that_is_too_large_for_numpy_is_taken_modulo_its_seeds(seed: int) -
 
 
 def test_heavy_libraries_wait_for_the_script(watched: dict[str, Any]) -> None:
-    entry.prepare(worker_config())
+    script_setup.prepare(worker_config())
 
     assert list(watched) == ["sqlite3", "tensorflow", "keras"]
 
@@ -95,8 +97,8 @@ def test_directory_that_an_earlier_launch_has_made_is_that_of_the_job(
         handed.append((control_fd, heartbeat_fd))
         prepare(config)
 
-    monkeypatch.setattr(entry.worker, "main", main)
-    entry.main(config, 3, 4)
+    monkeypatch.setattr(script_setup.worker, "main", main)
+    script_setup.main(config, 3, 4)
     raised = False
     try:
         os.mkdir(results)
@@ -113,19 +115,19 @@ def test_scopes_are_left_out_unless_the_user_wants_keras_left_alone(
     watched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, fit: bool
 ) -> None:
     tf = pytest.importorskip("tensorflow")
-    from holdfast.runtime.model import tensorflow_settings
+    from holdfast.runtime.model import graphs
     from holdfast.runtime.training import stages
 
     threads: list[int] = []
     left_out: list[Any] = []
     kept: list[bool] = []
     context = SimpleNamespace(context=SimpleNamespace(inform=print, at_end=[]))
-    monkeypatch.setattr(tensorflow_settings, "set_threads", threads.append)
-    monkeypatch.setattr(entry.generated_code, "keep_in_memory", lambda: kept.append(True))
-    monkeypatch.setattr(entry, "leave_out", lambda *arguments: left_out.append(arguments))
-    monkeypatch.setattr(entry, "share_caches", lambda *_: lambda: None)
+    monkeypatch.setattr(graphs, "set_threads", threads.append)
+    monkeypatch.setattr(script_setup.generated_code, "keep_in_memory", lambda: kept.append(True))
+    monkeypatch.setattr(script_setup, "leave_out", lambda *arguments: left_out.append(arguments))
+    monkeypatch.setattr(script_setup, "share_caches", lambda *_: lambda: None)
     monkeypatch.setattr(stages, "stages_of_script", lambda: context)
-    entry.prepare(worker_config(fit=fit))
+    script_setup.prepare(worker_config(fit=fit))
 
     watched["tensorflow"]()
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import NO_EFFECTS, decide
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import NO_EFFECTS, decide
 from holdfast.recovery.work_plan import Work
+from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.source import generator_source
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
-from holdfast.runtime.fit.fed_companion import FedCompanion, of_pipeline
-from holdfast.runtime.pipelines.feed import Feed, FeedTerms
-from holdfast.runtime.pipelines.generator_source import generator_source
+from holdfast.runtime.exchange.communicator import LocalCommunicator
+from holdfast.runtime.fit.fit_data import FedCompanion, of_pipeline
 from holdfast.runtime.training.companion import Alone, Commit
 
 START = Cursor.start(1)

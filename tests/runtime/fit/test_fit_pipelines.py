@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.recovery.work_plan import NO_END
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.fit.fit_call import FitCall
 from holdfast.runtime.fit.fit_data import FitData
 
@@ -28,7 +28,7 @@ def batches(count: int = 3, *more: Any) -> Iterator[Any]:
 
 
 def supply(call: FitCall) -> FitData:
-    from holdfast.runtime.fit.fit_pipelines import supply_of
+    from holdfast.runtime.fit.fit_data import supply_of
 
     return supply_of(call, SEED, lambda text: None)
 
@@ -129,9 +129,9 @@ def test_batches_of_a_py_dataset_come_in_order_unless_they_are_shuffled(*, shuff
 def test_generator_beyond_what_is_kept_ends_its_epoch_where_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from holdfast.runtime.pipelines import generator_source
+    from holdfast.runtime.data import source
 
-    monkeypatch.setattr(generator_source, "_MOST_KEPT", 2)
+    monkeypatch.setattr(source, "_MOST_KEPT", 2)
     here, generator = LocalCommunicator(), batches(5)
     data: Any = supply(FitCall(generator))
     feed = data.training
@@ -150,7 +150,7 @@ def test_generator_beyond_what_is_kept_ends_its_epoch_where_it_ends(
 def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
     tf = pytest.importorskip("tensorflow")
     said: list[str] = []
-    from holdfast.runtime.fit.fit_pipelines import supply_of
+    from holdfast.runtime.fit.fit_data import supply_of
 
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).repeat()
     feed: Any = supply_of(FitCall(dataset, epochs=3), SEED, said.append).training
@@ -161,7 +161,7 @@ def test_dataset_that_repeats_has_no_end_but_the_one_of_a_callback() -> None:
 
 
 def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> None:
-    from holdfast.runtime.fit.fit_pipelines import leave_pipelines
+    from holdfast.runtime.fit.fit_data import leave_pipelines
 
     training, validation = batches(9), batches(9)
     call = FitCall(training, steps_per_epoch=2, epochs=2, **_validated(validation, 3))
@@ -173,6 +173,6 @@ def test_generators_of_a_fit_that_is_over_go_on_after_all_that_was_read() -> Non
 
 
 def test_arrays_have_nothing_to_leave() -> None:
-    from holdfast.runtime.fit.fit_pipelines import leave_pipelines
+    from holdfast.runtime.fit.fit_data import leave_pipelines
 
     leave_pipelines(supply(FitCall(X, Y, validation_data=(X, Y))), 4, 2)

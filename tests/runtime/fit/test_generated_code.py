@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.fit.generated_code import keep_in_memory
+from holdfast.runtime.fit.script_setup import keep_in_memory
 
 LOADER = "tensorflow.python.autograph.pyct.loader"
 

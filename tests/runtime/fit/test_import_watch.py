@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.fit.import_watch import when_imported, without_log_lines
+from holdfast.runtime.fit.script_setup import when_imported, without_log_lines
 
 
 @pytest.fixture

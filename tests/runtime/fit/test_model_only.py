@@ -30,7 +30,7 @@ def pipeline() -> Any:
 
 @pytest.mark.parametrize("given", ["arrays", "pipeline"])
 def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> None:
-    from holdfast.runtime.fit.model_only import model_only
+    from holdfast.runtime.fit.script_setup import model_only
 
     model = one_layer()
     before = model.get_weights()
@@ -46,7 +46,7 @@ def test_first_fit_ends_the_script_and_gives_model_and_inputs(given: str) -> Non
 
 
 def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
-    from holdfast.runtime.fit.model_only import model_only
+    from holdfast.runtime.fit.script_setup import model_only
 
     first, second = one_layer(), one_layer()
     before = first.get_weights()
@@ -65,7 +65,7 @@ def test_fits_before_the_one_that_is_wanted_give_an_empty_history() -> None:
 
 def test_fit_without_an_epoch_is_no_training() -> None:
     from holdfast.runtime.fit import keras_fit
-    from holdfast.runtime.fit.model_only import model_only
+    from holdfast.runtime.fit.script_setup import model_only
 
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch, model_only() as refusal:
@@ -78,7 +78,7 @@ def test_fit_without_an_epoch_is_no_training() -> None:
 
 
 def test_fit_is_keras_own_again_after_an_error_of_the_script() -> None:
-    from holdfast.runtime.fit.model_only import model_only
+    from holdfast.runtime.fit.script_setup import model_only
 
     model = one_layer()
     plain = type(model).fit

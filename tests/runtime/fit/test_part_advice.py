@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.fit.part_advice import advice_on_few_samples, advice_on_parts
+from holdfast.runtime.fit.keras_fit import advice_on_few_samples, advice_on_parts
 
 
 def test_error_of_the_model_is_told_with_the_way_that_works() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.options.rate_scale import RateScale
+from holdfast.runtime.options.job_options import RateScale
 
 pytestmark = pytest.mark.tensorflow
 
@@ -34,7 +34,7 @@ def moved(optimizer: Any, updates: int) -> list[float]:
 def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
     import keras
 
-    from holdfast.runtime.fit.scaled_rate import ScaledRate
+    from holdfast.runtime.fit.keras_fit import ScaledRate
 
     optimizer = keras.optimizers.SGD(0.5)
     scaled = ScaledRate(optimizer, SCALE)
@@ -50,7 +50,7 @@ def test_rate_of_a_variable_is_scaled_in_updates_only() -> None:
 def test_schedule_goes_on_beneath_the_scale() -> None:
     import keras
 
-    from holdfast.runtime.fit.scaled_rate import ScaledRate
+    from holdfast.runtime.fit.keras_fit import ScaledRate
 
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.1])
     optimizer = keras.optimizers.SGD(schedule)
@@ -64,7 +64,7 @@ def test_schedule_goes_on_beneath_the_scale() -> None:
 def test_optimizer_of_mixed_precision_is_scaled_inside() -> None:
     import keras
 
-    from holdfast.runtime.fit.scaled_rate import ScaledRate
+    from holdfast.runtime.fit.keras_fit import ScaledRate
 
     inner = keras.optimizers.SGD(0.5)
     ScaledRate(keras.optimizers.LossScaleOptimizer(inner), SCALE)

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.runtime.fit.script_files import ScriptFiles
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.calling_script import CallingScript, during_training
+from holdfast.runtime.worker.script_clock import CallingScript, during_training
 
 
 class Launches:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.runtime.fit.script_stores import ScriptStores
-from holdfast.runtime.worker.calling_script import CallingScript
+from holdfast.runtime.fit.script_files import ScriptStores
+from holdfast.runtime.worker.script_clock import CallingScript
 
 
 @pytest.fixture

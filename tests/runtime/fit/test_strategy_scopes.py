@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.fit.strategy_scopes import leave_out, leave_out_cluster
+from holdfast.runtime.fit.script_setup import leave_out, leave_out_cluster
 
 
 def test_scope_of_each_strategy_gives_the_strategy_and_is_told() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.fit.temporary_directories import TemporaryDirectories
+from holdfast.runtime.fit.directories import TemporaryDirectories
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.calling_script import CallingScript
+from holdfast.runtime.worker.script_clock import CallingScript
 
 
 class Worker:

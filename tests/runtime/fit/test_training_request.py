@@ -12,10 +12,9 @@ from configs import worker_config
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.fit.fit_call import FitCall
-from holdfast.runtime.options.rate_scale import RateScaling
+from holdfast.runtime.options.job_options import RateScaling
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.stage import Stage
-from holdfast.runtime.training.training_job import TrainingJob, describe_job
+from holdfast.runtime.training.training_job import Stage, TrainingJob, describe_job
 
 pytestmark = pytest.mark.tensorflow
 

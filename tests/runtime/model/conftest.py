@@ -18,9 +18,9 @@ def tf() -> SimpleNamespace:
     tensorflow = pytest.importorskip("tensorflow")
     import keras
 
-    from holdfast.runtime.model import keras_replica, tensorflow_settings
+    from holdfast.runtime.model import graphs, keras_replica
 
-    tensorflow_settings.set_numerics(1, 7, deterministic=False)
+    graphs.set_numerics(1, 7, deterministic=False)
     return SimpleNamespace(tensorflow=tensorflow, keras=keras, module=keras_replica)
 
 

@@ -10,7 +10,7 @@ import pytest
 from keras_harness import build, contribution
 
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.lone_replica import LoneReplica
+from holdfast.runtime.model.choose import LoneReplica
 from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = pytest.mark.tensorflow

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.vector import ALIGNMENT_BYTES
+from holdfast.runtime.exchange.memory import ALIGNMENT_BYTES
 from holdfast.runtime.model.data import ArrayData, Data, check_data, read_microbatch
 
 

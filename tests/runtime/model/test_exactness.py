@@ -19,7 +19,7 @@ from keras_harness import (
     train,
 )
 
-from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.runtime.exchange.memory import aligned_vector
 from holdfast.runtime.model.batch_mixing import BatchMixing
 from holdfast.runtime.model.replica import Microbatch, Replica
 

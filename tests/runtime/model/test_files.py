@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from keras_harness import IMAGES, build, convolutional, copy_of, dense
 
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.reader import Restored, restore
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.commands.exporting import ExportFormat, ExportRequest, export_state
-from holdfast.runtime.commands.model_source import ModelSource
+from holdfast.checkpoint.reader import Restored, restore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.weights.initial_weights import load_initial_weights
-from holdfast.runtime.weights.weights_source import WeightsSource
+from holdfast.runtime.tools.exporting import ExportFormat, ExportRequest, ModelSource, export_state
+from holdfast.runtime.training.initial_weights import load_initial_weights
+from holdfast.runtime.training.weights_source import WeightsSource
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from holdfast.runtime.model.graph_cache import MOST_KEPT, TOLD_AT, GraphCache
+from holdfast.runtime.model.graphs import MOST_KEPT, TOLD_AT, GraphCache
 
 
 class Clock:

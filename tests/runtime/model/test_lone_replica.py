@@ -10,9 +10,8 @@ import pytest
 from keras_harness import IMAGES, LABELS, bytes_of, contribution, convolutional, dense, microbatch
 from keras_oracle import fresh_model
 
-from holdfast.runtime.custom.replica_of_keras import replica_of_keras
 from holdfast.runtime.model.batch_mixing import BatchMixing
-from holdfast.runtime.model.lone_replica import LoneReplica
+from holdfast.runtime.model.choose import LoneReplica, replica_of_keras
 from holdfast.runtime.model.replica import Microbatch
 
 pytestmark = pytest.mark.tensorflow

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.model.nest import (
+from holdfast.runtime.model.replica import (
     is_nest_of_arrays,
     leaves,
     map_leaves,

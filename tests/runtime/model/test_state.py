@@ -15,7 +15,7 @@ from keras_harness import (
 )
 
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.exchange.vector import aligned_vector
+from holdfast.runtime.exchange.memory import aligned_vector
 
 pytestmark = pytest.mark.tensorflow
 
@@ -100,7 +100,7 @@ def test_a_state_of_another_shape_is_refused_and_nothing_changes(replicas: list[
 
 
 def test_numerics_that_come_too_late_are_refused(tf: SimpleNamespace) -> None:
-    from holdfast.runtime.model import tensorflow_settings
+    from holdfast.runtime.model import graphs
 
     with pytest.raises(ProgramError, match="cannot be set to 5 threads"):
-        tensorflow_settings.set_numerics(5, 0, deterministic=False)
+        graphs.set_numerics(5, 0, deterministic=False)

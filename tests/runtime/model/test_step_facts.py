@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from holdfast.runtime.custom.custom_replica import CustomReplica
+from holdfast.runtime.model.custom_replica import CustomReplica
 from holdfast.runtime.model.keras_replica import KerasReplica
 from holdfast.runtime.model.step_facts import StepFacts
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.runtime.exchange.vector import aligned_array
+from holdfast.runtime.exchange.memory import aligned_array
+from holdfast.runtime.model.model_call import flat_graph, flat_tensors
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.model.tensors import flat_graph, flat_tensors
 
 pytestmark = pytest.mark.tensorflow
 

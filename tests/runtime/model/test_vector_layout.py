@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.exchange.vector import ALIGNMENT_BYTES
-from holdfast.runtime.model.vector_layout import ROW_FLOATS, Place, VectorLayout
+from holdfast.runtime.exchange.memory import ALIGNMENT_BYTES
+from holdfast.runtime.model.graphs import ROW_FLOATS, Place, VectorLayout
 
 SHAPES = st.lists(st.lists(st.integers(0, 20), max_size=3).map(tuple), min_size=1, max_size=8)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.cli.import_weights import import_weights
 from holdfast.runtime.cli.run import run
+from holdfast.runtime.cli.weights import import_weights
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options import job_options
 from holdfast.runtime.options.job_options import OPTIONS, JobOptions

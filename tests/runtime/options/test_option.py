@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.options.checks import check_scrubs
-from holdfast.runtime.options.job_options import OPTIONS
+from holdfast.runtime.options.job_options import OPTIONS, check_scrubs
 from holdfast.runtime.options.option import (
     Option,
     at_least,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.options.rate_scale import RULES, RateScale, RateScaling, scale_of
+from holdfast.runtime.options.job_options import RULES, RateScale, RateScaling, scale_of
 
 
 def _scale(rule: str, factor: int, steps_per_epoch: int, epochs: int) -> RateScale:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record, script_sha256

@@ -11,7 +11,7 @@ from configs import worker_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.signature import KeyFile
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.options.worker_config import WorkerConfig
 

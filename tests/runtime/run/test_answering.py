@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.run import answering as module
-from holdfast.runtime.run.answering import answering
+from holdfast.runtime.run import files as module
+from holdfast.runtime.run.files import answering
 
 PROGRAM = """
 import sys, threading

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.run.bounded_calls import BoundedCalls
+from holdfast.runtime.run.files import BoundedCalls
 from holdfast.runtime.system.signals import SENT_BY_BATCH_SYSTEMS
 
 SOON_S = 0.01

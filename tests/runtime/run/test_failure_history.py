@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.recovery.schedule import FailureHistory
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import Journal, JournalReader
+from holdfast.runtime.run.journal import HistoryReader, Journal, JournalReader
 
 
 @pytest.fixture

@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.run.generations import next_generation
-from holdfast.runtime.run.journal import Journal
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.runtime.run.journal import Journal, next_generation
 from holdfast.runtime.run.run_directory import RunDirectory
 
 

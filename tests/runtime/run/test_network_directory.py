@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import ExitCode, RunUnreadable, UsageError
-from holdfast.runtime.run import own_file, transient
+from holdfast.runtime.run import files
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 
 RECORD = RunRecord(
@@ -47,7 +47,7 @@ def test_record_is_created_once_without_hard_links(
 ) -> None:
     monkeypatch.setattr(os, "link", _fail(number))
     if not has_renameat2:
-        monkeypatch.setattr(own_file, "renameat2", lambda _source, _target: False)
+        monkeypatch.setattr(files, "renameat2", lambda _source, _target: False)
 
     directory.create_record(RECORD)
     with pytest.raises(UsageError, match="already holds a run"):
@@ -88,7 +88,7 @@ def test_run_begins_where_directories_cannot_be_synced(
     directory: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first save tells of it."""
-    monkeypatch.setattr(own_file, "sync", _fail(number))
+    monkeypatch.setattr(files, "sync", _fail(number))
 
     directory.create_record(RECORD)
 
@@ -98,7 +98,7 @@ def test_run_begins_where_directories_cannot_be_synced(
 def test_run_does_not_begin_where_syncing_a_directory_fails(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_file, "sync", _fail(errno.EIO))
+    monkeypatch.setattr(files, "sync", _fail(errno.EIO))
 
     with pytest.raises(RunUnreadable, match="nothing is known to be damaged"):
         directory.create_record(RECORD)
@@ -110,10 +110,10 @@ class Late:
     def __init__(self, misses: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = misses
         self._now = 0.0
-        self._plain = transient.read_at_most
-        monkeypatch.setattr(transient, "read_at_most", self._read)
-        monkeypatch.setattr(transient.time, "sleep", self._sleep)
-        monkeypatch.setattr(transient.time, "monotonic", lambda: self._now)
+        self._plain = files.read_at_most
+        monkeypatch.setattr(files, "read_at_most", self._read)
+        monkeypatch.setattr(files.time, "sleep", self._sleep)
+        monkeypatch.setattr(files.time, "monotonic", lambda: self._now)
 
     def _read(self, path: Path, limit_bytes: int) -> bytes:
         if self.left > 0:
@@ -151,6 +151,6 @@ def test_record_that_is_never_found_ends_the_job_and_not_the_run(
 def test_record_that_is_not_listed_is_not_waited_for(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transient.time, "sleep", _fail(errno.EINTR))
+    monkeypatch.setattr(files.time, "sleep", _fail(errno.EINTR))
 
     assert directory.load_record() is None

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.copies import claim
-from holdfast.runtime.run.no_run import no_job, no_run, refuse_local_directory, refuse_no_run
+from holdfast.runtime.run.find_run import (
+    claim,
+    no_job,
+    no_run,
+    refuse_local_directory,
+    refuse_no_run,
+)
 from holdfast.runtime.run.run_directory import RunDirectory
 
 

@@ -12,13 +12,12 @@ import pytest
 
 from holdfast.recovery.schedule import FailureHistory
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.commands.lease_holder import LeaseHolder
 from holdfast.runtime.errors import ExitCode, UsageError
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import Journal, last_generation, read_journal
-from holdfast.runtime.run.own_file import ForeignFile, open_to_write, read_at_most
+from holdfast.runtime.run.files import ForeignFile, open_to_write, read_at_most
+from holdfast.runtime.run.journal import HistoryReader, Journal, last_generation, read_journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor.job_setup import open_journal
+from holdfast.runtime.tools.save_request import LeaseHolder
 
 RECORD = RunRecord(
     run_id="0123456789abcdef", format=1, created=1.5, microbatches=4, seed=0, threads=2

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.format.key_file import KeyFile
+from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.run.run_key import find_key, key_in, refuse_other_key
+from holdfast.runtime.run.find_run import find_key, key_in, refuse_other_key
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 from keys import KEY, STATE
 
 from holdfast.checkpoint.errors import StorageFailed
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord

@@ -18,14 +18,11 @@ from holdfast.runtime.errors import (
     RunUnreadable,
     UsageError,
 )
-from holdfast.runtime.run import own_file
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.generations import next_generation
-from holdfast.runtime.run.journal import Journal
-from holdfast.runtime.run.no_run import no_run
+from holdfast.runtime.run import files
+from holdfast.runtime.run.files import refusal
+from holdfast.runtime.run.find_run import find_key, no_run
+from holdfast.runtime.run.journal import HistoryReader, Journal, next_generation
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.run.run_key import find_key
-from holdfast.runtime.run.transient import refusal
 
 RECORD = RunRecord("4f0c2d", FORMAT, 1.5, microbatches=4, seed=0, threads=1)
 NUMBERS = sorted(TRANSIENT)
@@ -140,7 +137,7 @@ def test_journal_of_a_worker_loses_lines_and_raises_nothing(
 def test_history_and_intruder_are_unknown_while_the_files_fail(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(own_file, "_open_name", failing(number))
+    monkeypatch.setattr(files, "_open_name", failing(number))
 
     assert HistoryReader(directory.journal_path).read().failures == 0
     assert directory.intruder("ours") is None

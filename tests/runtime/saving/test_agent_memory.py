@@ -13,18 +13,16 @@ import pytest
 from resumed_run import Run, Weights
 
 from holdfast.checkpoint.errors import CheckpointError
-from holdfast.checkpoint.format.image_map import ImageMap
-from holdfast.checkpoint.format.key_file import KeyFile
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.manifest import Manifest
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.store.image_filesystem import ImageFileSystem
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.mend import Holders, MendResult, mend_step
-from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import ImageFileSystem, ImageMap, share_of
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.repair import Holders, MendResult, mend_step
+from holdfast.checkpoint.signature import KeyFile
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import ShardLayout, specs_of
+from holdfast.recovery.ledger import Cursor
+from holdfast.runtime.system.own_process import sealed_memory
 from holdfast.runtime.training.companion import Alone
 from holdfast.runtime.training.job_state import JobState
 

@@ -11,10 +11,9 @@ from agents import Host
 from host_saves import LAUNCH, STEP, plan_of, saved_steps, state_of
 from host_writer import RunningWriter
 
-from holdfast.runtime.committing.save_plan import SavePlan
 from holdfast.runtime.saving import agent_way
-from holdfast.runtime.saving.pending_save import MemoryInUse, SnapshotNotWritten
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.saving.own_way import MemoryInUse, SnapshotNotWritten
+from holdfast.runtime.saving.plan import SavePlan, SaveRequest
 from holdfast.runtime.system import witnessed_time
 
 

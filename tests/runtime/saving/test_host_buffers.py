@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.runtime.saving import host_buffers
-from holdfast.runtime.saving.host_buffers import HostBuffers
-from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.saving import own_way
+from holdfast.runtime.saving.own_way import HostBuffers
+from holdfast.runtime.system.own_process import sealed_memory
 
 SIZE = 40 * mmap.PAGESIZE
 
@@ -76,11 +76,11 @@ def test_descriptors_are_closed_when_one_cannot_be_mapped(fds: list[int]) -> Non
 
 def _old_kernel(patch: pytest.MonkeyPatch) -> None:
     """Let the kernel map no pages ahead: they are touched one by one."""
-    patch.setattr(host_buffers, "_POPULATE_WRITE", 12345)
+    patch.setattr(own_way, "_POPULATE_WRITE", 12345)
 
 
 def _in_small_pieces(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host_buffers, "_AT_ONCE_BYTES", 3 * mmap.PAGESIZE)
+    patch.setattr(own_way, "_AT_ONCE_BYTES", 3 * mmap.PAGESIZE)
 
 
 @pytest.mark.parametrize("how", [lambda _: None, _old_kernel, _in_small_pieces])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from resumed_run import Run
 
-from holdfast.checkpoint.format.names import step_name
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.run.failure_history import HistoryReader
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.run.journal import HistoryReader
 
 
 @pytest.fixture

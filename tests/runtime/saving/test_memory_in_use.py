@@ -14,15 +14,14 @@ from agents import Agent, Host
 from host_saves import LAUNCH, STEP, state_of
 from host_writer import RunningWriter
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.store.image import ShardImage
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.saving import pending_save
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.image import ShardImage
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving import own_way
 from holdfast.runtime.saving.agent_way import AgentWay
 from holdfast.runtime.saving.memory_check import MemoryCheck
-from holdfast.runtime.saving.own_way import OwnWay
-from holdfast.runtime.saving.pending_save import MemoryInUse, PendingSave
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.saving.own_way import MemoryInUse, OwnWay, PendingSave
+from holdfast.runtime.saving.plan import SaveRequest
 
 BOUND_S = 60.0
 
@@ -83,7 +82,7 @@ def assert_whole(run_dir: Path, *steps: int) -> None:
 def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
     host: Host, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_save, "FREE_WITHIN_S", 0.01)
+    monkeypatch.setattr(own_way, "FREE_WITHIN_S", 0.01)
     host.buffers = 1
     agent, writer = host.agent(), RunningWriter()
     agent.way.prepare(host.plan, 0, 1, generation=LAUNCH)
@@ -109,7 +108,7 @@ def test_worker_does_not_copy_over_a_save_that_takes_longer_than_it_waits(
 def test_worker_without_an_agent_does_not_copy_over_a_save_that_hangs(
     host: Host, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_save, "FREE_WITHIN_S", 0.01)
+    monkeypatch.setattr(own_way, "FREE_WITHIN_S", 0.01)
     agent = host.agent()
     way = OwnWay(agent.way._context)
     way.prepare(host.plan, 0, 1, generation=LAUNCH)

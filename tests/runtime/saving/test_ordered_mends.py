@@ -13,11 +13,11 @@ from host_writer import RunningWriter
 from mirrored_run import WRITERS, flip_a_byte, mirrored_run, shard, there
 from resumed_run import Run
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.runtime.committing import writer as writer_module
-from holdfast.runtime.committing.committer import Committer
-from holdfast.runtime.committing.mend_order import MendOrder
-from holdfast.runtime.committing.mending import Mender
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.runtime.saving import writer as writer_module
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.mending import Mender
+from holdfast.runtime.saving.plan import MendOrder
 
 
 @pytest.fixture

@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from configs import without_faults, worker_config
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.store import CheckpointStore, Staging
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import Bit, Outcome
+from holdfast.checkpoint.store import CheckpointStore, Staging
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import Bit, Outcome
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import StoppedEarly
-from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving import own_way, save_in_flight
+from holdfast.runtime.saving import own_way
+from holdfast.runtime.saving import saver as saver_module
 from holdfast.runtime.saving.own_way import OwnWay
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.saving.saver import MAX_FAILURES, Saver
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.training.training_job import TrainingRequest, describe_job
@@ -113,7 +113,7 @@ def test_save_that_a_hanging_file_system_holds_has_failed_and_another_one_may_be
     saver.hear(_agreed(saver.bits()))
     assert saver.is_busy
 
-    monkeypatch.setattr(save_in_flight, "ANSWERS_WITHIN_S", -1.0)
+    monkeypatch.setattr(saver_module, "ANSWERS_WITHIN_S", -1.0)
     bits = saver.bits()
     assert bits == Bit.SETTLED
     saver.hear(_agreed(bits))
@@ -191,7 +191,7 @@ def test_commit_that_hangs_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyP
     saver.hear(_agreed(saver.bits()))
     assert saver.is_busy
 
-    monkeypatch.setattr(save_in_flight, "ANSWERS_WITHIN_S", -1.0)
+    monkeypatch.setattr(saver_module, "ANSWERS_WITHIN_S", -1.0)
     saver.hear(_agreed(saver.bits()))
 
     assert not saver.is_busy

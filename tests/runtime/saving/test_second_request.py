@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from simulation import STEPS, Launch, LazyExecutor, SimulatedJob, wait_for_nothing
 
-from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.tensor import Tensors
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving.own_way import OwnWay
-from holdfast.runtime.saving.pending_save import PendingSave
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.saving.own_way import OwnWay, PendingSave
+from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.heartbeat import RequestFlag
 
 pytestmark = pytest.mark.usefixtures("one_core")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.saving.shard_count import (
+from holdfast.runtime.saving.saver import (
     LARGEST_FILE_BYTES,
     MOST_THREADS,
     WORTH_A_FILE_BYTES,

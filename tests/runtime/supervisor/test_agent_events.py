@@ -20,7 +20,7 @@ from holdfast.recovery.event import (
     WorldFormed,
 )
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.supervisor.agent_events import event_of
+from holdfast.runtime.supervisor.supervisor import event_of
 
 WORKER = WorkerId(3)
 ERROR = {"kind": "error", "message": "m", "traceback": "t", "exit_code": 1}

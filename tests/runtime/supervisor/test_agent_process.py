@@ -14,9 +14,9 @@ from typing import cast
 
 import pytest
 
-from holdfast.recovery.pause import Pause
-from holdfast.runtime.agent import __main__ as agent_main
+from holdfast.recovery.detector import Pause
 from holdfast.runtime.errors import RecoveryImpossible
+from holdfast.runtime.host import __main__ as agent_main
 from holdfast.runtime.supervisor import agent_process
 from holdfast.runtime.supervisor.agent_process import (
     AgentProcess,
@@ -27,7 +27,7 @@ from holdfast.runtime.supervisor.agent_process import (
 )
 from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.channel import Channel, Message, pair
-from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.processes import HeldProcess
 
 LISTENER = """
 import os, socket, sys
@@ -56,7 +56,7 @@ def terms(directory: Path, *, is_verbose: bool = False) -> AgentTerms:
 def test_agent_reads_the_terms_that_it_was_started_on(tmp_path: Path, *, is_verbose: bool) -> None:
     command = terms(tmp_path, is_verbose=is_verbose).command()
 
-    options = agent_main._parse(command[command.index("holdfast.runtime.agent") + 1 :])
+    options = agent_main._parse(command[command.index("holdfast.runtime.host") + 1 :])
 
     assert (options.directory, options.private) == (tmp_path, True)
     assert (options.parent, options.lease_fd, options.ready_fd) == (os.getpid(), 2, None)

@@ -16,20 +16,17 @@ import pytest
 
 from holdfast.recovery.event import ExitCode, StopAsked
 from holdfast.recovery.job import JobState
-from holdfast.runtime.batch.allocation import Allocation, Scheduler
-from holdfast.runtime.batch.deadline import Deadline, Due
-from holdfast.runtime.batch.slurm_commands import SlurmRefused
+from holdfast.runtime.batch.sbatch import SlurmRefused
+from holdfast.runtime.batch.schedulers import Allocation, Deadline, Due, Scheduler
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.supervisor import batch_job
-from holdfast.runtime.supervisor.batch_job import BatchJob
+from holdfast.runtime.supervisor.batch_job import STOPS, BatchJob
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_run import batch_of
-from holdfast.runtime.supervisor.order_signals import STOPS
-from holdfast.runtime.supervisor.progress_log import ProgressLog
+from holdfast.runtime.supervisor.screen import ProgressLog
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import Takeover
-from holdfast.runtime.system.held_process import HeldProcess
-from holdfast.runtime.system.process_status import age_s
+from holdfast.runtime.system.processes import HeldProcess, age_s
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 ON_SLURM = Allocation(Scheduler.SLURM, "7", "slurm 7")

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.batch.allocation import Allocation, Scheduler
-from holdfast.runtime.batch.finding import CHAIN
+from holdfast.runtime.batch.schedulers import CHAIN, Allocation, Scheduler
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.supervisor import batch_run
-from holdfast.runtime.supervisor.batch_job import BatchJob
-from holdfast.runtime.supervisor.chain_link import ChainLink
+from holdfast.runtime.supervisor import job_run
+from holdfast.runtime.supervisor.batch_job import BatchJob, ChainLink
 
 RUN = "00112233aabbccdd"
 BY_HAND = Allocation(Scheduler.SLURM, "7", chain="", is_batch=False, ends_at=4e9)
@@ -51,9 +49,9 @@ def test_job_that_a_person_starts_is_what_was_asked_for(
             link.begin(RUN)
         return ExitCode.DONE
 
-    monkeypatch.setattr(batch_run, "run_job", run_job)
+    monkeypatch.setattr(job_run, "run_job", run_job)
 
-    codes = [batch_run.run_batch_job(options, allocation) for _ in range(3)]
+    codes = [job_run.run_batch_job(options, allocation) for _ in range(3)]
 
     assert (codes, started) == ([ExitCode.DONE] * 3, fresh)
 
@@ -67,8 +65,8 @@ class Runs:
     def __init__(self, patch: pytest.MonkeyPatch, end: ExitCode | Exception) -> None:
         self.end, self.asked, self.said = end, list[JobOptions](), list[str]()
         self.hits_limit = False
-        patch.setattr(batch_run, "run_job", self._run)
-        patch.setattr(batch_run, "say", self.said.append)
+        patch.setattr(job_run, "run_job", self._run)
+        patch.setattr(job_run, "say", self.said.append)
 
     def _run(self, asked: JobOptions, batch: BatchJob, link: ChainLink) -> ExitCode:
         self.asked.append(asked)
@@ -85,7 +83,7 @@ def test_job_of_a_complete_run_has_nothing_to_do_and_says_so(
 ) -> None:
     runs = Runs(monkeypatch, ExitCode.DONE)
 
-    codes = [batch_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
+    codes = [job_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
 
     assert codes == [ExitCode.DONE] * 2
     assert len(runs.asked) == 1
@@ -97,7 +95,7 @@ def test_job_after_one_that_stopped_early_goes_on_with_its_run(
 ) -> None:
     runs = Runs(monkeypatch, ExitCode.STOPPED_EARLY)
 
-    codes = [batch_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
+    codes = [job_run.run_batch_job(options, IN_BATCH) for _ in range(2)]
 
     assert codes == [ExitCode.STOPPED_EARLY] * 2
     assert [asked.fresh for asked in runs.asked] == [True, False]
@@ -118,11 +116,11 @@ def test_link_leaves_a_run_alone_that_another_link_still_has(
         monkeypatch.delenv(CHAIN, raising=False)
 
     if is_chain:
-        assert batch_run.run_batch_job(options, IN_BATCH) == ExitCode.RUN_DIRECTORY_BUSY
+        assert job_run.run_batch_job(options, IN_BATCH) == ExitCode.RUN_DIRECTORY_BUSY
         assert runs.said == ["pid 3 has it; Slurm job 7 leaves it alone"]
     else:
         with pytest.raises(RunDirectoryBusy, match="pid 3 has it"):
-            batch_run.run_batch_job(options, IN_BATCH)
+            job_run.run_batch_job(options, IN_BATCH)
 
 
 @pytest.mark.parametrize(("hits_limit", "code"), [(True, 99), (False, ExitCode.STOPPED_EARLY)])
@@ -133,4 +131,4 @@ def test_job_that_its_limit_stops_gets_the_exit_code_of_its_batch_system(
     runs.hits_limit = hits_limit
     job = Allocation(Scheduler.SGE, "5", chain="sge 5", requeue_code=99)
 
-    assert batch_run.run_batch_job(options, job) == code
+    assert job_run.run_batch_job(options, job) == code

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.names import step_name
 from holdfast.runtime.batch import incarnations
-from holdfast.runtime.batch.allocation import Allocation, Scheduler
+from holdfast.runtime.batch.schedulers import Allocation, Scheduler
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
-from holdfast.runtime.supervisor.chain_link import ChainLink
+from holdfast.runtime.supervisor.batch_job import ChainLink
 
 RUN = "00112233aabbccdd"
 JOB = Allocation(Scheduler.SLURM, "7", "slurm 7")

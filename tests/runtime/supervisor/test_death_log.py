@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.supervisor import death_log as module
-from holdfast.runtime.supervisor.death_log import DeathLog
+from holdfast.runtime.supervisor import job_log as module
+from holdfast.runtime.supervisor.job_log import DeathLog
 
 SAMPLES = {"step": 8, "microbatch": 1, "count": 2, "ids": [5, 17], "is_validation": False}
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import pytest
 
-from holdfast.runtime.agent.early_agent import EarlyAgent
+from holdfast.runtime.host.early_agent import EarlyAgent
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms, start_agent
 from holdfast.runtime.system.processes import wait_all_ended
 
@@ -31,7 +31,7 @@ if not any("writer" in word for word in sys.orig_argv):  # it may begin before t
 """
 LOST_STARTER = """
 import os, signal
-from holdfast.runtime.agent.early_agent import EarlyAgent
+from holdfast.runtime.host.early_agent import EarlyAgent
 early = EarlyAgent.begin(os.environ)
 print(early._process.pid, flush=True)
 input()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.recovery.detector import Pause
 from holdfast.recovery.event import End, Launch
-from holdfast.recovery.pause import Pause
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import ExitCode
 from holdfast.runtime.options.job_options import JobOptions

@@ -17,12 +17,12 @@ from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
-from holdfast.runtime.supervisor import job_run, supervised_job, supervisor
+from holdfast.runtime.supervisor import job_run, supervisor
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, Takeover
 from holdfast.runtime.system import witnessed_time
 from holdfast.runtime.system.channel import Listener
-from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.processes import HeldProcess
 
 FREE = "the setup of a job that may begin"
 ORPHAN = cast(Takeover, "a job without its supervisor")
@@ -209,7 +209,7 @@ class Started:
         self.dead: tuple[Path, ...] = ()
         patch.setattr(job_run, "_prepare", lambda options: self.setup)
         patch.setattr(job_run, "begin_agent", self._begin)
-        patch.setattr(supervised_job, "block", lambda: None)
+        patch.setattr(supervisor, "block", lambda: None)
         patch.setattr(job_run, "_memory_directory", lambda options: str(folder))
         patch.setattr(job_run, "remove_dead_directories", lambda *places: self.dead)
         patch.setattr(supervisor, "start_agent", self._start)
@@ -284,7 +284,7 @@ def test_job_that_comes_to_no_supervisor_leaves_no_agent_and_no_directory(
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(supervised_job.SupervisedJob, "of", fail)
+    monkeypatch.setattr(supervisor.SupervisedJob, "of", fail)
 
     with pytest.raises(type(fault)):
         job_run.run_job(started.setup.options)
@@ -300,7 +300,7 @@ def test_supervisor_that_fails_before_it_speaks_to_its_agent_ends_it(
     def fail(*_: object) -> None:
         raise OSError("the journal")
 
-    monkeypatch.setattr(supervised_job.Narration, "began", fail)
+    monkeypatch.setattr(supervisor.Narration, "began", fail)
 
     with pytest.raises(OSError, match="the journal"):
         job_run.run_job(started.setup.options)

@@ -14,16 +14,15 @@ import pytest
 from configs import worker_config
 from supervised import setup_in
 
-from holdfast.checkpoint.format.names import step_name
+from holdfast.checkpoint.names import step_name
 from holdfast.recovery.event import Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.run_terms import open_or_create_record
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.run.copies import claim
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.find_run import claim
+from holdfast.runtime.run.run_directory import Ownership, RunDirectory
 from holdfast.runtime.supervisor import job_setup
 from holdfast.runtime.supervisor.beginning import advice
 from holdfast.runtime.supervisor.job_setup import (
@@ -33,7 +32,7 @@ from holdfast.runtime.supervisor.job_setup import (
     setup_of_takeover,
 )
 from holdfast.runtime.supervisor.takeover import Takeover
-from holdfast.runtime.system.stillness import Stillness
+from holdfast.runtime.system.witnessed_time import Stillness
 
 
 def ended(tmp_path: Path) -> JobSetup:

@@ -9,7 +9,7 @@ import pytest
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.journal import Journal
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.missed_faults import missed_faults
+from holdfast.runtime.supervisor.supervisor import missed_faults
 
 KILL_7 = "kill worker=7 step=3"
 

@@ -14,7 +14,7 @@ from supervised import exited, report, setup_in
 from holdfast.recovery.event import End, ExitCode, Launch
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.run.journal import Record, read_journal
-from holdfast.runtime.supervisor import death_log
+from holdfast.runtime.supervisor import job_log
 from holdfast.runtime.supervisor.beginning import lost
 from holdfast.runtime.supervisor.job_log import Narration
 from holdfast.runtime.supervisor.job_setup import JobSetup
@@ -54,7 +54,7 @@ class Told:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
-    monkeypatch.setattr(death_log, "usable_cores", lambda: 64)
+    monkeypatch.setattr(job_log, "usable_cores", lambda: 64)
     setup = setup_in(tmp_path)
     yield Told(setup)
     setup.journal.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.supervisor.order_signals import Order, OrderSignals
+from holdfast.runtime.supervisor.batch_job import Order, OrderSignals
 from holdfast.runtime.system.reactor import Reactor
 from holdfast.runtime.system.signals import SAVE_SIGNAL
 

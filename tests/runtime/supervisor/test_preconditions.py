@@ -12,14 +12,14 @@ import pytest
 
 from holdfast.runtime.errors import UsageError
 from holdfast.runtime.supervisor.preconditions import (
+    ScriptSource,
     Surroundings,
     Wishes,
     faults,
     refuse_faults,
     surroundings,
 )
-from holdfast.runtime.supervisor.script_source import ScriptSource
-from holdfast.runtime.system.loopback_interface import Loopback
+from holdfast.runtime.system.channel import Loopback
 
 JAX = {"backend": "KERAS_BACKEND is jax", "backend_remedy": "`export KERAS_BACKEND=tensorflow`"}
 

@@ -10,7 +10,7 @@ from holdfast.runtime.supervisor.job_setup import useful_preload
 
 ALWAYS = (
     *("numpy", "xxhash", "mpi4py", "h5py"),
-    *("holdfast.runtime.fit.entry", "holdfast.runtime.training.trainer"),
+    *("holdfast.runtime.fit.script_setup", "holdfast.runtime.training.trainer"),
 )
 KERAS = ("tensorflow", "keras")
 FOR_KERAS = ("holdfast.runtime.fit.keras_fit",)

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.progress.live_line import Part
-from holdfast.runtime.progress.step_report import StepReport
-from holdfast.runtime.supervisor.progress_log import ProgressLog
-from holdfast.runtime.supervisor.screen import Screen, say
+from holdfast.runtime.run.live_line import Part
+from holdfast.runtime.run.progress import StepReport
+from holdfast.runtime.supervisor.screen import ProgressLog, Screen, say
 
 REPORT = StepReport(
     now=1.0, step=7, steps=60, epoch=1, epochs=6, step_of_epoch=7, steps_per_epoch=10,

@@ -16,9 +16,8 @@ from supervised import COLD, ENDED, WARM, Agent, Job, completed, exited, joined,
 
 from holdfast.recovery.event import ExitCode, Launch
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.batch.allocation import Allocation, Scheduler
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import read_journal
+from holdfast.runtime.batch.schedulers import Allocation, Scheduler
+from holdfast.runtime.run.journal import HistoryReader, read_journal
 from holdfast.runtime.run.lease import Lease
 from holdfast.runtime.supervisor import supervisor as module
 from holdfast.runtime.supervisor.batch_job import BatchJob

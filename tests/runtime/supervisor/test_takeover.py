@@ -22,7 +22,7 @@ from holdfast.runtime.supervisor import takeover
 from holdfast.runtime.supervisor.job_run import attach
 from holdfast.runtime.supervisor.takeover import StoppedAgentEnded, another_job, find_takeover
 from holdfast.runtime.system.channel import FDS, pair
-from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.processes import HeldProcess
 
 SCRIPT = Path("/a/slow.py")
 RUN = Path("/my runs/1")

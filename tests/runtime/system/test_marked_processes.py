@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime.system.marked_processes import (
+from holdfast.runtime.system.processes import (
     bears_mark,
     command_line,
     marked_processes,

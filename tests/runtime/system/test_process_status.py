@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from holdfast.runtime.system.process_status import (
+from holdfast.runtime.system.processes import (
     SignalState,
     age_s,
     characters_read,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.system.stillness import Stillness
+from holdfast.runtime.system.witnessed_time import Stillness
 
 
 class Thing:

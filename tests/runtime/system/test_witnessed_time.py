@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from holdfast.runtime.system.helper_process import answer_of, program_command
+from holdfast.runtime.system.own_process import answer_of, program_command
 from holdfast.runtime.system.witnessed_time import Bound, WitnessedTime, has_ended
 
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from rounds_companion import MESSAGE, RoundsCompanion
 from simulation import STEPS, Ending, Launch, SimulatedJob, TinyReplica, wait_for_nothing
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import Decision, Effects
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.agreement import _decode, _encode, agree_on_effects
+from holdfast.runtime.training.catch_up import _decode, _encode, agree_on_effects
 from holdfast.runtime.training.companion import Alone, Notes
 from holdfast.runtime.training.job_state import JobState
 

@@ -11,20 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import FEATURES, TinyReplica, Watching
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger, fingerprint_of_run
+from holdfast.recovery.ledger import Cursor, Ledger, fingerprint_of_run
 from holdfast.recovery.order import BatchOrder
 from holdfast.recovery.work_plan import Work, WorkPlan
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.pipelines.feed import Feed, FeedTerms
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.batch_contributors import (
+from holdfast.runtime.training.transaction import (
     BatchContributor,
     BatchTerms,
     BatchValidationContributor,
+    Transaction,
 )
-from holdfast.runtime.training.transaction import Transaction
 
 SIZES = (9, 4, 10)
 SAMPLES, PARTS = sum(SIZES), 3

@@ -12,9 +12,9 @@ from simulation import FEATURES, KILL, Ending, Launch, SimulatedJob, wait_for_no
 
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.world import WorkerId
+from holdfast.runtime.data.feed import Feed, FeedTerms
+from holdfast.runtime.data.source import forward
 from holdfast.runtime.errors import ProgramError
-from holdfast.runtime.pipelines.feed import Feed, FeedTerms
-from holdfast.runtime.pipelines.source import forward
 from holdfast.runtime.run.numerics import Numerics
 
 pytestmark = pytest.mark.usefixtures("one_core")

@@ -9,8 +9,7 @@ import pytest
 from configs import worker_config
 from simulation import data
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger, fingerprint
+from holdfast.recovery.ledger import Cursor, Ledger, fingerprint
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job

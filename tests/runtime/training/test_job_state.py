@@ -13,13 +13,12 @@ from fake_communicator import FakeCommunicator, run_world
 from rounds_companion import RoundsCompanion
 from simulation import TinyReplica
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger
+from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.runtime.exchange.communicator import WorldBroken
 from holdfast.runtime.training.catch_up import share_notes
 from holdfast.runtime.training.companion import Alone, Notes
 from holdfast.runtime.training.job_state import JobState, notes_of, was_over
-from holdfast.runtime.worker.random_states import go_on_from
+from holdfast.runtime.worker.script_draws import go_on_from
 
 CURSOR = Cursor(6, 2, Ledger(9, 2**63 + 1), np.array([0.5, 2.0]))
 

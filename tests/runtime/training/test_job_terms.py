@@ -12,19 +12,23 @@ import pytest
 from configs import worker_config
 from simulation import FEATURES, TinyReplica, data
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger, fingerprint
+from holdfast.recovery.ledger import Cursor, Ledger, fingerprint
 from holdfast.recovery.order import BatchOrder, SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work
+from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import Data, SampleIds, Samples
-from holdfast.runtime.options.rate_scale import RateScaling
-from holdfast.runtime.pipelines.feed import Feed, FeedTerms
+from holdfast.runtime.options.job_options import RateScaling
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.stage import ONLY_STAGE, Stage
-from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
-from holdfast.runtime.weights.weights_source import WeightsSource
+from holdfast.runtime.training.training_job import (
+    ONLY_STAGE,
+    Stage,
+    TrainingJob,
+    TrainingRequest,
+    describe_job,
+)
+from holdfast.runtime.training.weights_source import WeightsSource
 
 NUMERICS = Numerics.here(threads=1)
 REQUEST = TrainingRequest(data(23), None, global_batch=9, epochs=2)

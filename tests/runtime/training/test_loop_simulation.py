@@ -21,14 +21,13 @@ from simulation import (
     wait_for_nothing,
 )
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.recovery.assignment import Assignment, assign
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.manifest import EpochMetrics
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.fault import Fault, Site
 from holdfast.recovery.reduction import ReductionPlan, plan_reduction
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import Assignment, WorkerId, World, assign
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.saving.save_clock import SaveClock
 from holdfast.runtime.system.heartbeat import RequestFlag
@@ -150,9 +149,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Which of its two ways the exchange takes."""
     if request.param == "messages":
         hosts = itertools.count()
-        monkeypatch.setattr(
-            "holdfast.runtime.exchange.common_memory._host", lambda: b"%d" % next(hosts)
-        )
+        monkeypatch.setattr("holdfast.runtime.exchange.memory._host", lambda: b"%d" % next(hosts))
     return str(request.param)
 
 
@@ -353,7 +350,7 @@ def test_survivors_own_microbatches_like_a_fresh_world_from_the_next_step_on(
         planned.append((world, assignment))
         return plan_reduction(assignment, world, microbatches)
 
-    monkeypatch.setattr("holdfast.runtime.exchange.exchange.plan_reduction", plan)
+    monkeypatch.setattr("holdfast.runtime.exchange.sums.plan_reduction", plan)
     victims = {0: 1, 1: 1, 4: 1, 5: 2, 6: 2, 7: 2}
     faults = tuple(Fault(KILL, WorkerId(w), step, Site.VOTE) for w, step in victims.items())
     job = SimulatedJob(tmp_path / "run", numerics)

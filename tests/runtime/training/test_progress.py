@@ -10,11 +10,10 @@ import pytest
 from configs import worker_config
 from simulation import FEATURES, TinyReplica, TurningReplica, data
 
-from holdfast.checkpoint.format.epoch_metrics import EpochMetrics
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import fingerprint
+from holdfast.checkpoint.manifest import EpochMetrics
+from holdfast.recovery.ledger import Cursor, fingerprint
 from holdfast.recovery.order import SampleOrder
-from holdfast.recovery.partial import FloatVector
+from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.run.numerics import Numerics

@@ -10,11 +10,11 @@ import pytest
 from configs import worker_config
 from simulation import TinyReplica, data
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.runtime.progress.step_report import StepReport
+from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.run.progress import StepReport
 from holdfast.runtime.system.heartbeat import HeartbeatPage
-from holdfast.runtime.training.progress_teller import ProgressTeller
+from holdfast.runtime.training.progress import ProgressTeller
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 
 REQUEST = TrainingRequest(data(23), None, global_batch=9, epochs=2, save_every=4, verbose=2)

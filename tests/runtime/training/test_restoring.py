@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from resumed_run import Run, Weights
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.format.names import step_name
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.save import save
-from holdfast.recovery.cursor import Cursor
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import save
+from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.order import SampleOrder
 from holdfast.runtime.errors import RecoveryImpossible, UsageError
 from holdfast.runtime.training.companion import Alone
 from holdfast.runtime.training.job_state import JobState
 from holdfast.runtime.training.restoring import JobRestore
-from holdfast.runtime.training.stage import Stage
+from holdfast.runtime.training.training_job import Stage
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import pytest
 from configs import worker_config
 from simulation import TinyReplica, data
 
-from holdfast.checkpoint.upkeep.retention import Best, Retention, Wanted
+from holdfast.checkpoint.retention import Best, Retention, Wanted
 from holdfast.recovery.schedule import Auto, EachEpoch, EverySeconds, EverySteps, Schedule
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.model.data import Data
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.saving.save_terms import retention_of, wanted_of
+from holdfast.runtime.saving.plan import retention_of, wanted_of
 from holdfast.runtime.training.progress import check_metric
-from holdfast.runtime.training.stage import Stage
 from holdfast.runtime.training.training_job import (
+    Stage,
     TrainingJob,
     TrainingRequest,
     describe_job,

@@ -11,14 +11,14 @@ from configs import worker_config
 from fake_communicator import FakeCommunicator, run_world
 from simulation import data
 
-from holdfast.checkpoint.format.layout import TensorSpec
-from holdfast.checkpoint.format.manifest import Manifest
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.tensor import TensorSpec
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.membership import Membership
-from holdfast.runtime.options.rate_scale import RateScaling
+from holdfast.runtime.options.job_options import RateScaling
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.same_work import check_same_run, check_same_work, model_difference
+from holdfast.runtime.training.consistency import check_same_run, check_same_work, model_difference
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 
 NUMERICS = Numerics.here(threads=1)

@@ -12,19 +12,19 @@ import pytest
 from fake_communicator import FakeCommunicator, run_world
 from simulation import TinyReplica
 
-from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.ledger import Cursor
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import ProgramError, UsageError
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.model.step_facts import GraphFacts, StepFacts
 from holdfast.runtime.training.companion import Alone
-from holdfast.runtime.training.job_state import JobState
-from holdfast.runtime.training.same_step import (
+from holdfast.runtime.training.consistency import (
     StepRecord,
     check_same_record,
     check_same_step,
     check_same_weights,
 )
+from holdfast.runtime.training.job_state import JobState
 
 ALIVE = tuple(map(WorkerId, (4, 6, 7)))
 START = Cursor.start(1)

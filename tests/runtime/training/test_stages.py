@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from rounds_companion import RoundsCompanion
 from simulation import STEPS, TinyReplica, data
 
-from holdfast.checkpoint.upkeep.retention import Wanted
-from holdfast.recovery.partial import FloatVector
+from holdfast.checkpoint.retention import Wanted
+from holdfast.recovery.reduction import FloatVector
 from holdfast.runtime.errors import ExitCode, JobError, NoMoreTraining, ProgramError, StopRequested
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.model.replica import Microbatch
 from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase, RequestFlag
 from holdfast.runtime.training import stages as stages_module
-from holdfast.runtime.training.repair_count import RepairCount
-from holdfast.runtime.training.stage import Stage, stage_of
+from holdfast.runtime.training.progress import RepairCount
 from holdfast.runtime.training.stages import StageEnd, Stages, alone, is_first, stages_of_script
-from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest
+from holdfast.runtime.training.training_job import Stage, TrainingJob, TrainingRequest, stage_of
 from holdfast.runtime.worker import context as contexts
 from holdfast.runtime.worker.context import WorkerContext, journal_of
 
@@ -38,7 +37,7 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "_planned_steps", 0)
     monkeypatch.setattr(contexts, "_failure", None)
     monkeypatch.setattr(stages_module, "_stages", None)
-    monkeypatch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
+    monkeypatch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
 
 class Script:

@@ -10,11 +10,11 @@ import pytest
 from configs import worker_config
 from simulation import FEATURES, TinyReplica, data
 
+from holdfast.runtime.data.feed import Feed, FeedTerms
 from holdfast.runtime.model.data import ArrayData, Data, SampleIds, Samples
 from holdfast.runtime.model.replica import Microbatch
-from holdfast.runtime.pipelines.feed import Feed, FeedTerms
 from holdfast.runtime.run.numerics import Numerics
-from holdfast.runtime.training.tracing_ahead import Preparation
+from holdfast.runtime.training.loop import Preparation
 from holdfast.runtime.training.training_job import TrainingJob, TrainingRequest, describe_job
 
 

@@ -13,7 +13,7 @@ import pytest
 from configs import worker_config
 from simulation import TinyReplica, data
 
-from holdfast.recovery.cursor import Cursor
+from holdfast.recovery.ledger import Cursor
 from holdfast.runtime.errors import ProgramError
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import Replica

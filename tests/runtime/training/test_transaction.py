@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import FEATURES, Watching, data
 
-from holdfast.recovery.assignment import assign
 from holdfast.recovery.ledger import LANES, Ledger, fingerprint
 from holdfast.recovery.order import SampleOrder, SequentialOrder
 from holdfast.recovery.work_plan import Work
-from holdfast.recovery.world import WorkerId, World
+from holdfast.recovery.world import WorkerId, World, assign
 from holdfast.runtime.errors import RecoveryImpossible
 from holdfast.runtime.model.data import read_microbatch
 from holdfast.runtime.system.heartbeat import HeartbeatPage, WorkInHand

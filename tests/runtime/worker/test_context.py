@@ -12,7 +12,7 @@ from configs import without_faults, worker_config
 
 from holdfast.recovery.fault import Site
 from holdfast.recovery.schedule import FailureHistory
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.worker import context as contexts

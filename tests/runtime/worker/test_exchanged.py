@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.runtime.fit.directories import SharedDirectories
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.calling_script import CallingScript
-from holdfast.runtime.worker.exchanged import exchange
+from holdfast.runtime.worker.script_clock import CallingScript
+from holdfast.runtime.worker.script_draws import exchange
 
 
 def test_exchanged_functions_are_pickled_by_name_and_are_no_methods(

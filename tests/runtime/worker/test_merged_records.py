@@ -14,10 +14,9 @@ from configs import without_faults, worker_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.ledger import Ledger
+from holdfast.recovery.ledger import Cursor, Ledger
 from holdfast.recovery.world import WorkerId, World
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership, RepairTimes
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.worker import records

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.worker.name_uses import is_for_a_name
+from holdfast.runtime.worker.script_clock import is_for_a_name
 
 
 def answers(text: str, function: str) -> list[bool]:

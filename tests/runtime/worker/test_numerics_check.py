@@ -13,13 +13,12 @@ from fake_communicator import FakeCommunicator, run_world
 
 from holdfast.recovery.world import WorkerId, World
 from holdfast.runtime.errors import UsageError
-from holdfast.runtime.exchange.communicator import Communicator
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import Communicator, LocalCommunicator
 from holdfast.runtime.exchange.membership import Membership
 from holdfast.runtime.run.journal import Journal, read_journal
 from holdfast.runtime.run.numerics import Numerics
+from holdfast.runtime.training.consistency import check_peers, check_resumed
 from holdfast.runtime.worker.context import WorkerContext
-from holdfast.runtime.worker.numerics_check import check_peers, check_resumed
 
 LAUNCHED = (4, 5, 6, 7)
 ALIVE = tuple(map(WorkerId, (4, 6, 7)))

@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 WORKER = """
 import os, sys
-from holdfast.runtime.worker.process_end import EndWatch, end_as_python, flush_output
+from holdfast.runtime.worker.worker import EndWatch, end_as_python, flush_output
 from holdfast.runtime.worker.worker import _run
 _run(sys.argv[1])
 with EndWatch(print):

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from holdfast.runtime.worker.random_states import go_on_from, random_states
+from holdfast.runtime.worker.script_draws import go_on_from, random_states
 
 
 def draw() -> list[float]:

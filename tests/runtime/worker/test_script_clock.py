@@ -14,8 +14,12 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.run.script_record import ScriptRecord
-from holdfast.runtime.worker.calling_script import CallingScript, during_training
-from holdfast.runtime.worker.script_clock import ScriptClock, share_clock
+from holdfast.runtime.worker.script_clock import (
+    CallingScript,
+    ScriptClock,
+    during_training,
+    share_clock,
+)
 
 SCRIPT = """
 import os, time, datetime

@@ -13,7 +13,7 @@ import pytest
 HARNESS = """
 import runpy, sys
 from pathlib import Path
-from holdfast.runtime.worker.random_states import go_on_from, random_states
+from holdfast.runtime.worker.script_draws import go_on_from, random_states
 from holdfast.runtime.worker.script_draws import draw_alike
 script = Path(sys.argv[2])
 draw_alike(sys.argv[1], script)
@@ -115,7 +115,7 @@ print(json.dumps([*ours, *found, draw()]))
 
 def test_a_launch_goes_on_behind_the_draws_of_a_training_that_it_passes_over(script: Path) -> None:
     text = """
-from holdfast.runtime.worker.random_states import go_on_from, random_states
+from holdfast.runtime.worker.script_draws import go_on_from, random_states
 def draw():
     return secrets.token_hex()
 if {trains}:

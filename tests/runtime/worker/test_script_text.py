@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.worker.script_text import script_digest
+from holdfast.runtime.worker.users_modules import script_digest
 
 
 def test_script_its_modules_and_its_arguments_count(

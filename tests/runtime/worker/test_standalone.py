@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import RunDirectoryBusy, StopRequested, UsageError
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.options.worker_config import WorkerConfig
 from holdfast.runtime.run.run_directory import RunDirectory
 from holdfast.runtime.system import witnessed_time

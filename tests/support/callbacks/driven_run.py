@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import decide
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import decide
 from holdfast.recovery.work_plan import Work, WorkPlan
 from holdfast.runtime.callbacks.event_files import EventFiles
 from holdfast.runtime.callbacks.first_files import FirstFiles
-from holdfast.runtime.callbacks.first_saves import FirstSaves
-from holdfast.runtime.callbacks.kept_loads import KeptLoads
+from holdfast.runtime.callbacks.first_saves import FirstSaves, KeptLoads
 from holdfast.runtime.training.companion import Commit
 
 STEPS = 3

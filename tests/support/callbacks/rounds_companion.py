@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.recovery.cursor import Cursor
-from holdfast.recovery.vote import Decision, Effects
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.work_plan import Work
 from holdfast.runtime.training.companion import Commit, Notes
 

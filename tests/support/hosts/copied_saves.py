@@ -11,16 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.saving.host_buffers import HostBuffers
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import share_of
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.runtime.saving.own_way import HostBuffers
+from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
 from holdfast.runtime.system.channel import FDS, Message
-from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.system.own_process import sealed_memory
 
 STATE: Tensors = {"a": np.arange(9000, dtype=np.float32), "b": np.ones((3, 5), np.float64)}
 

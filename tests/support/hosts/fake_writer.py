@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Channel, Message
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.writing.writer_link import WriterLink
 
 PARTS = 2
 

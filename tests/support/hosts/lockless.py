@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from holdfast.runtime.errors import RunDirectoryBusy
-from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.lease_file import LASTS_S
+from holdfast.runtime.run.lease import LASTS_S, Lease
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.system.stillness import Stillness
+from holdfast.runtime.system.witnessed_time import Stillness
 
 HERE = f"pid {os.getpid()} on host {os.uname().nodename}"
 

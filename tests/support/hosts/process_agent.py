@@ -9,11 +9,11 @@ from pathlib import Path
 
 from copied_saves import CopiedSaves
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.committing.mend_order import MendOrder
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving.plan import MendOrder
+from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import Message
 from holdfast.runtime.system.reactor import Reactor
-from holdfast.runtime.writing.writer_link import WriterLink
 
 
 class AgentOfProcess:

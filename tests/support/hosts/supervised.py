@@ -9,8 +9,7 @@ from configs import worker_config
 
 from holdfast.recovery.event import Launch
 from holdfast.runtime.options.job_options import JobOptions
-from holdfast.runtime.run.failure_history import HistoryReader
-from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.journal import HistoryReader, Journal
 from holdfast.runtime.run.run_directory import RunDirectory, RunRecord
 from holdfast.runtime.supervisor.agent_process import AgentProcess, AgentTerms
 from holdfast.runtime.supervisor.job_log import Narration
@@ -18,7 +17,7 @@ from holdfast.runtime.supervisor.job_setup import JobSetup
 from holdfast.runtime.supervisor.supervisor import Supervisor
 from holdfast.runtime.supervisor.takeover import Takeover
 from holdfast.runtime.system.channel import Message, pair
-from holdfast.runtime.system.held_process import HeldProcess
+from holdfast.runtime.system.processes import HeldProcess
 
 WARM = {"kind": "agent_ready", "warm": True}
 COLD = {"kind": "agent_ready", "warm": False}

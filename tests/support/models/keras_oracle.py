@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from keras_harness import contribution, copy_of
 
-from holdfast.runtime.exchange.vector import aligned_vector
-from holdfast.runtime.model.named_variables import model_variables
-from holdfast.runtime.model.nest import leaves, map_leaves
-from holdfast.runtime.model.replica import Microbatch
+from holdfast.runtime.exchange.memory import aligned_vector
+from holdfast.runtime.model.model_rules import model_variables
+from holdfast.runtime.model.replica import Microbatch, leaves, map_leaves
 
 Make = Callable[[SimpleNamespace], Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.runtime.mpi_trial.mpi_library import MpiLibrary
-from holdfast.runtime.mpiexec.launchers import OPEN_MPI, Launcher
+from holdfast.runtime.host.launchers import OPEN_MPI, Launcher
+from holdfast.runtime.mpi.mpi_library import MpiLibrary
 
 SPEAKING = """
 while [ "$#" -gt 2 ]; do shift; done

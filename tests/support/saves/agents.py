@@ -13,11 +13,11 @@ from typing import Any
 from configs import without_faults, worker_config
 from host_saves import LAUNCH, RUN, Copied, Workers, plan_of, state_of
 
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.runtime.exchange.local_communicator import LocalCommunicator
+from holdfast.checkpoint.tensor import Tensors
+from holdfast.runtime.exchange.communicator import LocalCommunicator
 from holdfast.runtime.saving.agent_way import AgentWay
-from holdfast.runtime.saving.pending_save import PendingSave
-from holdfast.runtime.saving.save_request import SaveRequest
+from holdfast.runtime.saving.own_way import PendingSave
+from holdfast.runtime.saving.plan import SaveRequest
 from holdfast.runtime.system.channel import FDS
 from holdfast.runtime.system.heartbeat import HeartbeatPage
 from holdfast.runtime.worker.context import WorkerContext, journal_of

@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from holdfast.checkpoint.disk.filesystem import DirectoryName
+from holdfast.checkpoint.filesystem import DirectoryName
 
 
 class Survival(Enum):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.disk.filesystem import DirectoryName, FileSystem, LocalFileSystem
+from holdfast.checkpoint.filesystem import DirectoryName, FileSystem, LocalFileSystem
 
 
 def errno_of(call: Callable[[], object]) -> int | None:

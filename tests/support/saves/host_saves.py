@@ -11,19 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.format.key_file import KeyFile
-from holdfast.checkpoint.format.layout import ShardLayout, specs_of
-from holdfast.checkpoint.format.share import share_of
-from holdfast.checkpoint.format.tensor import Tensors
-from holdfast.checkpoint.store.reader import restore
-from holdfast.checkpoint.store.share_image import ShareImage
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.retention import Retention
-from holdfast.runtime.committing.held_save import HeldSave, Parts
-from holdfast.runtime.committing.save_plan import CareTerms, SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
+from holdfast.checkpoint.image import ShareImage
+from holdfast.checkpoint.image_map import share_of
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.signature import KeyFile
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import ShardLayout, Tensors, specs_of
+from holdfast.runtime.saving.held_save import HeldSave, Parts
+from holdfast.runtime.saving.plan import CareTerms, SavePlan, SaveTicket
 from holdfast.runtime.system.channel import Message
-from holdfast.runtime.system.sealed_memory import sealed_memory
+from holdfast.runtime.system.own_process import sealed_memory
 
 RUN = "run"
 LAUNCH = 7

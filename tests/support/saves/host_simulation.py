@@ -23,14 +23,13 @@ from committing_report import Told
 from host_saves import Copied, Workers, plan_of, saved_steps
 from simulation import PromptExecutor
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.runtime.committing.save_plan import SavePlan
-from holdfast.runtime.committing.save_ticket import SaveTicket
-from holdfast.runtime.committing.writer import HostWriter
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving import writer_link
+from holdfast.runtime.saving.plan import SavePlan, SaveTicket
+from holdfast.runtime.saving.writer import HostWriter
+from holdfast.runtime.saving.writer_link import WriterLink
 from holdfast.runtime.system.channel import FDS, Channel, Message
-from holdfast.runtime.writing import writer_link
-from holdfast.runtime.writing.writer_link import WriterLink
 
 _CHANGES = frozenset(
     {"mkdir", "create_exclusive", "write", "fsync", "fsync_directory", "rename_noreplace"}
@@ -327,11 +326,11 @@ class HostSimulation:
         names = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=timeout)
         patch.setattr(writer_link, "subprocess", names)
         patch.setattr(SavePlan, "open_store", open_store)
-        patch.setattr("holdfast.runtime.committing.writer.WriterReport", _Report)
+        patch.setattr("holdfast.runtime.saving.writer.WriterReport", _Report)
         for room in ("committer", "checkpoint_care"):
-            name = f"holdfast.runtime.committing.{room}.DaemonExecutor"
+            name = f"holdfast.runtime.saving.{room}.DaemonExecutor"
             patch.setattr(name, PromptExecutor)
-        patch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
+        patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
 
 class _Report(Told):

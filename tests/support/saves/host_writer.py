@@ -10,11 +10,10 @@ from typing import Any
 
 from host_saves import LAUNCH, RUN, Copied, Workers
 
-from holdfast.checkpoint.format.key_file import KeyFile
-from holdfast.runtime.committing.mend_order import MendOrder
-from holdfast.runtime.committing.save_plan import SavePlan
-from holdfast.runtime.committing.writer import HostWriter
+from holdfast.checkpoint.signature import KeyFile
 from holdfast.runtime.run.journal import Record, read_journal
+from holdfast.runtime.saving.plan import MendOrder, SavePlan
+from holdfast.runtime.saving.writer import HostWriter
 from holdfast.runtime.system.channel import Channel, Message, pair
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from committing_report import Told
 from host_saves import Workers, plan_of
 
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.verification import verify_step
-from holdfast.runtime.committing.committer import Committer
-from holdfast.runtime.committing.held_save import HeldSave
-from holdfast.runtime.committing.local_level import LocalLevel, LocalTerms
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.held_save import HeldSave
+from holdfast.runtime.saving.local_level import LocalLevel, LocalTerms
 
 BOUND_S = 60.0
 

@@ -18,16 +18,16 @@ import pytest
 from configs import worker_config
 from fake_communicator import FakeCommunicator, run_world
 
-from holdfast.checkpoint.format.digest import state_sha256
-from holdfast.checkpoint.format.tensor import Tensors
+from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.tensor import Tensors
 from holdfast.recovery.fault import Fault, FaultKind, FaultPlan
-from holdfast.recovery.partial import FloatVector
+from holdfast.recovery.reduction import FloatVector
 from holdfast.recovery.world import WorkerId
-from holdfast.runtime.fit.fed_companion import of_pipeline
+from holdfast.runtime.data.feed import Feed
+from holdfast.runtime.fit.fit_data import of_pipeline
 from holdfast.runtime.model.data import ArrayData
 from holdfast.runtime.model.replica import ContributionShape, Microbatch
 from holdfast.runtime.options.worker_config import WorkerConfig
-from holdfast.runtime.pipelines.feed import Feed
 from holdfast.runtime.run.journal import read_journal
 from holdfast.runtime.run.numerics import Numerics
 from holdfast.runtime.run.run_directory import RunDirectory
@@ -252,9 +252,9 @@ def wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("holdfast.runtime.saving.own_way.DaemonExecutor", LazyExecutor)
     patch.setattr("holdfast.runtime.saving.own_way.wait", lambda futures, timeout: None)
     for room in ("committer", "checkpoint_care"):
-        name = f"holdfast.runtime.committing.{room}.DaemonExecutor"
+        name = f"holdfast.runtime.saving.{room}.DaemonExecutor"
         patch.setattr(name, PromptExecutor)
-    patch.setattr("holdfast.checkpoint.disk.filesystem.os.fsync", lambda fd: None)
+    patch.setattr("holdfast.checkpoint.filesystem.os.fsync", lambda fd: None)
 
 
 @dataclass(frozen=True, slots=True)

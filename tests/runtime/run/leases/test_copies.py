@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.run import bounded_calls, copies
-from holdfast.runtime.run.copies import HOME_NAME, claim, moved_to, other_home
+from holdfast.runtime.run import files, find_run
+from holdfast.runtime.run.find_run import HOME_NAME, claim, moved_to, other_home
 from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
 
 RECORD = RunRecord("r", FORMAT, 0.0, microbatches=4, seed=0, threads=1)
@@ -86,8 +86,8 @@ def test_disk_that_hangs_at_that_place_names_none(
 ) -> None:
     copy = copy_of(run, tmp_path / "copy")
     answers = threading.Event()
-    monkeypatch.setattr(copies, "_is_copy", lambda *_: answers.wait())
-    monkeypatch.setattr(bounded_calls, "WAITS_S", 0.2)
+    monkeypatch.setattr(find_run, "_is_copy", lambda *_: answers.wait())
+    monkeypatch.setattr(files, "WAITS_S", 0.2)
 
     assert moved_to(copy) is None
     answers.set()

@@ -15,11 +15,9 @@ from lockless import HERE, Place, renew
 
 from holdfast.checkpoint.errors import CommitRefused
 from holdfast.runtime.errors import RunDirectoryBusy, UsageError
-from holdfast.runtime.run import lease_file
-from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.lease_file import LASTS_S
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import FORMAT, RunRecord
+from holdfast.runtime.run import lease as lease_module
+from holdfast.runtime.run.lease import LASTS_S, Lease
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunRecord
 
 RECORD = RunRecord("a" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
 
@@ -31,13 +29,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def renewed_before_the_move(owner: Lease, patch: pytest.MonkeyPatch) -> None:
     """Let the owner renew its lease after the taker's last look."""
-    move = lease_file.move
+    move = lease_module.move
 
     def late(source: Path, target: Path) -> None:
         renew(owner)
         move(source, target)
 
-    patch.setattr(lease_file, "move", late)
+    patch.setattr(lease_module, "move", late)
 
 
 def test_second_job_is_told_at_once_how_a_dead_owner_is_recognised(place: Place) -> None:
@@ -144,14 +142,14 @@ def test_taker_that_opens_the_file_while_it_is_moved_makes_no_other_one(
 ) -> None:
     """It made an empty one, for which all takers waited a minute."""
     dead = place.take()
-    existing = lease_file.open_existing
+    existing = lease_module.open_existing
 
     def move_before(path: Path) -> int:
-        monkeypatch.setattr(lease_file, "open_existing", existing)
+        monkeypatch.setattr(lease_module, "open_existing", existing)
         path.rename(path.with_name("moved"))
         return existing(path)
 
-    monkeypatch.setattr(lease_file, "open_existing", move_before)
+    monkeypatch.setattr(lease_module, "open_existing", move_before)
 
     lease = place.take()
 
@@ -197,7 +195,7 @@ def test_owner_whose_new_lease_is_moved_by_mistake_waits_for_it(
             aside.rename(path)
 
     monkeypatch.setattr(Lease, "begin", begin_and_lose)
-    monkeypatch.setattr(lease_file, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(lease_module, "time", SimpleNamespace(sleep=sleep))
     if comes_back:
         assert place.take().token == place.owner["token"]
     else:
@@ -319,7 +317,7 @@ def test_lease_that_cannot_be_looked_at_after_the_move_is_given_back(
 ) -> None:
     owner = place.take()
     place.watch_to_the_end()
-    opened = lease_file.open_to_read
+    opened = lease_module.open_to_read
 
     def fail(path: Path) -> AbstractContextManager[BinaryIO]:
         if path.name.startswith(".lease."):
@@ -328,7 +326,7 @@ def test_lease_that_cannot_be_looked_at_after_the_move_is_given_back(
 
     with monkeypatch.context() as patch:
         renewed_before_the_move(owner, patch)
-        patch.setattr(lease_file, "open_to_read", fail)
+        patch.setattr(lease_module, "open_to_read", fail)
         with pytest.raises(UsageError, match="Too many open files"):
             place.take()
 

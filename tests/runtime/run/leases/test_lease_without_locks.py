@@ -14,10 +14,8 @@ from lockless import HERE, Place, renew
 
 from holdfast.runtime.errors import RunDirectoryBusy, RunUnreadable, UsageError
 from holdfast.runtime.run import lease as lease_module
-from holdfast.runtime.run.lease import RENEWED_EVERY_S, Lease
-from holdfast.runtime.run.lease_file import LASTS_S
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.lease import LASTS_S, RENEWED_EVERY_S, Lease
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 
 NO_LOCKS = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]

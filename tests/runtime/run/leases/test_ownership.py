@@ -13,20 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.disk.filesystem import LocalFileSystem
 from holdfast.checkpoint.errors import CheckpointError, CommitRefused
-from holdfast.checkpoint.format.record import Header
-from holdfast.checkpoint.store.save import save
-from holdfast.checkpoint.store.store import CheckpointStore
-from holdfast.checkpoint.upkeep.own_steps import OwnSteps
-from holdfast.checkpoint.upkeep.read_marks import ReadMarks
-from holdfast.checkpoint.upkeep.retention import Pruner, Retention
-from holdfast.checkpoint.upkeep.verification import verify_step
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.retention import Pruner, Retention
+from holdfast.checkpoint.store import CheckpointStore, save
 from holdfast.runtime.errors import RunDirectoryBusy
-from holdfast.runtime.run import ownership
+from holdfast.runtime.run import run_directory
 from holdfast.runtime.run.lease import Lease
-from holdfast.runtime.run.ownership import Ownership
-from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.run.run_directory import FORMAT, Ownership, RunDirectory, RunRecord
 from holdfast.runtime.run.run_restorer import RunKeeper
 
 RECORD = RunRecord("a" * 16, FORMAT, 1.5, microbatches=4, seed=0, threads=1)
@@ -176,7 +173,7 @@ def test_what_cannot_be_read_is_no_proof(job: Job, monkeypatch: pytest.MonkeyPat
         raise OSError(5, "Input/output error")
 
     assert job.save(10)
-    monkeypatch.setattr(ownership.RunDirectory, "lease_token", fail)
+    monkeypatch.setattr(run_directory.RunDirectory, "lease_token", fail)
 
     assert not job.save(20)
 

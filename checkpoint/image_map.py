@@ -1,0 +1,327 @@
+"""Where each byte of a state lies in the memory that holds all of its shards, and their records.
+
+Theory: HDF5 alone knows how large the file of a shard becomes.  So each shard has room for
+the largest file that its pieces can make, and a place follows from the layout.  Processes
+that share the memory agree on it without a message.  Memory that nobody writes takes no
+space, so the room costs nothing.
+
+Behind the shards lie their records: size, digests, and the offset of each piece.  The
+worker that fills a piece writes its record.  So no message has to carry them.  Each record says
+of which save it is.  So a save that was written over, even by whole shards, is never taken for
+whole.
+
+The share that one of several workers copies of a state.
+
+All workers hold the same state, so any of them may copy any byte.  The bytes of all pieces,
+in order, are cut evenly, at multiples of a page.  A piece may be copied by two workers.  Its
+digest is taken by one: the worker that copies its first byte.  The same holds for what is
+outside the pieces of a shard.  Invariant: the shares of all workers make every shard whole,
+and no byte is written twice.
+
+A step whose shards are snapshots in memory, as a file system that can only be read.
+
+So the code that reads, verifies and mends from a directory works from memory as well.
+There may be fewer snapshots than shards, and a snapshot may change while it is read:
+only the digests vouch for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.checkpoint.digest import DigestKind
+from holdfast.checkpoint.errors import SnapshotDamaged, StateUnsupported
+from holdfast.checkpoint.filesystem import DirectoryName
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import MANIFEST_NAME, shard_name, step_name
+from holdfast.checkpoint.record import Header, PieceRecord, ShardRecord
+from holdfast.checkpoint.signature import SigningKey
+from holdfast.checkpoint.tensor import CUT_BYTES, Piece, ShardLayout
+
+_RECORD = struct.Struct("<Q32sQQ")
+"""A size or an offset, a digest of at most 32 bytes, and the generation and step of the save."""
+_PAGE_BYTES = 4096
+_MOST_FOR_FILE_BYTES = 2**20
+_MOST_FOR_PIECE_BYTES = 16 * 1024
+_MOST_FOR_NAME_BYTE = 128
+"""HDF5 takes 2 KiB for a file, and up to 5 KiB for a piece with its alignment.  It takes 68
+bytes for a byte of a name of which every other one is a slash, since each part makes a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMap:
+    """The places of shards and records in one memory; ``size`` is its bytes."""
+
+    layout: ShardLayout
+    kind: DigestKind
+    pieces: tuple[tuple[Piece, ...], ...]
+    """The pieces of each shard."""
+    bases: tuple[int, ...]
+    """Where each shard begins."""
+    records: tuple[int, ...]
+    """Where the records of each shard begin."""
+    size: int
+
+    @staticmethod
+    def of(layout: ShardLayout, kind: DigestKind) -> ImageMap:
+        """Return the map of a layout; equal layouts have equal maps."""
+        pieces = tuple(layout.pieces(shard) for shard in range(layout.writers))
+        bases, position = [], 0
+        for found in pieces:
+            bases.append(position)
+            position += _room(found)
+        records = []
+        for found in pieces:
+            records.append(position)
+            position += _RECORD.size * (1 + len(found))
+        return ImageMap(layout, kind, pieces, tuple(bases), tuple(records), position)
+
+    def image(self, memory: memoryview, shard: int, size: int) -> memoryview:
+        """Return the part of the memory that holds a shard's file of ``size`` bytes.
+
+        Raises ``StateUnsupported`` if the file is larger than its room.
+        """
+        room = _room(self.pieces[shard])
+        if size > room:
+            raise StateUnsupported(
+                f"the file of shard {shard} needs {size} bytes and has room for {room}; "
+                "shorten the names of the tensors, or report this"
+            )
+        base = self.bases[shard]
+        return memory[base : base + size]
+
+    def put_shard(
+        self, memory: memoryview, shard: int, found: tuple[int, str], header: Header
+    ) -> None:
+        """Write the record of a shard's file; ``found``: size, and digest outside its pieces."""
+        self._put(memory, self.records[shard], found, header)
+
+    def put_piece(
+        self, memory: memoryview, place: tuple[int, int], found: tuple[int, str], header: Header
+    ) -> None:
+        """Write the record of a piece; ``place``: shard and index; ``found``: offset, digest."""
+        shard, index = place
+        self._put(memory, self.records[shard] + _RECORD.size * (1 + index), found, header)
+
+    def _put(
+        self, memory: memoryview, position: int, found: tuple[int, str], header: Header
+    ) -> None:
+        number, digest = found
+        save = header.generation, header.step
+        _RECORD.pack_into(memory, position, number, bytes.fromhex(digest), *save)
+
+    def record(self, memory: memoryview, shard: int, header: Header) -> ShardRecord:
+        """Return the record of a shard, as the memory has it now.
+
+        Raises ``SnapshotDamaged`` if any of it is not of the save of ``header``.
+        """
+        start = self.records[shard]
+        pieces = self.pieces[shard]
+        stop = start + _RECORD.size * (1 + len(pieces))
+        (size, digest, *save), *found = _RECORD.iter_unpack(memory[start:stop])
+        _refuse_other_save(shard, save, header)
+        records = []
+        for piece, (offset, piece_digest, *piece_save) in zip(pieces, found, strict=True):
+            if piece.nbytes:
+                _refuse_other_save(shard, piece_save, header)
+                records.append(self._piece_record(piece, offset, piece_digest))
+        records.sort(key=lambda record: record.offset)
+        return ShardRecord(shard, size, self._hex(digest), tuple(records), self.kind)
+
+    def _piece_record(self, piece: Piece, offset: int, digest: bytes) -> PieceRecord:
+        name = piece.spec.name
+        return PieceRecord(name, piece.start, piece.stop, offset, piece.nbytes, self._hex(digest))
+
+    def _hex(self, digest: bytes) -> str:
+        return digest.hex()[: self.kind.length]
+
+
+def _refuse_other_save(shard: int, save: Sequence[int], header: Header) -> None:
+    if tuple(save) != (header.generation, header.step):
+        raise SnapshotDamaged(
+            f"shard {shard} of step {header.step} was written over in memory; save the step again"
+        )
+
+
+def _room(pieces: Sequence[Piece]) -> int:
+    """Return the most bytes that the file of these pieces can have, in whole pages."""
+    most = _MOST_FOR_FILE_BYTES
+    for piece in pieces:
+        name = len(piece.spec.name.encode())
+        most += piece.nbytes + _MOST_FOR_PIECE_BYTES + _MOST_FOR_NAME_BYTE * name
+    return -(-most // _PAGE_BYTES) * _PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stretch:
+    """Bytes ``start`` to ``stop`` of a piece, which has the number ``piece`` in its shard."""
+
+    shard: int
+    piece: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The bytes that a worker copies, the pieces that it digests, the shards that it frames.
+
+    To frame a shard is to write and digest what is outside of its pieces.
+    """
+
+    stretches: tuple[Stretch, ...]
+    digested: tuple[tuple[int, int], ...]
+    """Shard and number of each piece."""
+    framed: tuple[int, ...]
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shards that the worker has to do with, ascending."""
+        found = {stretch.shard for stretch in self.stretches} | set(self.framed)
+        return tuple(sorted(found | {shard for shard, _ in self.digested}))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the worker copies of the state."""
+        return sum(stretch.stop - stretch.start for stretch in self.stretches)
+
+
+def share_of(image_map: ImageMap, part: int, parts: int) -> Share:
+    """Return share number ``part``, from 0, of ``parts`` shares."""
+    total = image_map.layout.nbytes
+    cuts = [total * number // parts // CUT_BYTES * CUT_BYTES for number in range(parts)]
+    low, high = cuts[part], cuts[part + 1] if part + 1 < parts else total
+    stretches, digested, framed, position = [], [], [], 0
+    for shard, pieces in enumerate(image_map.pieces):
+        if _owner(cuts, position) == part:
+            framed.append(shard)
+        for index, piece in enumerate(pieces):
+            start, stop = max(low - position, 0), min(high - position, piece.nbytes)
+            if start < stop:
+                stretches.append(Stretch(shard, index, start, stop))
+            if piece.nbytes and _owner(cuts, position) == part:
+                digested.append((shard, index))
+            position += piece.nbytes
+    return Share(tuple(stretches), tuple(digested), tuple(framed))
+
+
+def _owner(cuts: list[int], position: int) -> int:
+    """Return the share that has the byte at ``position``: the last one that begins there."""
+    return bisect_right(cuts, position) - 1
+
+
+class ImageFileSystem:
+    """The files of one step below ``directory``, which is that of a store.
+
+    They are the step's manifest, and each shard that has an image, by index.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        images: Mapping[int, memoryview],
+        key: SigningKey | None = None,
+    ) -> None:
+        self._top = directory
+        self._step = directory / step_name(manifest.step)
+        self._files = {self._step / MANIFEST_NAME: memoryview(manifest.encode(key))}
+        for index, image in images.items():
+            self._files[self._step / shard_name(index, manifest.writers)] = image
+        self._paths = tuple(self._files)
+
+    def open_read(self, path: Path) -> int:
+        """Return the handle of a file."""
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return self._paths.index(path)
+
+    def size(self, handle: int) -> int:
+        """Return the bytes of a file."""
+        return len(self._contents(handle))
+
+    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
+        """Copy from a file into ``buffer``."""
+        found = self._contents(handle)[offset : offset + len(buffer)]
+        buffer[: len(found)] = found
+        return len(found)
+
+    def uncache(self, handle: int) -> None:
+        """Do nothing: memory is all there is."""
+
+    def close(self, handle: int) -> None:
+        """Do nothing: a handle is a number."""
+
+    def list(self, path: Path) -> tuple[str, ...]:
+        """Return the names in the store's directory or in that of the step."""
+        if not self.is_directory(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if path == self._top:
+            return (DirectoryName(self._step.name),)
+        return tuple(sorted(file.name for file in self._paths))
+
+    def is_directory(self, path: Path) -> bool:
+        """Return whether this is the store's directory or that of the step."""
+        return path in (self._top, self._step)
+
+    def mkdir(self, path: Path) -> None:
+        """Refuse."""
+        _refuse()
+
+    def create_exclusive(self, path: Path) -> int:
+        """Refuse."""
+        _refuse()
+
+    def allocate(self, handle: int, size_bytes: int) -> None:
+        """Refuse."""
+        _refuse()
+
+    def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """Refuse."""
+        _refuse()
+
+    def start_writeback(self, handle: int, offset: int, size_bytes: int) -> None:
+        """Refuse."""
+        _refuse()
+
+    def fsync(self, handle: int) -> None:
+        """Refuse."""
+        _refuse()
+
+    def fsync_directory(self, path: Path) -> None:
+        """Refuse."""
+        _refuse()
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        """Refuse."""
+        _refuse()
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Refuse: nothing is renamed."""
+        _refuse()
+
+    def unlink(self, path: Path) -> None:
+        """Refuse."""
+        _refuse()
+
+    def rmdir(self, path: Path) -> None:
+        """Refuse."""
+        _refuse()
+
+    def capacity(self, path: Path) -> int:
+        """Refuse: nothing is put here."""
+        _refuse()
+
+    def _contents(self, handle: int) -> memoryview:
+        return self._files[self._paths[handle]]
+
+
+def _refuse() -> NoReturn:
+    raise OSError(errno.EROFS, "snapshots in memory are only read")

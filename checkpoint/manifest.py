@@ -1,0 +1,472 @@
+"""The record that makes a checkpoint whole: its tensors, their places, and all digests.
+
+A manifest is a line of JSON.  Below it stand its sha256 and, with a key, its signature
+(`seal`).  It is written last; a checkpoint without a manifest does not exist.
+
+Invariant of a decoded manifest: the pieces of every tensor tile it exactly.  No two
+pieces of a shard overlap, and every piece lies inside its shard.  So a reader that
+trusts a manifest leaves no element unset, and never allocates more than the shards hold.
+
+The versions of the format: which one is signed, and how each digests.
+
+A step without a signature follows version 1, to the byte.  A step with a signature is of
+version 2, so that a reader of version 1 refuses it and can say why.
+
+The entries of a manifest: a shard, a tensor, and the pieces of a tensor.
+
+The metrics of a state, as its checkpoint's manifest keeps them.
+
+Training measures only at the end of each epoch, so most checkpoints were never measured.
+Their manifests hold the metrics of the last epoch before them, and the step at which it
+ended.  The metrics describe a checkpoint only if it is of that very step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+from holdfast.checkpoint.digest import DigestKind
+from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
+    CommitRefused,
+    ManifestInvalid,
+    StateUnsupported,
+)
+from holdfast.checkpoint.record import Fields, Header, ShardRecord
+from holdfast.checkpoint.signature import Signature, SigningKey, Unsealed, seal, unseal
+from holdfast.checkpoint.tensor import ShardLayout, TensorSpec, refuse_unsupported
+
+FORMAT = "holdfast-checkpoint"
+
+
+class Version(IntEnum):
+    """The version of one manifest and of the shards that belong to it."""
+
+    PLAIN = 1
+    SIGNED = 2
+
+    @property
+    def digest(self) -> DigestKind:
+        """The kind of all digests: sha256 under a signature, because xxh3_128 can be forged."""
+        return DigestKind.SHA256 if self is Version.SIGNED else DigestKind.XXH3_128
+
+    @staticmethod
+    def with_key(key: SigningKey | None) -> Version:
+        """Return the version that a writer with ``key``, or without a key, writes."""
+        return Version.PLAIN if key is None else Version.SIGNED
+
+    @staticmethod
+    def of_digests(kinds: Iterable[DigestKind]) -> Version:
+        """Return the version whose shards have digests of this kind.
+
+        Raises ``CommitRefused`` if there is more than one kind.
+        """
+        (kind, *others) = sorted(set(kinds))
+        if others:
+            raise CommitRefused(
+                f"some shards have digests {kind.value}, others {others[0].value}; "
+                "give all workers the same key file"
+            )
+        return next(version for version in Version if version.digest is kind)
+
+    @staticmethod
+    def decode(fields: Fields, *, is_signed: bool) -> Version:
+        """Return the version that a manifest states; ``ValueError`` if its fields contradict."""
+        name, number, digest = (
+            fields.text("format"),
+            fields.integer("version"),
+            fields.text("digest"),
+        )
+        if name != FORMAT:
+            raise ValueError(f"its format is {name!r}, this version reads {FORMAT!r}")
+        if number not in set(Version):
+            raise ValueError(f"its version is {number}, this version reads 1 and 2")
+        version = Version(number)
+        if digest != version.digest:
+            raise ValueError(
+                f"its digest is {digest!r}, version {number} has {version.digest.value!r}"
+            )
+        if is_signed != (version is Version.SIGNED):
+            raise ValueError(
+                f"its version is {number}, but it is {'' if is_signed else 'not '}signed"
+            )
+        return version
+
+
+@dataclass(frozen=True, slots=True)
+class PieceEntry:
+    """Elements ``start`` to ``stop`` of a tensor: ``bytes`` bytes at ``offset`` of a shard."""
+
+    shard: int
+    offset: int
+    bytes: int
+    start: int
+    stop: int
+    digest: str
+
+    def as_json(self) -> dict[str, object]:
+        """Return the entry as a JSON object."""
+        return {
+            "shard": self.shard,
+            "offset": self.offset,
+            "bytes": self.bytes,
+            "start": self.start,
+            "stop": self.stop,
+            "digest": self.digest,
+        }
+
+    @staticmethod
+    def of(value: object, kind: DigestKind) -> PieceEntry:
+        """Return the entry that ``as_json`` made; raises ``ValueError`` for anything else."""
+        fields = Fields(value, "a piece")
+        return PieceEntry(
+            shard=fields.integer("shard"),
+            offset=fields.integer("offset"),
+            bytes=fields.integer("bytes"),
+            start=fields.integer("start"),
+            stop=fields.integer("stop"),
+            digest=fields.hexadecimal("digest", digits=kind.length),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor and its pieces, in the order of elements; an empty tensor has none."""
+
+    spec: TensorSpec
+    pieces: tuple[PieceEntry, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the entry as a JSON object."""
+        return {
+            "name": self.spec.name,
+            "dtype": self.spec.dtype,
+            "shape": list(self.spec.shape),
+            "pieces": [piece.as_json() for piece in self.pieces],
+        }
+
+    @staticmethod
+    def of(value: object, kind: DigestKind) -> TensorEntry:
+        """Return the entry that ``as_json`` made.
+
+        Raises ``ValueError`` for anything else, ``StateUnsupported`` for a dtype or a
+        shape that no state has.
+        """
+        fields = Fields(value, "a tensor")
+        shape = tuple(Fields({"size": n}, "a shape").integer("size") for n in fields.array("shape"))
+        spec = TensorSpec(fields.text("name"), fields.text("dtype"), shape)
+        refuse_unsupported(spec)
+        return TensorEntry(
+            spec, tuple(PieceEntry.of(piece, kind) for piece in fields.array("pieces"))
+        )
+
+    def check_tiling(self, writers: int) -> None:
+        """Raise ``ManifestInvalid`` unless the pieces tile the tensor and lie in shards."""
+        spec = self.spec
+        position = 0
+        for piece in self.pieces:
+            if piece.start != position or piece.stop <= piece.start:
+                raise ManifestInvalid(f"pieces of tensor {spec.name!r} do not tile it")
+            if piece.shard >= writers:
+                raise ManifestInvalid(f"a piece of tensor {spec.name!r} is in no shard")
+            if piece.bytes != (piece.stop - piece.start) * spec.itemsize:
+                raise ManifestInvalid(f"a piece of tensor {spec.name!r} has a wrong size")
+            position = piece.stop
+        if position != spec.size:
+            raise ManifestInvalid(f"tensor {spec.name!r} has {position} of {spec.size} elements")
+
+
+Placed: TypeAlias = "tuple[TensorEntry, PieceEntry]"
+"""A piece and the tensor that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """A shard's file: its size, and the digest of all bytes outside its pieces, in order."""
+
+    index: int
+    size: int
+    digest: str
+
+    def as_json(self) -> dict[str, object]:
+        """Return the entry as a JSON object."""
+        return {"index": self.index, "size": self.size, "digest": self.digest}
+
+    @staticmethod
+    def of(value: object, kind: DigestKind) -> ShardEntry:
+        """Return the entry that ``as_json`` made; raises ``ValueError`` for anything else."""
+        fields = Fields(value, "a shard")
+        digest = fields.hexadecimal("digest", digits=kind.length)
+        return ShardEntry(fields.integer("index"), fields.integer("size"), digest)
+
+    def check_apart(self, pieces: Sequence[Placed]) -> None:
+        """Raise ``ManifestInvalid`` if any ``pieces``, sorted by offset, overlap in the shard."""
+        position = 0
+        for tensor, piece in pieces:
+            if piece.offset < position:
+                raise ManifestInvalid(f"a piece of {tensor.spec.name!r} overlaps another")
+            position = piece.offset + piece.bytes
+        if position > self.size:
+            raise ManifestInvalid(f"shard {self.index} is smaller than its pieces")
+
+
+VALIDATION_PREFIX = "val_"
+_OLD_PREFIX = "val/"
+"""Release 0.1 wrote it."""
+
+_FIELD = "epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """The metrics of the epoch that ended at ``step``; those of validation begin with ``val_``."""
+
+    epoch: int
+    step: int
+    values: Mapping[str, float]
+
+    @staticmethod
+    def join(
+        epoch: int, step: int, training: Mapping[str, float], validation: Mapping[str, float]
+    ) -> EpochMetrics:
+        """Return both kinds of metrics of one epoch, each under a name of its own."""
+        found = {f"{VALIDATION_PREFIX}{name}": value for name, value in validation.items()}
+        return EpochMetrics(epoch, step, {**training, **found})
+
+    def into(self, cursor: Mapping[str, object]) -> dict[str, object]:
+        """Return a manifest's cursor with these metrics in it; JSON has no infinity and no NaN."""
+        finite = {name: value for name, value in self.values.items() if math.isfinite(value)}
+        found = {"number": self.epoch, "step": self.step, "metrics": finite}
+        return {**cursor, _FIELD: found}
+
+    @staticmethod
+    def of(cursor: Mapping[str, object]) -> EpochMetrics | None:
+        """Return the metrics that a manifest's cursor holds, None if it holds none."""
+        found = cursor.get(_FIELD)
+        if not isinstance(found, Mapping) or not isinstance(found.get("metrics"), Mapping):
+            return None
+        number, step = found.get("number"), found.get("step")
+        if not isinstance(number, int) or not isinstance(step, int):
+            return None
+        measured = {plain_name(name): _finite(value) for name, value in found["metrics"].items()}
+        values = {name: value for name, value in measured.items() if value is not None}
+        return EpochMetrics(number, step, values)
+
+
+def plain_name(name: object) -> str:
+    """Return the name of a metric as it is called today."""
+    text = str(name)
+    if text.startswith(_OLD_PREFIX):
+        return VALIDATION_PREFIX + text.removeprefix(_OLD_PREFIX)
+    return text
+
+
+def _finite(value: object) -> float | None:
+    """Return a number as a finite float, None for anything else."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON has integers of any length
+        return None
+    return number if math.isfinite(number) else None
+
+
+GIVES_WAY = "gives way"
+"""A field of the cursor: true in a checkpoint whose place another save of its step takes."""
+
+LARGEST_MANIFEST_BYTES = 64 * 2**20
+"""Room for 200,000 tensors; parsed JSON takes up to twenty times the memory of its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The contents of a checkpoint.
+
+    ``cursor`` is the caller's JSON object of the position in the sample order.  ``numerics``
+    is the caller's JSON object of the settings that decide the bits of a step.
+    ``signature`` and ``signed_by``, the key's id, are set in a manifest that was read.
+    """
+
+    run_id: str
+    generation: int
+    step: int
+    cursor: Mapping[str, object]
+    numerics: Mapping[str, object]
+    shards: tuple[ShardEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+    version: Version = Version.PLAIN
+    signature: Signature = Signature.NONE
+    signed_by: str | None = None
+
+    @property
+    def writers(self) -> int:
+        """Number of writers that stored a shard each."""
+        return len(self.shards)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The specs of the tensors, in the order of names."""
+        return tuple(tensor.spec for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether another save of its step takes its place."""
+        return self.cursor.get(GIVES_WAY) is True
+
+    def encode(self, key: SigningKey | None = None) -> bytes:
+        """Return the manifest as the bytes of its file, signed if there is a key.
+
+        Raises ``CommitRefused`` if ``cursor`` or ``numerics`` is not JSON, or if the bytes
+        exceed ``LARGEST_MANIFEST_BYTES``.  Raises it as well if the digests do not suit the
+        key, or if the signature was not checked: a key signs only verified manifests.
+        """
+        if self.signature is Signature.NOT_CHECKED or self.version is not Version.with_key(key):
+            raise CommitRefused(
+                f"step {self.step}, digests {self.version.digest.value}, signature "
+                f"{self.signature.value}, is not written {'without' if key is None else 'with'} "
+                "a key; give the key file of the run, if it has one"
+            )
+        document = {
+            "format": FORMAT,
+            "version": self.version,
+            "digest": self.version.digest,
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "step": self.step,
+            "writers": self.writers,
+            "cursor": self.cursor,
+            "numerics": self.numerics,
+            "shards": [shard.as_json() for shard in self.shards],
+            "tensors": [tensor.as_json() for tensor in self.tensors],
+        }
+        try:
+            text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CommitRefused(
+                f"the manifest of step {self.step} is not JSON: {error}; "
+                "put only JSON values into cursor and numerics"
+            ) from error
+        data = seal(text.encode() + b"\n", key)
+        if len(data) > LARGEST_MANIFEST_BYTES:
+            raise CommitRefused(
+                f"the manifest of step {self.step} has {len(data)} bytes, at most "
+                f"{LARGEST_MANIFEST_BYTES} can be read back; save fewer tensors or a smaller cursor"
+            )
+        return data
+
+    def refuse_other_run(self, run_id: str | None) -> None:
+        """Raise ``CheckpointInvalid`` if the step belongs to another run than ``run_id``."""
+        if run_id is not None and self.run_id != run_id:
+            reason = f"it belongs to run {self.run_id}, not to {run_id}"
+            raise CheckpointInvalid(self.step, reason, is_other_runs=True)
+
+    @staticmethod
+    def decode(data: bytes, key: SigningKey | None = None) -> Manifest:
+        """Return the manifest that ``encode`` wrote, signed with ``key`` if there is one.
+
+        Raises ``ManifestInvalid`` with a reason.
+        """
+        try:
+            return _decode(unseal(data, key))
+        except (ValueError, RecursionError, StateUnsupported) as error:
+            raise ManifestInvalid(f"the manifest is not valid: {error}") from error
+
+    @staticmethod
+    def assemble(
+        layout: ShardLayout,
+        records: Sequence[ShardRecord],
+        *,
+        header: Header,
+        cursor: Mapping[str, object],
+        numerics: Mapping[str, object],
+    ) -> Manifest:
+        """Return the manifest of a save from the records of all its writers, in any order.
+
+        Raises ``CommitRefused`` if the records do not make the layout whole.
+        """
+        ordered = sorted(records, key=lambda record: record.index)
+        if [record.index for record in ordered] != list(range(layout.writers)):
+            raise CommitRefused(
+                f"step {header.step} needs shards 0 to {layout.writers - 1}, got "
+                f"{[record.index for record in ordered]}; save the missing shards again"
+            )
+        manifest = Manifest(
+            run_id=header.run_id,
+            generation=header.generation,
+            step=header.step,
+            cursor=cursor,
+            numerics=numerics,
+            shards=tuple(ShardEntry(r.index, r.size, r.digest) for r in ordered),
+            tensors=_tensors_of(layout, ordered),
+            version=Version.of_digests(record.kind for record in ordered),
+        )
+        try:
+            check(manifest)
+        except ManifestInvalid as error:
+            raise CommitRefused(f"step {header.step} is not whole: {error}") from error
+        return manifest
+
+
+def check(manifest: Manifest) -> None:
+    """Raise ``ManifestInvalid`` if pieces do not tile their tensor, or overlap in their shard."""
+    names = [spec.name for spec in manifest.specs]
+    if names != sorted(set(names)):
+        raise ManifestInvalid("tensor names do not ascend")
+    if [shard.index for shard in manifest.shards] != list(range(manifest.writers)):
+        raise ManifestInvalid("shards are not numbered from 0")
+    for tensor in manifest.tensors:
+        tensor.check_tiling(manifest.writers)
+    for shard, pieces in zip(manifest.shards, pieces_by_shard(manifest), strict=True):
+        shard.check_apart(pieces)
+
+
+def pieces_by_shard(manifest: Manifest) -> list[list[Placed]]:
+    """Return the pieces of each shard, in the order of offsets."""
+    found: list[list[Placed]] = [[] for _ in manifest.shards]
+    for tensor in manifest.tensors:
+        for piece in tensor.pieces:
+            found[piece.shard].append((tensor, piece))
+    return [sorted(pieces, key=lambda pair: pair[1].offset) for pieces in found]
+
+
+def _tensors_of(layout: ShardLayout, records: Sequence[ShardRecord]) -> tuple[TensorEntry, ...]:
+    found: dict[str, list[PieceEntry]] = {spec.name: [] for spec in layout.specs}
+    for record in records:
+        for p in record.pieces:
+            entry = PieceEntry(record.index, p.offset, p.bytes, p.start, p.stop, p.digest)
+            if p.tensor not in found:
+                raise CommitRefused(f"shard {record.index} has a tensor too many: {p.tensor!r}")
+            found[p.tensor].append(entry)
+    return tuple(TensorEntry(spec, tuple(found[spec.name])) for spec in layout.specs)
+
+
+def _decode(unsealed: Unsealed) -> Manifest:
+    fields = Fields(json.loads(unsealed.body), "the manifest")
+    version = Version.decode(fields, is_signed=unsealed.signed_by is not None)
+    manifest = Manifest(
+        run_id=fields.text("run_id"),
+        generation=fields.integer("generation"),
+        step=fields.integer("step"),
+        cursor=fields.mapping("cursor"),
+        numerics=fields.mapping("numerics"),
+        shards=tuple(ShardEntry.of(shard, version.digest) for shard in fields.array("shards")),
+        tensors=tuple(TensorEntry.of(value, version.digest) for value in fields.array("tensors")),
+        version=version,
+        signature=unsealed.signature,
+        signed_by=unsealed.signed_by,
+    )
+    if fields.integer("writers") != manifest.writers:
+        raise ValueError("writers is not the number of shards")
+    check(manifest)
+    return manifest

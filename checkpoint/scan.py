@@ -1,0 +1,298 @@
+"""The only way to read bytes back from a checkpoint: digested first, interpreted after.
+
+A scan reads every byte of every shard once, in the order of offsets.  Pieces go to the
+caller's buffers, all other bytes to a scratch buffer, and every byte into a digest.
+Invariant: a scan that returns has compared the manifest with its own sha256.  It has
+compared the digests of every piece, and of all bytes between the pieces, with the
+manifest.  So a single wrong bit anywhere makes it raise.
+
+HDF5 never interprets anything here.  Sizes are compared before the caller allocates.
+
+Whether the first save of a step, which stays, has the state that a later save has.
+
+A run that goes on from a checkpoint meets the same state again at each later step.  So it does not
+matter which save of a step stays.  Other numerics, or a bug, break this.  Then the state on the
+disk is not the one that was to be saved, and people must be told.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.checkpoint.digest import Digest, DigestKind
+from holdfast.checkpoint.disk import Disk, ReadFile
+from holdfast.checkpoint.errors import (
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    ManifestInvalid,
+    StorageFailed,
+)
+from holdfast.checkpoint.manifest import (
+    LARGEST_MANIFEST_BYTES,
+    Manifest,
+    PieceEntry,
+    Placed,
+    ShardEntry,
+    TensorEntry,
+    pieces_by_shard,
+)
+from holdfast.checkpoint.names import MANIFEST_NAME, shard_name
+from holdfast.checkpoint.signature import SigningKey
+
+Target: TypeAlias = "Callable[[TensorEntry, PieceEntry], memoryview | None]"
+
+_CHUNK_BYTES = 256 * 1024
+"""Small enough that the digest finds the bytes in the cache; 12 % faster than 1 MiB."""
+# Errors that mean damage to a checkpoint; any other error may be gone at the next read.
+_DAMAGE = frozenset({errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR})
+
+
+class Scan:
+    """Reads one committed step; raises ``CheckpointInvalid`` for anything that does not verify.
+
+    With a key, a step that this key has not signed does not verify.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, step: int, key: SigningKey | None = None
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._step = step
+        self._key = key
+
+    def manifest(self, *, is_from_disk: bool = False) -> Manifest:
+        """Return the manifest, once its sha256 and the sizes of all shards are verified."""
+        manifest = self.manifest_alone(is_from_disk=is_from_disk)
+        try:
+            for shard in manifest.shards:
+                self._check_size(shard, manifest.writers)
+        except StorageFailed as error:
+            raise self._failed(error) from error
+        return manifest
+
+    def manifest_alone(self, *, is_from_disk: bool = False) -> Manifest:
+        """Return the manifest, once its sha256 is verified; the shards may be damaged or gone."""
+        try:
+            content = self._manifest_bytes(is_from_disk=is_from_disk)
+            manifest = Manifest.decode(content, self._key)
+        except ManifestInvalid as error:
+            raise self._invalid(str(error)) from error
+        except StorageFailed as error:
+            raise self._failed(error) from error
+        except MemoryError as error:
+            raise CheckpointUnreadable.for_memory(self._step, "its manifest") from error
+        if manifest.step != self._step:
+            raise self._invalid(f"its manifest is that of step {manifest.step}")
+        return manifest
+
+    def verify(self) -> Manifest:
+        """Compare all digests with the bytes on the disk, not with a copy in the page cache.
+
+        Returns the manifest, which comes from the disk as well.
+        """
+        manifest = self.manifest(is_from_disk=True)
+        shards = range(manifest.writers)
+        self.read_shards(manifest, shards, lambda _tensor, _piece: None, is_from_disk=True)
+        return manifest
+
+    def read(self, manifest: Manifest, target: Target) -> None:
+        """Read every piece into the buffer that ``target`` returns; None only verifies it.
+
+        The contents of the buffers mean nothing if this raises.
+        """
+        self.read_shards(manifest, range(manifest.writers), target)
+
+    def read_shards(
+        self,
+        manifest: Manifest,
+        shards: Iterable[int],
+        target: Target,
+        *,
+        is_from_disk: bool = False,
+    ) -> None:
+        """Do what ``read`` does for some of the shards."""
+        placed, kind = pieces_by_shard(manifest), manifest.version.digest
+        for index in shards:
+            shard = manifest.shards[index]
+            try:
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    if is_from_disk:
+                        file.uncache()
+                    self._read_shard(file, shard, placed[index], target=target, kind=kind)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+            except MemoryError as error:
+                raise CheckpointUnreadable.for_memory(self._step, f"shard {index}") from error
+
+    def read_tensor(self, manifest: Manifest, tensor: TensorEntry, buffer: memoryview) -> None:
+        """Read one tensor's bytes into ``buffer``, whose contents mean nothing if this raises."""
+        for piece in tensor.pieces:
+            begin = piece.start * tensor.spec.itemsize
+            own = Digest(manifest.version.digest)
+            try:
+                shard = manifest.shards[piece.shard]
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    read_span(file, buffer[begin : begin + piece.bytes], piece.offset, own)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+            self._compare(tensor, piece, own)
+
+    def digest_elements(
+        self, manifest: Manifest, tensor: TensorEntry, span: tuple[int, int], digest: Digest
+    ) -> None:
+        """Digest the elements of a tensor from the first of ``span`` up to the last."""
+        itemsize = tensor.spec.itemsize
+        for piece in tensor.pieces:
+            start, stop = max(span[0], piece.start), min(span[1], piece.stop)
+            begin = piece.offset + (start - piece.start) * itemsize
+            if start >= stop:
+                continue
+            try:
+                shard = manifest.shards[piece.shard]
+                with self._disk.reading(self._shard_path(shard, manifest.writers)) as file:
+                    digest_span(file, begin, begin + (stop - start) * itemsize, digest)
+            except StorageFailed as error:
+                raise self._failed(error) from error
+
+    def _read_shard(
+        self,
+        file: ReadFile,
+        shard: ShardEntry,
+        pieces: Sequence[Placed],
+        *,
+        target: Target,
+        kind: DigestKind,
+    ) -> None:
+        outside = Digest(kind)
+        position = 0
+        for tensor, piece in pieces:
+            digest_span(file, position, piece.offset, outside)
+            own, buffer = Digest(kind), target(tensor, piece)
+            position = piece.offset + piece.bytes
+            if buffer is None:
+                digest_span(file, piece.offset, position, own)
+            else:
+                read_span(file, buffer, piece.offset, own)
+            self._compare(tensor, piece, own)
+        digest_span(file, position, shard.size, outside)
+        if outside.hexdigest() != shard.digest:
+            raise self._invalid(f"shard {shard.index} has a wrong digest outside its data")
+
+    def _compare(self, tensor: TensorEntry, piece: PieceEntry, found: Digest) -> None:
+        if found.hexdigest() != piece.digest:
+            raise self._invalid(
+                f"elements {piece.start} to {piece.stop} of tensor {tensor.spec.name!r} "
+                f"in shard {piece.shard} have a wrong digest"
+            )
+
+    def _manifest_bytes(self, *, is_from_disk: bool) -> bytes:
+        with self._disk.reading(self._directory / MANIFEST_NAME) as file:
+            if is_from_disk:
+                file.uncache()
+            size = file.size()
+            if size > LARGEST_MANIFEST_BYTES:
+                raise ManifestInvalid(f"the manifest has {size} bytes")
+            data = bytearray(size)
+            file.read_into(memoryview(data), 0)
+        return bytes(data)
+
+    def _check_size(self, shard: ShardEntry, writers: int) -> None:
+        with self._disk.reading(self._shard_path(shard, writers)) as file:
+            size = file.size()
+        if size != shard.size:
+            raise self._invalid(f"shard {shard.index} has {size} of {shard.size} bytes")
+
+    def _shard_path(self, shard: ShardEntry, writers: int) -> Path:
+        return self._directory / shard_name(shard.index, writers)
+
+    def _invalid(self, reason: str) -> CheckpointInvalid:
+        return CheckpointInvalid(self._step, reason)
+
+    def _failed(self, error: StorageFailed) -> CheckpointInvalid:
+        if error.errno == errno.ENOENT and self._disk.is_listed(error.path):
+            # Such a name comes back by itself, so it is as good as a stale handle.
+            reason = f"{error.path} is listed, and yet not found (ESTALE)"
+            return CheckpointUnreadable(self._step, reason, errno.ESTALE, error.path)
+        if error.errno in _DAMAGE:
+            return CheckpointInvalid(self._step, str(error))
+        return CheckpointUnreadable.of(self._step, error)
+
+
+def digest_span(file: ReadFile, start: int, stop: int, digest: Digest) -> None:
+    """Digest the bytes from ``start`` to ``stop`` of a file without keeping them."""
+    scratch = memoryview(bytearray(min(stop - start, _CHUNK_BYTES)))
+    for position in range(start, stop, _CHUNK_BYTES):
+        read_span(file, scratch[: stop - position], position, digest)
+
+
+def read_span(file: ReadFile, buffer: memoryview, offset: int, digest: Digest) -> None:
+    """Fill a buffer and digest it, chunk by chunk, while the bytes are in the cache."""
+    for start in range(0, len(buffer), _CHUNK_BYTES):
+        chunk = buffer[start : start + _CHUNK_BYTES]
+        file.read_into(chunk, offset + start)
+        digest.update(chunk)
+
+
+_MOST_NAMED = 3
+
+
+def tell_difference(scan: Scan, first: Manifest, later: Manifest) -> str | None:
+    """Return one sentence on the tensors in which two saves of a step differ, None if in none.
+
+    ``scan`` reads the first save.  Raises ``CheckpointInvalid`` if that cannot be read.
+    """
+    names = _other_tensors(scan, first, later)
+    if not names:
+        return None
+    shown = ", ".join(map(repr, names[:_MOST_NAMED]))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (
+        f"step {first.step} was saved before, by generation {first.generation}, and "
+        f"generation {later.generation} has another state: {shown}{more}; the first save stays, "
+        "so a restore gives its state; remove that step if it is not wanted"
+    )
+
+
+def _other_tensors(scan: Scan, first: Manifest, later: Manifest) -> list[str]:
+    here = {tensor.spec.name: tensor for tensor in first.tensors}
+    new = {tensor.spec.name: tensor for tensor in later.tensors}
+    in_both = here.keys() & new.keys()
+    only_in_one = here.keys() ^ new.keys()
+    compared = _Compared(scan, first, later)
+    return sorted(only_in_one | {n for n in in_both if not compared.is_same(here[n], new[n])})
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Two saves of a step; the first one can be read."""
+
+    scan: Scan
+    first: Manifest
+    later: Manifest
+
+    def is_same(self, here: TensorEntry, new: TensorEntry) -> bool:
+        """Return whether both saves have the same bytes of a tensor.
+
+        The digests tell it if both are cut alike.  Another number of writers cuts otherwise:
+        then the bytes are digested once more, as the later save is cut.
+        """
+        if here.spec != new.spec:
+            return False
+        kind = self.later.version.digest
+        if kind is self.first.version.digest and _cuts(here) == _cuts(new):
+            return [p.digest for p in here.pieces] == [p.digest for p in new.pieces]
+        return all(self._digest(here, piece, kind) == piece.digest for piece in new.pieces)
+
+    def _digest(self, here: TensorEntry, piece: PieceEntry, kind: DigestKind) -> str:
+        digest = Digest(kind)
+        self.scan.digest_elements(self.first, here, (piece.start, piece.stop), digest)
+        return digest.hexdigest()
+
+
+def _cuts(tensor: TensorEntry) -> list[tuple[int, int]]:
+    return [(piece.start, piece.stop) for piece in tensor.pieces]

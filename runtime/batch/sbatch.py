@@ -1,0 +1,277 @@
+"""The batch script that ``holdfast sbatch`` submits; pure.
+
+Its last line is ``exec holdfast run …``: so the batch shell *is* the supervisor.  It gets
+the signals that Slurm sends to the batch shell alone (``--signal=B:…``), which a shell
+would keep to itself until its child has ended.
+
+Times as people and batch systems write them, in seconds.
+
+The calls of Slurm's own programs; each has a time limit, and none may stop a job.
+
+A controller that is down or busy lets its clients wait for minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.batch.schedulers import CHAIN
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.system.own_process import answer_of
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)")
+_CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
+_FORMS = 'give seconds (5400), a time with its unit ("90min", "2h") or hours:minutes:seconds'
+
+
+def read_duration(value: Any) -> float:
+    """Return the seconds of ``5400``, ``90min``, ``1:30:00`` or ``1-12:00:00``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    text = "" if isinstance(value, bool) else str(value).strip().lower()
+    seconds = clock_s(text)
+    match = _WITH_UNIT.fullmatch(text)
+    if match is not None and match[2] in _UNITS:
+        seconds = float(match[1]) * _UNITS[match[2]]
+    elif seconds is None:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError(f"{value!r} is not a time; {_FORMS}")
+    return seconds
+
+
+def clock_s(text: str) -> float | None:
+    """Return the seconds of ``[days-][hours:]minutes:seconds``, None for any other text."""
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+ANSWERS_WITHIN_S = 8.0
+_SUBMITS_WITHIN_S = 60.0
+
+
+class SlurmRefused(Exception):
+    """A program of Slurm is missing, does not answer, or says no."""
+
+
+def time_left_s(job_id: str) -> float | None:
+    """Return the seconds until a job's limit, infinite without one, None if Slurm is silent."""
+    try:
+        said = _call(("squeue", "-h", "-j", job_id, "-o", "%L"))
+    except SlurmRefused:
+        return None
+    return math.inf if said == "UNLIMITED" else clock_s(said)
+
+
+def requeue(job_id: str) -> None:
+    """Have a job begin again, under the same id; its processes are ended soon.
+
+    Raises:
+        SlurmRefused: Slurm has not done so; the text gives the reason.
+    """
+    _call(("scontrol", "requeue", job_id))
+
+
+def submit(script: str, arguments: Sequence[str] = ()) -> str:
+    """Submit a batch script; return the id of its job.
+
+    Raises:
+        SlurmRefused: Slurm has not taken it; the text gives the reason.
+    """
+    said = _call(("sbatch", "--parsable", *arguments), script, _SUBMITS_WITHIN_S)
+    job = re.match(r"[0-9]+", said)
+    if job is None:
+        raise SlurmRefused(f"sbatch said {said!r} and no job id")
+    return job[0]
+
+
+def _call(command: Sequence[str], text: str = "", within_s: float | None = None) -> str:
+    within_s = within_s or ANSWERS_WITHIN_S
+    # The user's wishes for squeue, such as SQUEUE_STATES, would hide this job.
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("SQUEUE_")}
+    try:
+        done = answer_of(command, within_s, environ, text)
+    except subprocess.TimeoutExpired as error:
+        raise SlurmRefused(f"{command[0]} has not answered for {within_s:.0f} s") from error
+    except OSError as error:
+        raise SlurmRefused(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        said = done.stderr.strip() or f"it ended with {done.returncode}"
+        raise SlurmRefused(f"{command[0]}: {said}")
+    return done.stdout.strip()
+
+
+WAIT_FOR_LEASE_S = 120
+"""How long a link waits for the processes of the link before it."""
+
+_FORGET_STEP = "unset SLURM_STEP_ID SLURM_STEP_NUM_TASKS"
+"""sbatch hands on the variables of the step that it was called in, as by ``srun --pty bash``."""
+
+_SHORTEST = len("--de")
+"""sbatch takes each long option by its first letters, too, and refuses ambiguous ones itself."""
+
+_NAMES = ("-J", "--job-name")
+_DEPENDENCIES = ("-d", "--dependency")
+_NO_REQUEUE = "--no-requeue"
+_TASKS = ("-n", "--ntasks")
+_CORES = ("-c", "--cpus-per-task")
+_REFUSED = {
+    ("-a", "--array"): "all its tasks would have one run directory; submit a job for each, "
+    "with a --run-dir of its own",
+    ("-D", "--chdir"): "script and run directory are meant from the directory of this command; "
+    "go there first",
+}
+_NOT_SUBMITTING = ("-W", "--wait", "--wrap", "--test-only")
+"""With these sbatch waits for the job's end, takes another script, or submits nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """What becomes a batch script.
+
+    Attributes:
+        sbatch: options of sbatch, as the user typed them.
+        run: what follows ``holdfast run``, as the user typed it.
+        run_dir: where the run lives; its name is part of the job's.
+        programs: the directory of the ``holdfast`` command.
+        chain: the number of links, None for one job that is requeued.
+        requeues: whether the job asks Slurm to requeue it.
+        workers: the workers and spares that the user has asked for, None if Slurm's tasks count.
+    """
+
+    sbatch: tuple[str, ...]
+    run: tuple[str, ...]
+    run_dir: Path
+    programs: Path
+    chain: int | None = None
+    requeues: bool = False
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would make no chain, or no script."""
+        if self.chain is not None and self.chain < 1:
+            raise UsageError(f"--chain must be at least 1, got {self.chain}")
+        if self.chain is not None and _is_given(_DEPENDENCIES, self.sbatch):
+            raise UsageError(
+                "--chain makes its links wait for each other by --dependency=singleton; "
+                "leave --dependency out"
+            )
+        for option in _NOT_SUBMITTING:
+            if _is_given((option,), self.sbatch):
+                raise UsageError(f"holdfast sbatch submits and returns; leave {option} out")
+        for names, reason in _REFUSED.items():
+            if _is_given(names, self.sbatch):
+                raise UsageError(f"leave {' and '.join(names)} out: {reason}")
+        if self.requeues and self.chain is None and _is_given((_NO_REQUEUE,), self.sbatch):
+            raise UsageError(
+                "sbatch's --no-requeue forbids what the job would ask for at its time limit; "
+                "give --no-requeue after `run` as well, or use --chain"
+            )
+        broken = [word for word in (*self.sbatch, *self.run) if "\n" in word or "\0" in word]
+        if broken:
+            raise UsageError(f"{broken[0]!r} has several lines; a batch script cannot hold it")
+
+    @property
+    def warning(self) -> str | None:
+        """What is likely to be a mistake, None if nothing is."""
+        tasks = _number(_TASKS, self.sbatch)
+        if self.workers is None or tasks is None:
+            return None
+        cores = tasks * (_number(_CORES, self.sbatch) or 1)
+        if self.workers <= cores:
+            return None
+        return (
+            f"{self.workers} workers will share {cores} cores: --ntasks is {tasks}. "
+            "Leave -n out after `run`, and each task is a worker"
+        )
+
+    @property
+    def default_name(self) -> str:
+        """The job's name, the same for all jobs of a run directory and for no other's."""
+        path = str(self.run_dir.absolute())
+        return f"{self.run_dir.name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+
+
+def script_of(request: BatchRequest, chain_id: str) -> str:
+    """Return the text of the batch script; ``chain_id`` is new for each submission."""
+    is_chain = request.chain is not None
+    run = ["exec", "holdfast", "run"]
+    if is_chain:
+        run += ["--no-requeue", "--wait-lease", str(WAIT_FOR_LEASE_S)]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in _sbatch_options(request)),
+        _FORGET_STEP,
+        f"export PATH={shlex.quote(str(request.programs))}:$PATH",
+        *((f"export {CHAIN}={shlex.quote(chain_id)}",) if is_chain else ()),
+        shlex.join([*run, *request.run]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sbatch_options(request: BatchRequest) -> Iterator[str]:
+    given = request.sbatch
+    if not _is_given(_NAMES, given):
+        yield f"--job-name={shlex.quote(request.default_name)}"
+    if not _is_given(("--requeue", "--no-requeue"), given):
+        yield "--requeue"  # after the loss of a node
+    if not _is_given(("--open-mode",), given):
+        yield "--open-mode=append"  # each incarnation goes on with the log
+    if request.chain is not None:
+        yield "--dependency=singleton"
+    yield from _one_a_line(given)
+
+
+def _one_a_line(options: Sequence[str]) -> Iterator[str]:
+    """Yield options as lines of a script: ``-n 4`` stays together."""
+    line: list[str] = []
+    for word in options:
+        if word.startswith("-") and line:
+            yield shlex.join(line)
+            line = []
+        line.append(word)
+    if line:
+        yield shlex.join(line)
+
+
+def _is_given(names: tuple[str, ...], options: Sequence[str]) -> bool:
+    """Return whether one of ``names`` is among options."""
+    return any(_is_option(word, name) for word in options for name in names)
+
+
+def _is_option(word: str, name: str) -> bool:
+    """Return whether ``word`` gives an option: also as ``-Jname``, ``--name=x`` or ``--na=x``."""
+    if len(name) == len("-J"):
+        return word.startswith(name)
+    typed = word.partition("=")[0]
+    return typed == name or (len(typed) >= _SHORTEST and name.startswith(typed))
+
+
+def _number(names: tuple[str, ...], options: Sequence[str]) -> int | None:
+    """Return the number that an option has, None if it is not given or has another value."""
+    for word, after in itertools.zip_longest(options, options[1:], fillvalue=""):
+        for name in names:
+            if _is_option(word, name):
+                joined = word[2:] if len(name) == len("-J") else word.partition("=")[2]
+                value = joined or after
+                return int(value) if value.isdecimal() else None
+    return None

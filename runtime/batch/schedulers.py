@@ -1,0 +1,447 @@
+"""Which batch system this process runs in, and what it has given to the job.
+
+What a batch system has given to this job, as one value.
+
+The readers (`slurm`, `pbs`, `lsf`, `sge`) make it of the environment alone.
+
+When a job must begin its last save, so that it has ended before its time has.
+
+Theory.  A batch system ends a job at a known moment E, and all that is not on the disk then
+is lost.  From the wish to stop to the end of the job pass: the step in flight, the last
+save, and the end of all processes.  Step and save are measured; a save beside other jobs
+may take twice as long as the last ones did.  So the wish comes at
+
+    E - min(leave + 2 (step + save), half of the job's time)
+
+and a job that has not ended at E - leave is cut short: requeueing it takes some seconds
+too, and its newest checkpoint is on the disk.
+
+Invariant: a moment that was due stays due; no later measurement moves it.
+
+Slurm's environment as an `Allocation`.
+
+Sources: sbatch(1) and srun(1), *output environment variables*; and jobs on Slurm 22.05.
+``SLURM_JOB_END_TIME`` came after that version.  ``SLURM_STEP_ID`` is set in a step of srun
+and not in a batch script.
+
+The environment of PBS Professional, OpenPBS and Torque as an `Allocation`.
+
+Sources: qsub(1B) of each.  Only Torque tells the time limit.  No exit code has a job
+requeued: ``qrerun`` is for operators, so a run goes on in a further job.
+
+LSF's environment as an `Allocation`.
+
+Source: *Environment variables* of IBM Spectrum LSF.  At its run limit LSF sends SIGUSR2.
+``bsub -Q 75`` has a job requeued that ends with our code for "stopped early".
+
+The environment of Sun's and Univa's Grid Engine as an `Allocation`.
+
+Source: qsub(1) and sge_pe(5).  A job that ends with 99 is requeued.  With ``-notify`` a job
+gets SIGUSR2 before it is killed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.system.processes import ancestors_names
+
+Lines: TypeAlias = Callable[[str], tuple[str, ...]]
+"""Returns the lines of a file that a variable names; none if it cannot be read."""
+
+
+class Scheduler(Enum):
+    """The batch systems that are recognised."""
+
+    SLURM = "Slurm"
+    PBS = "PBS"
+    LSF = "LSF"
+    SGE = "SGE"
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many workers the allocation has for one host, and the variable that says so."""
+
+    count: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One job of a batch system, as it stands when `holdfast run` begins.
+
+    Attributes:
+        scheduler: the batch system.
+        job_id: the job's own name there, with its index in an array.
+        chain: what all incarnations of one submission have in common, empty in a
+            shell where each command is a wish of its own.
+        hosts: the hosts in the order of the batch system; the first runs the batch script.
+        workers: the tasks that the user asked for on this host, None if there was no wish.
+        ends_at: when the batch system ends the job, in seconds since 1970, if it has said.
+        restarts: how often the job was started before, as far as the batch system tells.
+        is_batch: whether a batch script runs, which can be requeued.
+        requeue_code: the exit code that has the job requeued, None if no code does.
+        copies: the tasks of a parallel step that all run this same command.
+        task: which of these copies this is.
+    """
+
+    scheduler: Scheduler
+    job_id: str
+    chain: str
+    hosts: tuple[str, ...] = ()
+    workers: Workers | None = None
+    ends_at: float | None = None
+    restarts: int = 0
+    is_batch: bool = True
+    requeue_code: int | None = None
+    copies: int = 1
+    task: int = 0
+
+    @property
+    def label(self) -> str:
+        """The job as messages name it."""
+        return f"{self.scheduler.value} job {self.job_id}"
+
+
+def whole_number(text: str | None, default: int = 0) -> int:
+    """Return the number in a variable, ``default`` if it holds none."""
+    return int(text) if text is not None and text.isdecimal() else default
+
+
+LEAVE_S = 10.0
+"""For the end of all processes, and for one call of the batch system."""
+
+UNMEASURED_S = 15.0
+"""What a save and a step take together before any was measured."""
+
+HURRY_S = 300.0
+"""So long before the last save a new launch is not worth its start any more."""
+
+_SAFETY = 2.0
+_NEWEST_SAVES = 5
+_LARGEST_SHARE = 0.5
+
+
+class Due(IntEnum):
+    """What the time asks for."""
+
+    NOTHING = 0
+    HURRY = 1
+    """Begin nothing that takes long to pay."""
+    SAVE = 2
+    END = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The end of a job's time; moments are in seconds since 1970."""
+
+    begun_at: float
+    ends_at: float
+    source: str
+    """Who says so."""
+    saves: tuple[tuple[float, float], ...] = ()
+    """Seconds of the newest saves, and of the steps around them."""
+    due: Due = Due.NOTHING
+
+    @property
+    def lead_s(self) -> float:
+        """The seconds before the end at which the job must begin to stop."""
+        longest_s = sum(map(max, zip(*self.saves, strict=True)))
+        measured_s = _SAFETY * longest_s if self.saves else UNMEASURED_S
+        whole_s = max(0.0, self.ends_at - self.begun_at)
+        return min(LEAVE_S + measured_s, _LARGEST_SHARE * whole_s)
+
+    def saved(self, save_s: float, step_s: float) -> Deadline:
+        """Return the deadline after a save; the longest of the newest few counts.
+
+        A disk that hung once does not move the end of the job for good.
+        """
+        return replace(self, saves=(*self.saves, (save_s, step_s))[-_NEWEST_SAVES:])
+
+    def look(self, now: float) -> Deadline:
+        """Return the deadline with what is due at ``now``."""
+        left_s = self.ends_at - now
+        leave_s = min(LEAVE_S, self.lead_s / 2)
+        bounds = {Due.END: leave_s, Due.SAVE: self.lead_s, Due.HURRY: self.lead_s + HURRY_S}
+        found = next((due for due, bound_s in bounds.items() if left_s <= bound_s), Due.NOTHING)
+        return replace(self, due=max(self.due, found))
+
+
+def earliest(*deadlines: Deadline | None) -> Deadline | None:
+    """Return the deadline that comes first, None if there is none."""
+    found = [deadline for deadline in deadlines if deadline is not None]
+    return min(found, key=lambda deadline: deadline.ends_at, default=None)
+
+
+_ASKED_FOR = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+"""One of these is set if the user has asked for tasks; the tasks of each host always are."""
+
+_PIECE = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def read_slurm(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+    """Return the allocation of a Slurm job, None outside Slurm."""
+    del lines  # everything is in the environment
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    if not job:
+        return None
+    array = environ.get("SLURM_ARRAY_JOB_ID")
+    index = environ.get("SLURM_ARRAY_TASK_ID", "")
+    is_step = "SLURM_STEP_ID" in environ
+    ends_at = whole_number(environ.get("SLURM_JOB_END_TIME"))
+    return Allocation(
+        scheduler=Scheduler.SLURM,
+        job_id=f"{array}_{index}" if array else job,
+        # Without it this is a shell of salloc, and a person types each command.
+        chain=f"slurm {array or job}" if "ENVIRONMENT" in environ else "",
+        hosts=tuple(expand_hosts(environ.get("SLURM_JOB_NODELIST", ""))),
+        workers=_slurm_workers(environ),
+        ends_at=float(ends_at) if ends_at else None,
+        restarts=whole_number(environ.get("SLURM_RESTART_COUNT")),
+        is_batch=environ.get("ENVIRONMENT") == "BATCH" and not is_step,
+        copies=whole_number(environ.get("SLURM_STEP_NUM_TASKS"), 1) if is_step else 1,
+        task=whole_number(environ.get("SLURM_PROCID")),
+    )
+
+
+def _slurm_workers(environ: Mapping[str, str]) -> Workers | None:
+    source = next((name for name in _ASKED_FOR if whole_number(environ.get(name))), None)
+    if source is None:
+        return None
+    of_hosts = tasks_of_hosts(environ.get("SLURM_TASKS_PER_NODE", ""))
+    here = whole_number(environ.get("SLURM_NODEID"))
+    if here < len(of_hosts):
+        return Workers(of_hosts[here], source)
+    return Workers(whole_number(environ[source]), source)
+
+
+def tasks_of_hosts(text: str) -> list[int]:
+    """Return the tasks of each host from the form ``4,2(x3)``: [4, 2, 2, 2]."""
+    tasks: list[int] = []
+    for piece in filter(None, text.split(",")):
+        match = _REPEATED.fullmatch(piece)
+        if match is None:
+            return []
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def expand_hosts(text: str) -> Iterator[str]:
+    """Yield the hosts of a list such as ``n[01-03,7],login``: n01, n02, n03, n7, login."""
+    for piece in _PIECE.findall(text):
+        parts = re.split(r"\[([^\]]*)\]", piece)  # plain text and ranges alternate
+        choices = [
+            list(_expand_ranges(part)) if number % 2 else [part]
+            for number, part in enumerate(parts)
+        ]
+        yield from ("".join(chosen) for chosen in itertools.product(*choices))
+
+
+def _expand_ranges(text: str) -> Iterator[str]:
+    for piece in text.split(","):
+        first, _, last = piece.partition("-")
+        if first.isdecimal() and last.isdecimal():
+            yield from (f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1))
+        else:
+            yield piece
+
+
+def read_pbs(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+    """Return the allocation of a PBS job, None outside PBS."""
+    job = environ.get("PBS_JOBID")
+    if not job:
+        return None
+    slots = lines(environ.get("PBS_NODEFILE", ""))
+    hosts = tuple(dict.fromkeys(slots))
+    # The file has a line for each slot, and begins with the host of the batch script.
+    workers = Workers(slots.count(hosts[0]), "PBS_NODEFILE") if hosts else None
+    return Allocation(
+        scheduler=Scheduler.PBS,
+        job_id=job,
+        chain=f"pbs {job}",
+        hosts=hosts,
+        workers=workers,
+        is_batch=environ.get("PBS_ENVIRONMENT") == "PBS_BATCH",
+    )
+
+
+def time_limit_s(environ: Mapping[str, str]) -> float | None:
+    """Return the seconds that a Torque job may last, None if it does not say."""
+    return float(whole_number(environ.get("PBS_WALLTIME"))) or None
+
+
+LSF_REQUEUE_CODE = 75
+
+
+def read_lsf(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+    """Return the allocation of an LSF job, None outside LSF."""
+    del lines  # everything is in the environment
+    job = environ.get("LSB_JOBID")
+    if not job:
+        return None
+    index = environ.get("LSB_JOBINDEX", "0")
+    slots = _slots(environ)
+    return Allocation(
+        scheduler=Scheduler.LSF,
+        job_id=job if index == "0" else f"{job}[{index}]",
+        chain=f"lsf {job}",
+        hosts=tuple(slots),
+        workers=next((Workers(count, source) for count, source in slots.values()), None),
+        restarts=int(environ.get("LSB_RESTART") == "Y"),
+        is_batch=environ.get("LSB_INTERACTIVE") != "Y",
+        requeue_code=LSF_REQUEUE_CODE,
+    )
+
+
+def _slots(environ: Mapping[str, str]) -> dict[str, tuple[int, str]]:
+    """Return the slots of each host, the first host first, and the variable that tells them."""
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    if words:
+        counts = map(whole_number, words[1::2])
+        return {host: (n, "LSB_MCPU_HOSTS") for host, n in zip(words[::2], counts, strict=False)}
+    hosts = environ.get("LSB_HOSTS", "").split()
+    return {host: (hosts.count(host), "LSB_HOSTS") for host in hosts}
+
+
+SGE_REQUEUE_CODE = 99
+_NO_ARRAY = "undefined"
+
+
+def read_sge(environ: Mapping[str, str], lines: Lines) -> Allocation | None:
+    """Return the allocation of a Grid Engine job, None outside it."""
+    job = environ.get("JOB_ID")
+    if not job or "SGE_TASK_ID" not in environ:
+        return None
+    index = environ["SGE_TASK_ID"]
+    rows = [row.split() for row in lines(environ.get("PE_HOSTFILE", ""))]
+    slots = {row[0]: whole_number(row[1]) for row in rows if len(row) > 1}
+    return Allocation(
+        scheduler=Scheduler.SGE,
+        job_id=job if index == _NO_ARRAY else f"{job}.{index}",
+        chain=f"sge {job}",
+        hosts=tuple(slots),
+        workers=_sge_workers(environ, slots),
+        restarts=whole_number(environ.get("RESTARTED")),
+        is_batch=environ.get("ENVIRONMENT", "BATCH") == "BATCH",
+        requeue_code=SGE_REQUEUE_CODE,
+    )
+
+
+def _sge_workers(environ: Mapping[str, str], slots: Mapping[str, int]) -> Workers | None:
+    if slots:
+        return Workers(next(iter(slots.values())), "PE_HOSTFILE")
+    count = whole_number(environ.get("NSLOTS"))
+    return Workers(count, "NSLOTS") if count else None
+
+
+CHAIN = "HOLDFAST_CHAIN"
+"""Set by the scripts of ``holdfast sbatch --chain``: the name that all links have in common."""
+
+_MPI_WORLDS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+)
+"""Where Open MPI, MPICH and Intel MPI tell a process the size of its world, and its rank."""
+
+_STARTERS = frozenset({
+    "mpiexec", "mpirun", "mpiexec.hydra", "prterun", "prted", "orterun", "orted",
+    "hydra_pmi_proxy", "hydra_bstrap_pr", "pmi_proxy", "slurmstepd", "palsd", "jsmd",
+})  # fmt: skip
+"""Names of processes that start the ranks of an MPI job; the kernel keeps 15 bytes of them."""
+
+_SESSION = "PMIX_SERVER_TMPDIR"
+"""A directory that lives as long as the launcher of Open MPI, which may be in another container."""
+
+READERS = (read_slurm, read_pbs, read_lsf, read_sge)
+"""Slurm first: other batch systems can be started inside one of its jobs, not around it."""
+
+
+def find_allocation(environ: Mapping[str, str], lines: Lines | None = None) -> Allocation | None:
+    """Return the allocation that this process runs in, None outside batch systems."""
+    for read in READERS:
+        found = read(environ, lines or _lines_of)
+        if found is not None:
+            return dataclasses.replace(_usable(found), chain=environ.get(CHAIN) or found.chain)
+    return None
+
+
+def options_of(allocation: Allocation | None) -> dict[str, tuple[str, Any]]:
+    """Return the options of a job that its allocation settles, each with its origin."""
+    if allocation is None or allocation.workers is None:
+        return {}
+    workers = allocation.workers
+    return {"workers": (f"{workers.source} of {allocation.label}", workers.count)}
+
+
+def limit_s(allocation: Allocation, environ: Mapping[str, str]) -> float | None:
+    """Return the seconds that the whole job may last, where only the environment knows them."""
+    return time_limit_s(environ) if allocation.scheduler is Scheduler.PBS else None
+
+
+def refuse_copies(allocation: Allocation) -> None:
+    """Refuse to be one of several equal commands, which would all train the same.
+
+    The first of them says so; the others end without a word.
+
+    Raises:
+        UsageError: the step has several tasks, and this is the first.
+    """
+    if allocation.copies > 1 and allocation.task > 0:
+        sys.exit(ExitCode.USAGE)
+    if allocation.copies > 1:
+        raise UsageError(
+            f"srun has started this command {allocation.copies} times, and each would be a job of "
+            "its own; put `holdfast run` into the batch script without srun: it starts its "
+            "workers itself"
+        )
+
+
+def refuse_mpi_copies(
+    environ: Mapping[str, str], ancestors: Callable[[], Collection[str]] = ancestors_names
+) -> None:
+    """Refuse to be one of several commands that mpiexec has started.
+
+    The first of them says so; the others end without a word.  The variables of a job that is
+    over, in a shell or a batch script, are none of this one's: nothing of it starts with them.
+
+    Raises:
+        UsageError: mpiexec has started several, and this is the first.
+    """
+    for size, rank in _MPI_WORLDS:
+        copies = environ.get(size, "")
+        if not copies.isdecimal() or int(copies) < 2 or rank not in environ:
+            continue
+        is_alive = os.path.isdir(environ.get(_SESSION, "")) or _STARTERS & set(ancestors())
+        if not is_alive:
+            continue
+        if environ.get(rank) != "0":
+            sys.exit(ExitCode.USAGE)
+        raise UsageError(
+            f"mpiexec has started this command {copies} times, and each would be a job of its "
+            f"own; leave mpiexec out: `holdfast run -n {copies} SCRIPT` starts the workers itself"
+        )
+
+
+def _usable(found: Allocation) -> Allocation:
+    has_workers = found.workers is not None and found.workers.count > 0
+    return found if has_workers else dataclasses.replace(found, workers=None)
+
+
+def _lines_of(path: str) -> tuple[str, ...]:
+    try:
+        return tuple(filter(None, map(str.strip, Path(path).read_text().splitlines())))
+    except (OSError, ValueError):
+        return ()

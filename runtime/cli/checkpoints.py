@@ -1,0 +1,336 @@
+"""``holdfast inspect``: the contents of a run's checkpoints, and the differences of two.
+
+``holdfast verify``: whether every byte of a run's checkpoints is as it was saved.
+
+``holdfast repair``: make damaged checkpoints whole from another copy of the run directory.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Column, Table
+from rich.text import Text
+from rich.tree import Tree
+
+from holdfast.checkpoint.comparison import Comparison, Difference, Opened, compare_steps
+from holdfast.checkpoint.errors import CheckpointError, CheckpointInvalid, CheckpointUnreadable
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.repair import (
+    CountBytes,
+    Holders,
+    MendResult,
+    StepCheck,
+    mend_step,
+    verify_step,
+)
+from holdfast.checkpoint.signature import Signature
+from holdfast.checkpoint.tensor import TensorSpec
+from holdfast.runtime.cli.option_flags import key_option
+from holdfast.runtime.cli.terminal import ByteProgress, output
+from holdfast.runtime.errors import ExitCode, UsageError
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.run.stored_run import StoredRun
+from holdfast.runtime.tools.inspection import (
+    Inspection,
+    StepSummary,
+    comparison_json,
+    inspect_run,
+    inspection_json,
+    position_of,
+)
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Only this step.")
+@click.option("--all", "all_steps", is_flag=True, help="All steps.  [the default]")
+@key_option
+def verify(run_dir: Path, step: int | None, key_file: Path | None, *, all_steps: bool) -> None:
+    """Compare every digest of the checkpoints in RUN_DIR; exit 1 if any does not verify.
+
+    Exit 75 if none is known to be damaged, and some could not be read just now.
+    """
+    if all_steps and step is not None:
+        raise UsageError("--all and --step exclude each other; give one of them")
+    run = StoredRun.open(run_dir, key_file)
+    steps = run.steps() if step is None else (run.step(step),)
+    with ByteProgress("verifying", _total(run, steps)) as progress:
+        verdicts = [_tell(run, known, progress) for known in steps]
+    bad = [verdict for verdict in verdicts if not verdict.is_valid]
+    damaged = [verdict.step for verdict in bad if not verdict.is_unread]
+    if damaged:
+        click.echo(
+            f"holdfast: mend damaged steps with `holdfast repair {run_dir} --from COPY`, or "
+            f"remove {run.store.directory / step_name(damaged[0])}",
+            err=True,
+        )
+    if damaged:
+        sys.exit(ExitCode.PROGRAM_FAILED)
+    sys.exit(ExitCode.STOPPED_EARLY if bad else ExitCode.DONE)
+
+
+def _tell(run: StoredRun, step: int, progress: CountBytes) -> StepCheck:
+    verdict = verify_step(run.store, step, run_id=run.run_id, progress=progress)
+    if not verdict.is_valid and not verdict.is_unread and step not in run.store.steps():
+        click.echo(f"step {step}: removed meanwhile")  # by the job, which keeps the newest ones
+        return StepCheck(step, 0)
+    click.echo(f"step {step}: {_verdict_in_words(verdict)}")
+    return verdict
+
+
+def _verdict_in_words(verdict: StepCheck) -> str:
+    if verdict.is_unread:
+        return f"could not be read, and is not known to be damaged: {verdict.reason}"
+    if not verdict.is_valid:
+        return f"not valid: {verdict.reason}"
+    signed = "" if verdict.signature is Signature.NONE else f", signature {verdict.signature.value}"
+    return f"valid, {decimal(verdict.nbytes)}{signed}"
+
+
+def _total(run: StoredRun, steps: tuple[int, ...]) -> int:
+    """Return the bytes that will be read, as far as the manifests say."""
+    total = 0
+    for step in steps:
+        try:
+            total += run.store.scan(step).manifest_alone().nbytes
+        except CheckpointInvalid:
+            continue  # none of its bytes will be read
+    return total
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "other_dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Another copy of the run directory: a mirror or a backup.",
+)
+@click.option("--step", type=int, help="Only this step, even if RUN_DIR has lost it altogether.")
+@key_option
+def repair(run_dir: Path, other_dir: Path, step: int | None, key_file: Path | None) -> None:
+    """Make the damaged steps in RUN_DIR whole from a second holder; exit 1 if one cannot be."""
+    run, other = StoredRun.open(run_dir, key_file), StoredRun.open(other_dir, key_file)
+    if run_dir.resolve() == other_dir.resolve():
+        raise UsageError(f"{other_dir} is {run_dir} itself; give another copy of it")
+    if None not in (run.run_id, other.run_id) and run.run_id != other.run_id:
+        raise UsageError(
+            f"{other_dir} holds run {other.run_id}, and {run_dir} is run {run.run_id}; give a copy "
+            "of this run"
+        )
+    steps = run.steps() if step is None else (_known(run, other, step),)
+    lease = RunDirectory(run_dir).acquire_lease(takes_orders=False)
+    try:
+        with ByteProgress("reading", 0) as progress:
+            results = [_mend_one(run, other, known, progress) for known in steps]
+    finally:
+        lease.end()
+        lease.release()
+    sys.exit(ExitCode.DONE if all(results) else ExitCode.PROGRAM_FAILED)
+
+
+def _known(run: StoredRun, other: StoredRun, step: int) -> int:
+    """Return the step if one of the holders has it."""
+    return step if step in run.store.steps() else other.step(step)
+
+
+def _mend_one(run: StoredRun, other: StoredRun, step: int, progress: CountBytes) -> bool:
+    """Mend a step and print the outcome; return whether it is whole."""
+    try:
+        holders = Holders(run.store, other.store)
+        result = mend_step(holders, step, run_id=run.run_id, progress=progress)
+    except CheckpointError as error:
+        click.echo(f"step {step}: not mended: {error}")
+        return False
+    click.echo(f"step {step}: {_result_in_words(result, other.path)}")
+    return True
+
+
+def _result_in_words(result: MendResult, other_dir: Path) -> str:
+    if not result.faults:
+        return "whole, nothing to do"
+    aside = f"; the damaged one is now {result.bad_name}" if result.bad_name else ""
+    return (
+        f"mended and verified, {result.taken} of {result.parts} parts from {other_dir}{aside}; "
+        f"it had: {'; '.join(result.faults)}"
+    )
+
+
+_MOST_ITEMS = 4
+"""Of a longer list, such as the state of a random generator, people see the first; JSON has all."""
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="The step to show in full.  [default: the newest]")
+@click.option(
+    "--diff",
+    nargs=2,
+    metavar="A B",
+    help="Compare two steps; a directory stands for the newest step of the run in it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@key_option
+def inspect(
+    run_dir: Path,
+    step: int | None,
+    diff: tuple[str, str] | None,
+    key_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show the checkpoints in RUN_DIR and the tensors of one, or compare two."""
+    console = output()
+    if diff is None:
+        _show(StoredRun.open(run_dir, key_file), step, None if as_json else console)
+        return
+    if step is not None:
+        raise UsageError("--diff and --step exclude each other; give one of them")
+    found = compare_steps(*(_open(run_dir, text, key_file) for text in diff))
+    if as_json:
+        click.echo(comparison_json(found))
+    else:
+        _print_comparison(found, diff, console)
+
+
+def _show(run: StoredRun, step: int | None, console: Console | None) -> None:
+    """Print all steps and one in full, on a console or as JSON."""
+    wanted = run.step(step)
+    found = inspect_run(run, wanted)
+    if console is None:
+        click.echo(inspection_json(found))
+    else:
+        _print(found, console)
+    if found.manifest is None:
+        it = next(summary for summary in found.steps if summary.step == wanted)
+        if it.damage is None:
+            raise CheckpointUnreadable(wanted, it.unread or "its manifest could not be read")
+        raise CheckpointInvalid(wanted, it.damage)
+
+
+def _open(run_dir: Path, text: str, key_file: Path | None) -> Opened:
+    """Return a step of the run, or the newest one of another run directory."""
+    is_step = text.isascii() and text.isdigit()
+    run = StoredRun.open(run_dir if is_step else Path(text), key_file)
+    scan = run.store.scan(run.step(int(text) if is_step else None))
+    return Opened(scan, scan.manifest())
+
+
+def _print(found: Inspection, console: Console) -> None:
+    table = Table("step", "bytes", "shards", "complete since", "state")
+    for summary in found.steps:
+        table.add_row(*_cells(summary))
+    console.print(table)
+    for summary in found.steps:
+        if fault := summary.damage or summary.unread:
+            console.print(f"step {summary.step}: {fault}", markup=False)
+    if found.others:
+        console.print(f"beside them: {', '.join(found.others)}", markup=False)
+    if found.manifest is not None:
+        console.print(_facts(found.manifest))
+        console.print(_tree(found.manifest))
+
+
+def _cells(summary: StepSummary) -> tuple[Text, ...]:
+    when = "-"
+    if summary.completed is not None:
+        moment = datetime.fromtimestamp(summary.completed).astimezone()
+        when = moment.isoformat(sep=" ", timespec="seconds")
+    size = "-" if summary.nbytes is None else decimal(summary.nbytes)
+    shards = "-" if summary.shards is None else str(summary.shards)
+    state = "not verified"  # which takes reading the data
+    if summary.damage or summary.unread:
+        state = "damaged" if summary.damage else "could not be read"
+    return tuple(map(Text, (str(summary.step), size, shards, when, state)))
+
+
+def _facts(manifest: Manifest) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    position = position_of(manifest.cursor)
+    for name, text in (
+        ("step", str(manifest.step)),
+        ("run", f"{manifest.run_id}, saved by generation {manifest.generation}"),
+        ("signature", _signed(manifest)),
+        ("position", "-" if position is None else str(position)),
+        ("cursor", _pairs(manifest.cursor)),
+        ("numerics", _pairs(manifest.numerics)),
+    ):
+        table.add_row(name, Text(text))
+    return table
+
+
+def _signed(manifest: Manifest) -> str:
+    key = "" if manifest.signed_by is None else f", key {manifest.signed_by}"
+    return f"{manifest.signature.value}{key}"
+
+
+def _pairs(fields: object) -> str:
+    assert isinstance(fields, dict)
+    return ", ".join(f"{name}={_value(value)}" for name, value in fields.items()) or "-"
+
+
+def _value(value: object) -> str:
+    """Return a value of a cursor in words: no quotes and braces of Python's own."""
+    if isinstance(value, dict):
+        return f"({_pairs(value)})"
+    if isinstance(value, (list, tuple)):
+        shown = [_value(item) for item in value[:_MOST_ITEMS]]
+        if len(value) > _MOST_ITEMS:
+            shown.append(f"and {len(value) - _MOST_ITEMS} more")
+        return f"({', '.join(shown)})"
+    return "-" if value is None else str(value)
+
+
+def _tree(manifest: Manifest) -> Tree:
+    """Return the tensors, with the slashes of their names as branches."""
+    total = sum(spec.nbytes for spec in manifest.specs)
+    root = Tree(f"{len(manifest.specs)} tensors, {decimal(total)}")
+    branches: dict[tuple[str, ...], Tree] = {(): root}
+    for tensor in manifest.tensors:
+        *path, leaf = tensor.spec.name.split("/")
+        for depth in range(1, len(path) + 1):
+            if tuple(path[:depth]) not in branches:
+                branch = branches[tuple(path[: depth - 1])].add(Text(path[depth - 1]))
+                branches[tuple(path[:depth])] = branch
+        branches[tuple(path)].add(Text(f"{leaf}  {_describe(tensor.spec)}"))
+    return root
+
+
+def _describe(spec: TensorSpec | None) -> str:
+    if spec is None:
+        return "missing"
+    return f"{spec.dtype}{list(spec.shape)}  {decimal(spec.nbytes)}"
+
+
+def _print_comparison(found: Comparison, names: tuple[str, str], console: Console) -> None:
+    if found.differences:
+        columns = ("tensor", *map(escape, names), "elements that differ", "largest difference")
+        table = Table(*(Column(name, overflow="fold") for name in columns))
+        for difference in found.differences:
+            table.add_row(*_difference_cells(difference))
+        console.print(table)
+    console.print(f"{found.same} tensors are the same, {len(found.differences)} are not")
+
+
+def _difference_cells(difference: Difference) -> tuple[Text, ...]:
+    spec, largest = difference.left, difference.largest
+    elements = "-"
+    if difference.elements is not None and spec is not None:
+        elements = f"{difference.elements} of {spec.size}"
+    distance = "-" if largest is None else f"{largest:.3g}"
+    if largest is not None and math.isnan(largest):
+        distance = "nan on one side"
+    sides = (_describe(difference.left), _describe(difference.right))
+    return tuple(map(Text, (difference.name, *sides, elements, distance)))

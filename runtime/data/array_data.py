@@ -1,0 +1,156 @@
+"""Windows of a series: each sample is cut out when it is read.
+
+A digest of some samples, to compare what two workers or two launches read.
+
+Samples in ``.npy`` files, mapped into memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.checkpoint.digest import Digest
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.data import ArrayData, Data, SampleIds, Samples
+from holdfast.runtime.model.replica import Nest, map_leaves, named_leaves
+
+_PROBED_SAMPLES = 64
+"""Few, because each may lie in a chunk or a file of its own."""
+
+
+def probed_ids(samples: int) -> SampleIds:
+    """Return the numbers of some samples, evenly spaced, with the first and the last one."""
+    return np.unique(np.linspace(0, samples - 1, _PROBED_SAMPLES).astype(np.int64))
+
+
+def probe_of(data: Data) -> str:
+    """Return a digest of the names, shapes, dtypes and bytes of some samples."""
+    digest = Digest()
+    digest.update(f"{len(data)}\n".encode())
+    for name, part in zip("xyw", data.read(probed_ids(len(data))), strict=False):
+        for path, leaf in named_leaves(part, name):
+            array = np.asarray(leaf)
+            digest.update(f"{path} {array.shape} {array.dtype}\n".encode())
+            is_text = array.dtype == object
+            digest.update(repr(array.tolist()).encode() if is_text else array.tobytes())
+    return digest.hexdigest()
+
+
+class NpyData(ArrayData):
+    """Samples in ``.npy`` files; the workers of a host share the pages that they read.
+
+    Exact on resume because a sample is found by its row, and the files may not change during a
+    run: shapes, types and some rows are compared at each start.
+
+    Args:
+        x: the file of the inputs, or a dict, list or tuple of files.
+        y: the same for targets, None for a model that needs none.
+        sample_weight: the same for sample weights.
+
+    Raises:
+        ProgramError: a file is no ``.npy`` file, or files have different numbers of rows.
+    """
+
+    def __init__(self, x: Nest, y: Nest = None, sample_weight: Nest = None) -> None:
+        super().__init__(*(map_leaves(_mapped, part) for part in (x, y, sample_weight)))
+
+
+def _mapped(path: str | os.PathLike[str]) -> Any:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ProgramError(
+            f"{os.fspath(path)} cannot be mapped as a .npy file: {error}; write it with "
+            "numpy.save, as numbers or texts of one length"
+        ) from error
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise ProgramError(
+            f"{os.fspath(path)} is an archive of several arrays, which cannot be mapped: write "
+            "each array to a .npy file, with numpy.save"
+        )
+    return found
+
+
+class WindowData:
+    """Windows of a series, as ``keras.utils.timeseries_dataset_from_array`` cuts them.
+
+    Exact on resume because a window is found by its number, and the series may not change
+    during a run: some windows are compared at each start.
+
+    The windows overlap, but only those of a step are in memory.  The series may be a memory
+    map (``numpy.load(path, mmap_mode="r")``).
+
+    Args:
+        data: the series; the first axis counts moments.
+        targets: the target of the window that begins at each moment, None for none.
+        sequence_length: entries of a window.
+        sequence_stride: moments from the begin of one window to that of the next.
+        sampling_rate: moments from one entry of a window to the next.
+        start_index: the first moment that is used, None for the first of all.
+        end_index: the moment after the last one that is used, None for the end.
+
+    Raises:
+        ProgramError: there is no window, or a number makes no sense.
+    """
+
+    def __init__(
+        self,
+        data: npt.ArrayLike,
+        targets: npt.ArrayLike | None,
+        sequence_length: int,
+        *,
+        sequence_stride: int = 1,
+        sampling_rate: int = 1,
+        start_index: int | None = None,
+        end_index: int | None = None,
+    ) -> None:
+        steps = {
+            "sequence_length": sequence_length,
+            "sequence_stride": sequence_stride,
+            "sampling_rate": sampling_rate,
+        }
+        for name, value in steps.items():
+            if value < 1:
+                raise ProgramError(f"WindowData({name}={value}): give at least 1")
+        self._series = np.asarray(data)[start_index:end_index]
+        self._targets = None if targets is None else np.asarray(targets)[start_index:end_index]
+        self._stride = sequence_stride
+        self._offsets = np.arange(sequence_length, dtype=np.int64) * sampling_rate
+        begins = len(self._series) - int(self._offsets[-1])
+        if self._targets is not None:
+            begins = min(begins, len(self._targets))
+        self._windows = -(-begins // sequence_stride)
+        if self._windows < 1:
+            raise ProgramError(
+                f"{len(self._series)} moments hold no window of {sequence_length} entries at "
+                f"sampling_rate={sampling_rate}: give a longer series, or a shorter window"
+            )
+
+    def __len__(self) -> int:
+        return self._windows
+
+    def fingerprint(self) -> str:
+        """Return a digest of the number of windows and of some, which is made once."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return probe_of(self)
+
+    def read(self, ids: SampleIds) -> Samples:
+        """Return these windows and their targets.
+
+        Raises:
+            IndexError: an id is not that of a window.
+        """
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._windows:
+            raise IndexError(f"there are {self._windows} windows, and not all of {ids}")
+        begins = ids * self._stride
+        x: Any = self._series[begins[:, None] + self._offsets]
+        return x, None if self._targets is None else self._targets[begins]

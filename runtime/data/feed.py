@@ -1,0 +1,219 @@
+"""What a job reads its batches from: steps of a stage, or passes of validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.recovery.work_plan import NO_END
+from holdfast.runtime.data.batch import Batch, Parts
+from holdfast.runtime.data.source import ForwardSource, Source
+from holdfast.runtime.data.stream import NO_TURNS, BatchStream, Mark, Position, SharedStream, Turns
+from holdfast.runtime.data.views import class_weights_of
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.communicator import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class FeedTerms:
+    """How many batches are taken, and how they are weighted.
+
+    Args:
+        steps: batches of one epoch, or of one validation.
+        class_weight: weights by the class that y names, None for none.
+        is_validation: whether all batches of a validation may be wanted again.
+        epochs: epochs that are asked for.
+    """
+
+    steps: int
+    class_weight: Mapping[int, float] | None = None
+    is_validation: bool = False
+    epochs: int = 1
+
+
+class Feed:
+    """Batches by step, read by one worker and shared with all."""
+
+    def __init__(self, source: Source, terms: FeedTerms) -> None:
+        self._source = source
+        self._terms = terms
+        # A validation that is done again after a death begins anew, and some cannot go back.
+        kept = terms.steps if terms.is_validation and isinstance(source, ForwardSource) else 2
+        self._shared = SharedStream(BatchStream(source), kept)
+        self._last: Position | None = None
+        self._fetched: Position | None = None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the batch of the last step is the last of an epoch without a known end."""
+        return self._last is not None and self._last == self._fetched
+
+    @property
+    def steps(self) -> int:
+        """Batches of one epoch, or of one validation."""
+        return self._terms.steps
+
+    @property
+    def pass_batches(self) -> int | None:
+        """Batches after which an epoch ends at the latest, None if there is no such end."""
+        return None if self._source.repeats else self._source.batches
+
+    @property
+    def mark(self) -> Mark | None:
+        """The proof of what was read so far, for a checkpoint."""
+        return self._shared.mark
+
+    def resume(self, mark: Mark | None) -> None:
+        """Go on with the batch after ``mark``, and compare on the way."""
+        self._shared.resume(mark)
+
+    @property
+    def name(self) -> str:
+        """The pipeline in the user's words."""
+        return self._source.name
+
+    def first(self) -> Batch:
+        """Return the first batch, which this worker reads itself; its shapes build a model.
+
+        Raises:
+            ProgramError: there is none.
+        """
+        batch = self._shared.first()
+        if batch is None:
+            raise ProgramError(f"{self.name} gave no batch: it is empty")
+        return batch
+
+    def leave(self, batches: int) -> None:
+        """Leave the pipeline as if this worker had read so many batches, in all.
+
+        A script may give the same generator or PyDataset to another ``fit``.  Every worker
+        calls this, whether it has read for all or not.  Without any batch it is left as it is:
+        at most the first one was read, on every worker alike.
+        """
+        each = self._source.batches
+        position = Position(*divmod(batches, each)) if each else Position(0, batches)
+        if self._terms.is_validation:
+            position = self._of_validation(*divmod(batches, self.steps))
+        elif self._looks_ahead:
+            position = Position(0, batches + 1)  # as far as the reader has looked
+        if batches:
+            self._source.leave(position.passing, position.within)
+
+    def train_batch(self, step: int, communicator: Communicator, turns: Turns = NO_TURNS) -> Batch:
+        """Return the batch of update ``step`` of the stage, from 0; all workers call this.
+
+        Raises:
+            WorldBroken: a member died.
+            ProgramError: there is no such batch.
+        """
+        each = self._source.batches
+        position = Position(*divmod(step, each)) if each else Position(0, step)
+        batch = self._fetch(position, communicator, turns)
+        if self._looks_ahead:
+            self._look_ahead(position, communicator, turns)
+        return batch
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether the last batch is known by the end after it only."""
+        return self._terms.steps >= NO_END and not self._source.repeats
+
+    def _look_ahead(self, position: Position, communicator: Communicator, turns: Turns) -> None:
+        """Look whether the batch at ``position`` is the last one: its step ends the epoch then.
+
+        Raises:
+            ProgramError: it is, and another epoch is asked for.
+        """
+        self._fetched, after = position, position.within + 1
+        if self._shared.has(Position(position.passing, after), communicator, turns):
+            return
+        self._last = position
+        if self._terms.epochs > 1:
+            raise ProgramError(
+                f"{self.name} ended after {after} batches, and fit(epochs={self._terms.epochs}) "
+                f"reads it more than once: give epochs=1, steps_per_epoch, or a tf.data.Dataset "
+                f"with assert_cardinality({after})"
+            )
+
+    def validation_batch(
+        self, number: tuple[int, int], communicator: Communicator, turns: Turns = NO_TURNS
+    ) -> Batch:
+        """Return a batch of a validation, ``number``, both counted from 0; all workers call this.
+
+        Raises:
+            WorldBroken: a member died.
+            ProgramError: there is no such batch.
+        """
+        return self._fetch(self._of_validation(*number), communicator, turns)
+
+    def _of_validation(self, validation: int, step: int) -> Position:
+        """Return the position of a batch: each validation begins a pass, as in Keras."""
+        each = self._source.batches
+        if not each or each >= self.steps:
+            return Position(validation, step)
+        passes = -(-self.steps // each)  # a pipeline that repeats itself has several in each
+        return Position(validation * passes + step // each, step % each)
+
+    def parts(self, batch: Batch, start: int, stop: int) -> Parts:
+        """Return the samples ``start <= sample < stop`` of a batch, with their weights."""
+        x, y, weights = batch.rows(start, stop)
+        if self._terms.class_weight is not None:
+            weights = class_weights_of(y, self._terms.class_weight)
+        return x, y, weights
+
+    def _fetch(self, position: Position, communicator: Communicator, turns: Turns) -> Batch:
+        batch = self._shared.fetch(position, communicator, turns)
+        if batch is None:
+            raise ProgramError(
+                f"{self._source.name} ended before {position.words}: give .repeat(), a "
+                "generator that goes on, fewer epochs or fewer steps; a Dataset with "
+                f"assert_cardinality({position.within}) has epochs that end with each pass"
+            )
+        return batch
+
+
+def check_steps(argument: str, steps: int) -> None:
+    """Raise ProgramError unless there is at least one step; ``argument`` is that of ``fit``."""
+    if steps < 1:
+        raise ProgramError(f"fit({argument}={steps}): give at least 1, or leave it out")
+
+
+def steps_of(source: Source, asked: int | None, argument: str) -> int:
+    """Return the number of batches of an epoch, or of a validation.
+
+    Args:
+        source: what is read.
+        asked: the value of ``argument``, None if it was not given.
+        argument: "steps_per_epoch" or "validation_steps".
+
+    Training without an end goes on until a callback ends it, or its data end, as in Keras.
+
+    Raises:
+        ProgramError: nobody knows.
+    """
+    if asked is not None:
+        check_steps(argument, asked)
+    elif argument == "steps_per_epoch" and (source.batches is None or source.repeats):
+        return NO_END
+    if source.batches is not None and (asked is None or not source.repeats):
+        return min(asked or source.batches, source.batches)
+    if asked is None:
+        raise ProgramError(
+            f"{source.name} does not end by itself: give fit({argument}=...), the number of its "
+            "batches to take each time"
+        )
+    return asked
+
+
+def check_class_weight(class_weight: Any, parts: Parts) -> None:
+    """Refuse class weights beside sample weights, as Keras does.
+
+    Raises:
+        ProgramError: both are there.
+    """
+    if class_weight is not None and parts[2] is not None:
+        raise ProgramError(
+            "fit(class_weight=...) and sample weights in the batches exclude each other: multiply "
+            "them in the pipeline"
+        )

@@ -1,0 +1,405 @@
+"""A source of batches: passes over a pipeline, each opened by its number.
+
+Python generators as sources: they can only be read on.
+
+A ``keras.utils.PyDataset`` (or ``Sequence``) as a source: its batches are read by number.
+
+Before each call of the user's methods the global generators of Python and NumPy are seeded from the
+run's seed, the pass and the batch.  Afterwards they are as before.  So a batch that draws from them
+is the same in every process, and nothing before it must be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+from holdfast.recovery.order import SampleOrder, chain
+from holdfast.runtime.data.batch import as_array, make_batch
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.replica import leaves
+
+
+class Source(Protocol):
+    """Passes over a pipeline that are the same in every process of the run."""
+
+    @property
+    def name(self) -> str:
+        """The pipeline in the user's words, such as "the tf.data.Dataset"."""
+
+    @property
+    def batches(self) -> int | None:
+        """Batches of one pass, or None if it is not known or there is no end."""
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a pass is known to have no end."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the script says that a pass follows the other, within an epoch too."""
+
+    @property
+    def advice(self) -> str:
+        """What to do if its batches are not the same when they are read again."""
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Begin pass ``number`` (from 0), if possible at batch ``start``.
+
+        Returns the batch that the iterator begins with, at most ``start``, and the iterator
+        over elements as ``fit`` takes them.
+        """
+
+    def leave(self, number: int, start: int) -> None:
+        """Bring what the script holds to the state that reading up to here leaves it in.
+
+        ``start`` batches of pass ``number`` are read, and all passes before it.
+        """
+
+    def array(self, leaf: Any) -> Any:
+        """Return a leaf of an element as an array, a view where possible."""
+
+
+class ForwardSource:
+    """Passes that can only be read one after the other: what came before is read again.
+
+    Args:
+        name: the pipeline in the user's words.
+        begin: returns the iterator of the next pass.
+        array: makes an array of a leaf.
+        batches: batches of one pass, None if not known.
+        is_endless: whether a pass is known to have no end.
+    """
+
+    repeats = False
+    advice = (
+        "make it the same each time: draw from a generator with a fixed seed that begins anew "
+        "with each pass, and use no clock and no unordered set"
+    )
+
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[], Iterator[Any]],
+        array: Callable[[Any], Any],
+        *,
+        batches: int | None = None,
+        is_endless: bool = False,
+    ) -> None:
+        self.name = name
+        self.batches = batches
+        self.is_endless = is_endless
+        self.array = array
+        self.leave_below: Callable[[int, int], None] | None = None
+        """Leaves what the passes are made from, where that has calls of its own to make."""
+        self.begin = begin
+        self._pass = -1
+        self._read = 0
+        self._iterator: Iterator[Any] = iter(())
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Read on to pass ``number``; one that is under way goes on where it is."""
+        if number < self._pass or (number == self._pass and start < self._read):
+            raise ValueError(
+                f"{self.name} is at batch {self._read} of pass {self._pass} and cannot go back "
+                f"to batch {start} of pass {number}"
+            )
+        while self._pass < number:
+            for _ in self._iterator:  # a pass that is left early may leave another state
+                pass
+            self._iterator, self._read = iter(self.begin()), 0
+            self._pass += 1
+        return self._read, self._counted()
+
+    def leave(self, number: int, start: int) -> None:
+        """Read on to here, as the worker did that has read for all."""
+        read, elements = self.open(number, start)
+        for _ in itertools.islice(elements, start - read):
+            pass
+        if self.leave_below is not None:
+            self.leave_below(number, start)
+
+    def _counted(self) -> Iterator[Any]:
+        for element in self._iterator:
+            self._read += 1
+            yield element
+
+
+class FirstBatches:
+    """The first batches of each pass of a pipeline that has no end."""
+
+    is_endless = False
+    repeats = False
+
+    def __init__(self, source: Source, batches: int) -> None:
+        self.name, self.advice = source.name, source.advice
+        self.batches: int | None = batches
+        self._each = batches
+        self._source = source
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Begin pass ``number``, if possible at batch ``start``."""
+        first, elements = self._source.open(number, start)
+        return first, itertools.islice(elements, self._each - first)
+
+    def leave(self, number: int, start: int) -> None:
+        """Leave the pipeline as it is left after these batches."""
+        self._source.leave(number, start)
+
+    def array(self, leaf: Any) -> Any:
+        """Return a leaf of an element as an array."""
+        return self._source.array(leaf)
+
+
+def first_batches(source: Source, batches: int) -> Source:
+    """Return a source whose passes are the first batches of those of an endless ``source``."""
+    if not isinstance(source, ForwardSource):
+        return FirstBatches(source, batches)
+    found = ForwardSource(
+        source.name,
+        lambda: itertools.islice(source.begin(), batches),
+        source.array,
+        batches=batches,
+    )
+    found.leave_below = source.leave_below
+    return found
+
+
+def forward(source: Source) -> ForwardSource:
+    """Return a source that reads every pass of ``source`` from the first one on."""
+    numbers = itertools.count()
+    made = ForwardSource(
+        source.name,
+        lambda: source.open(next(numbers), 0)[1],
+        source.array,
+        batches=source.batches,
+        is_endless=source.is_endless,
+    )
+    made.repeats = source.repeats
+    made.leave_below = source.leave
+    return made
+
+
+_NAME = "the generator"
+
+_MOST_KEPT, _MOST_KEPT_BYTES = 1024, 1 << 28
+"""Batches of a generator that are kept in memory, to know their number; one has more, or no end."""
+
+_LOOKED_AT = 2
+"""Batches from which Keras learns the shapes of a generator."""
+
+
+def generator_source(generator: Iterator[Any]) -> ForwardSource:
+    """Return the source of a generator that is read until no more steps are wanted."""
+    return ForwardSource(_NAME, lambda: generator, as_array, is_endless=True)
+
+
+def validation_source(generator: Iterator[Any], steps: int) -> ForwardSource:
+    """Return the source of a generator whose validations have so many batches each.
+
+    Keras looks at the first two batches, and each validation begins with them again.  Then it
+    goes on in the generator.
+    """
+    first: list[Any] = []
+
+    def begin() -> Iterator[Any]:
+        first.extend(itertools.islice(generator, _LOOKED_AT - len(first)))
+        return itertools.islice(itertools.chain(first, generator), steps)
+
+    return ForwardSource(_NAME, begin, as_array, batches=steps)
+
+
+def whole_source(generator: Iterator[Any]) -> ListSource | ForwardSource:
+    """Return the source of a generator that is read to its end, if that comes soon."""
+    kept: deque[Any] = deque()
+    size = 0
+    while len(kept) < _MOST_KEPT and size < _MOST_KEPT_BYTES:
+        element = next(generator, kept)
+        if element is kept:
+            return ListSource(kept)
+        kept.append(element)
+        size += sum(getattr(leaf, "nbytes", 0) for leaf in leaves(element))
+    return generator_source(_one_after_the_other(kept, generator))
+
+
+def _one_after_the_other(kept: deque[Any], generator: Iterator[Any]) -> Iterator[Any]:
+    while kept:
+        yield kept.popleft()
+    yield from generator
+
+
+class ListSource:
+    """The batches of a generator that ends, kept in memory: there is one pass."""
+
+    name = _NAME
+    advice = ForwardSource.advice
+    is_endless = False
+    repeats = False
+
+    def __init__(self, elements: Iterable[Any]) -> None:
+        self._elements = list(elements)
+        self.batches: int | None = len(self._elements)
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Begin the only pass at batch ``start``."""
+        return start, iter(self._elements[start:] if number == 0 else ())
+
+    def leave(self, number: int, start: int) -> None:
+        """Do nothing: the generator has ended."""
+
+    def array(self, leaf: Any) -> Any:
+        """Return a leaf of a batch as an array."""
+        return as_array(leaf)
+
+
+_FOR_ITEMS, _FOR_EPOCHS = 11, 12
+
+
+class Passes(Enum):
+    """What ``fit`` makes passes for; that says when Keras tells a dataset of epochs."""
+
+    IN_ORDER = "training, in the order of the batches"
+    SHUFFLED = "training, each pass in an order of its own"
+    VALIDATION = "validation"
+
+
+_ENDS, _BEGINS = "on_epoch_end", "on_epoch_begin"
+_OF_A_VALIDATION = _ENDS, _BEGINS, _ENDS
+"""What Keras calls for one validation: each evaluation resets its dataset first."""
+
+
+class PyDatasetSource:
+    """Passes over a PyDataset.
+
+    Args:
+        dataset: the user's object; its methods are called in the order of plain ``fit``.
+        seed: the run's.
+        passes: what they are made for.
+        steps: batches of an epoch, None for a whole pass.
+
+    Raises:
+        ProgramError: it has no batches.
+    """
+
+    repeats = False
+    advice = (
+        "draw from np.random or random, which holdfast seeds for each batch, or from a "
+        "generator that is made from the batch's number within __getitem__"
+    )
+
+    def __init__(self, dataset: Any, seed: int, passes: Passes, steps: int | None = None) -> None:
+        self.name = f"the PyDataset {type(dataset).__name__}"
+        self._dataset = dataset
+        self._seed = seed
+        self._passes = passes
+        self.batches: int | None = dataset.num_batches
+        if self.batches == 0:
+            raise ProgramError(f"{self.name} has no batches: its __len__ returns 0")
+        self.is_endless = self.batches is None
+        self._steps = steps or self.batches
+        self._order: SampleOrder | None = None
+        if passes is Passes.SHUFFLED and self.batches is not None:
+            self._order = SampleOrder(seed, self.batches, self.batches, 1)
+        self._called = 0
+
+    def open(self, number: int, start: int) -> tuple[int, Iterator[Any]]:
+        """Begin pass ``number`` at batch ``start``."""
+        if self._calls_before(number, start) < self._called:
+            raise ValueError(f"{self.name} cannot go back to batch {start} of pass {number}")
+        return start, self._items(number, start)
+
+    def leave(self, number: int, start: int) -> None:
+        """Tell the dataset of all epochs that have begun and ended up to here."""
+        calls = self._calls_before(number, start)
+        is_between = start % self._steps == 0 if self._steps else start == 0
+        if is_between:  # the calls before an epoch belong to it
+            calls -= 2 if self._passes is Passes.VALIDATION else 1
+        self._call_up_to(calls)
+
+    def array(self, leaf: Any) -> Any:
+        """Return a leaf of a batch as an array."""
+        return as_array(leaf)
+
+    def _calls_before(self, number: int, start: int) -> int:
+        """Return how often Keras tells the dataset of epochs before it reads a batch.
+
+        Training begins with an ``on_epoch_end``, because Keras resets what it reads.
+        """
+        if self._passes is Passes.VALIDATION:
+            return len(_OF_A_VALIDATION) * number + 2
+        epochs = 0
+        if self._steps:
+            epochs = number * -(-(self.batches or 0) // self._steps) + start // self._steps
+        return 2 * epochs + 2
+
+    def _call_up_to(self, calls: int) -> None:
+        """Tell the dataset of epochs, until it was told so often in all."""
+        for number in range(self._called, calls):
+            self._called = number + 1
+            method = _BEGINS if number % 2 else _ENDS
+            if self._passes is Passes.VALIDATION:
+                method = _OF_A_VALIDATION[number % len(_OF_A_VALIDATION)]
+            with seeded(self._seed, _FOR_EPOCHS, number):
+                getattr(self._dataset, method, _nothing)()
+
+    def _items(self, number: int, start: int) -> Iterator[Any]:
+        order = None if self._order is None else self._order.batch(number)
+        for within in itertools.count(start):
+            if within == self.batches:
+                return
+            self._call_up_to(self._calls_before(number, within))
+            yield self._item(number, within, within if order is None else int(order[within]))
+
+    def _item(self, number: int, within: int, index: int) -> Any:
+        with seeded(self._seed, _FOR_ITEMS, number, within):
+            return self._dataset[index]
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether its first batch is the same when it is read twice."""
+        digests = {make_batch(0, self._item(0, 0, 0), self.array).digest for _ in range(2)}
+        return len(digests) == 1
+
+
+def py_dataset_source(dataset: Any, seed: int, passes: Passes, steps: int | None = None) -> Source:
+    """Return the source of a PyDataset; one with a generator of its own is only read on.
+
+    Raises:
+        ProgramError: it has no batches.
+    """
+    source = PyDatasetSource(dataset, seed, passes, steps)
+    return source if source.is_repeatable else forward(source)
+
+
+def changes_by_epochs(dataset: Any) -> bool:
+    """Return whether a dataset has a method of its own that is called at an epoch's ends."""
+    return any(
+        not getattr(type(dataset), name).__module__.startswith("keras.")
+        for name in (_ENDS, _BEGINS)
+        if hasattr(dataset, name)
+    )
+
+
+@contextlib.contextmanager
+def seeded(seed: int, *purpose: int) -> Iterator[None]:
+    """Seed the global generators of Python and NumPy, and put back their states afterwards."""
+    python, legacy = random.getstate(), np.random.get_state()
+    word = chain(seed, *purpose)
+    random.seed(word)
+    np.random.seed(word >> 32)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+
+
+def _nothing() -> None:
+    """Stand in for a method that an old Sequence does not have."""

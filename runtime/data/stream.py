@@ -1,0 +1,309 @@
+"""Batches by their position, and a proof that they are what they were.
+
+A *position* is a pass over the pipeline, and a batch within it.  The *mark* of a stream is one
+number over the digests of the pass's batches so far.  A worker that reads a pass
+again, after the death of the reader or a relaunch, compares it.
+
+A stream that one worker of the world reads, and all workers have.
+
+The lowest rank reads a batch and broadcasts it whole.  So any survivor can compute any of its
+microbatches again.  When the reader dies, the next one opens its own pipeline and reads up to the
+position.  It compares what it sees with what the dead reader has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from holdfast.recovery.order import chain
+from holdfast.runtime.data.batch import Batch, decode, encode, make_batch
+from holdfast.runtime.data.source import Source
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.memory import aligned_vector
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Batch ``within``, from 0, of pass ``passing``, from 0."""
+
+    passing: int
+    within: int
+
+    @property
+    def words(self) -> str:
+        """The position as a user counts."""
+        return f"batch {self.within + 1} of pass {self.passing + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The proof of all batches of a pass up to ``position``."""
+
+    position: Position
+    chain: int
+    is_whole: bool
+    """Whether it begins with the first batch of the pass."""
+
+
+def next_mark(mark: Mark | None, position: Position, batch: Batch) -> Mark:
+    """Return the mark after ``batch``, from the mark of the batch before it."""
+    before = 0
+    is_whole = position.within == 0
+    if mark is not None and mark.position == Position(position.passing, position.within - 1):
+        before, is_whole = mark.chain, mark.is_whole
+    return Mark(position, chain(before, batch.digest), is_whole)
+
+
+class BatchStream:
+    """Reads the batches of a source, in order, from any position on."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._iterator: Iterator[Any] = iter(())
+        self._next: Position | None = None
+        self._mark: Mark | None = None
+        self._expected: Mark | None = None
+
+    def expect(self, mark: Mark | None) -> None:
+        """Compare with ``mark``, which another worker or launch has seen, on the way."""
+        self._expected = mark
+
+    def read(self, position: Position) -> Batch | None:
+        """Return the batch at ``position``, None if the pass ends before it.
+
+        Raises:
+            ProgramError: a batch is not what it was, or is no batch at all.
+        """
+        if self._next is None or not _is_ahead(self._next, position):
+            first, self._iterator = self.source.open(position.passing, position.within)
+            self._next = Position(position.passing, first)
+        while True:
+            at = self._next
+            batch = self._read_next(at)
+            if batch is None or at == position:
+                return batch
+
+    def release(self) -> None:
+        """Let the open pass and its buffers go; the next read opens it again."""
+        self._next, self._iterator = None, iter(())
+
+    def _read_next(self, at: Position) -> Batch | None:
+        element = next(self._iterator, self)
+        if element is self:
+            return None
+        batch = make_batch(at.within, element, self.source.array)
+        self._mark = next_mark(self._mark, at, batch)
+        self._next = Position(at.passing, at.within + 1)
+        self._compare(self._mark)
+        return batch
+
+    def _compare(self, mark: Mark) -> None:
+        expected = self._expected
+        if expected is None or expected.position != mark.position:
+            return
+        if expected.is_whole and mark.is_whole and expected.chain != mark.chain:
+            raise changed(self.source, mark.position, "when it was read again")
+
+
+def changed(source: Source, position: Position, when: str) -> ProgramError:
+    """Return the error of a pipeline that is not the same ``when`` it is read."""
+    return ProgramError(
+        f"{source.name} gave other samples {when}, at or before {position.words}; they were not "
+        f"trained on: {source.advice}"
+    )
+
+
+def _is_ahead(here: Position, wanted: Position) -> bool:
+    return here.passing == wanted.passing and here.within <= wanted.within
+
+
+class _Kind(IntEnum):
+    BATCH = 0
+    CHECKED = 1
+    """A batch that every worker reads itself too, and compares."""
+    END = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the reader found: a batch, the end of the pass, or an error of the program."""
+
+    kind: _Kind
+    payload: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+_NOTHING = _Answer(_Kind.END, np.zeros(0, np.uint8))
+
+
+class Turns(Protocol):
+    """Takes note of work that no peer has to help with."""
+
+    def needing_no_peer(self) -> AbstractContextManager[object]:
+        """Note such work, while the peers may wait for this worker."""
+
+
+class _NoTurns:
+    def needing_no_peer(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+NO_TURNS: Turns = _NoTurns()
+"""Nobody watches how long the reading takes."""
+
+
+class SharedStream:
+    """Batches that are read once and that every worker has.
+
+    Args:
+        stream: this worker's own pipeline, which is read only while it is the lowest rank.
+        kept: batches to keep, at least 2; a step may be done again after a repair.
+    """
+
+    def __init__(self, stream: BatchStream, kept: int = 2) -> None:
+        self._stream = stream
+        self._kept = max(kept, 2)
+        self._recent: dict[Position, Batch] = {}
+        self._first: Batch | None = None
+        self._is_checked = False
+        self.mark: Mark | None = None
+
+    def first(self) -> Batch | None:
+        """Return the first batch of all, which this worker reads itself."""
+        if self._first is None:
+            position = Position(0, 0)
+            self._first = self._stream.read(position)
+            if self._first is not None:
+                self._recent[position] = self._first
+        return self._first
+
+    def fetch(
+        self, position: Position, communicator: Communicator, turns: Turns = NO_TURNS
+    ) -> Batch | None:
+        """Return the batch at ``position``, None if the pass ends before it.
+
+        All workers call this at the same point, with the same position.
+
+        Raises:
+            WorldBroken: a member died.
+            ProgramError: the pipeline is not the same everywhere, or gives no batches; raised
+                on all workers alike.
+        """
+        if communicator.size == 1:
+            with turns.needing_no_peer():
+                batch = self._find(position)
+        else:
+            batch = self._fetch_together(position, communicator, turns)
+        if batch is not None:
+            self._keep(position, batch)
+        return batch
+
+    def has(self, position: Position, communicator: Communicator, turns: Turns = NO_TURNS) -> bool:
+        """Return whether there is a batch at ``position``; all workers call this alike.
+
+        Raises:
+            WorldBroken: a member died.
+            ProgramError: the pipeline gives something else than batches.
+        """
+        answer = _NOTHING
+        if communicator.rank == 0:
+            with turns.needing_no_peer():
+                answer = self._answer(position, is_wanted=False)
+        if communicator.size > 1:
+            answer = _broadcast(answer, communicator)
+        if answer.kind is _Kind.ERROR:
+            raise ProgramError(answer.payload.tobytes().decode())
+        return answer.kind is not _Kind.END
+
+    def resume(self, mark: Mark | None) -> None:
+        """Go on after ``mark``, which is part of a restored state; it is compared on the way."""
+        self.mark = mark
+        self._is_checked = True
+
+    def _fetch_together(
+        self, position: Position, communicator: Communicator, turns: Turns
+    ) -> Batch | None:
+        answer = _NOTHING
+        if communicator.rank == 0:
+            with turns.needing_no_peer():
+                answer = self._answer(position)
+        answer = _broadcast(answer, communicator)
+        if answer.kind is _Kind.ERROR:
+            raise ProgramError(answer.payload.tobytes().decode())
+        batch = None if answer.kind is _Kind.END else decode(answer.payload)
+        if batch is not None and answer.kind is _Kind.CHECKED:
+            digest = batch.digest
+            if communicator.rank:
+                with turns.needing_no_peer():
+                    digest = self._own_digest(position)
+            self._compare(position, digest, communicator)
+        return batch
+
+    def _answer(self, position: Position, *, is_wanted: bool = True) -> _Answer:
+        """Return what is at ``position``, without the batch itself unless it is wanted."""
+        try:
+            batch = self._find(position)
+        except ProgramError as error:
+            return _Answer(_Kind.ERROR, np.frombuffer(str(error).encode(), np.uint8))
+        if batch is None:
+            return _NOTHING
+        if not is_wanted:
+            return _Answer(_Kind.BATCH, _NOTHING.payload)
+        return _Answer(_Kind.BATCH if self._is_checked else _Kind.CHECKED, encode(batch))
+
+    def _find(self, position: Position) -> Batch | None:
+        if position in self._recent:
+            return self._recent[position]
+        self._stream.expect(self.mark)
+        batch = self._stream.read(position)
+        if batch is not None:
+            # Before the broadcast, which may break: some pipelines cannot go back.
+            self._recent[position] = batch
+        return batch
+
+    def _own_digest(self, position: Position) -> int:
+        """Return the digest of the batch that this worker reads itself, 0 without one."""
+        own = self._find(position)
+        self._stream.release()
+        return 0 if own is None else own.digest
+
+    def _compare(self, position: Position, digest: int, communicator: Communicator) -> None:
+        """Compare the first batch of the launch with the one that each worker has read itself."""
+        digests = communicator.allgather_bytes(digest.to_bytes(8, "little"))
+        self._is_checked = True
+        if len(set(digests)) > 1:
+            raise changed(self._stream.source, position, "to another worker")
+
+    def _keep(self, position: Position, batch: Batch) -> None:
+        if self.mark is None or self.mark.position != position:
+            self.mark = next_mark(self.mark, position, batch)
+        self._recent.pop(position, None)
+        self._recent[position] = batch
+        for old in list(self._recent)[: -self._kept]:
+            del self._recent[old]
+
+
+def _broadcast(answer: _Answer, communicator: Communicator) -> _Answer:
+    head = np.array([answer.kind, len(answer.payload)], np.int64)
+    communicator.broadcast(head, 0)
+    kind, length = (int(value) for value in head)
+    payload = answer.payload
+    if communicator.rank:
+        payload = _aligned(length)
+    elif not payload.flags.writeable:
+        payload = payload.copy()
+    if length:
+        communicator.broadcast(payload, 0)
+    return _Answer(_Kind(kind), payload)
+
+
+def _aligned(length: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Return bytes that begin at a multiple of 64: TensorFlow copies all others."""
+    return aligned_vector(-(-length // 4)).view(np.uint8)[:length]

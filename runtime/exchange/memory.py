@@ -1,0 +1,294 @@
+"""The memory that the workers of a world map of each other, if all are on one host.
+
+Each worker maps the vectors of all others, and two vectors for results.  The results
+belong to rank 0 and are new for every world.  So a worker that was given up for dead, but
+still runs for a moment, can only write into an old result that no worker reads.
+
+Invariant: no worker writes into a vector that holds a root, or reads the result, before
+the vote that follows the sum (`exchange`).
+
+Sums use the two results in turns.  A slow worker may read the last result while a fast one
+writes the next.  Only the vote between proves that all have read the one before.
+
+The float vectors that workers add up: how they lie in memory, and whether they are finite.
+
+A vector begins at a multiple of 64 bytes, so that TensorFlow can use it without a copy.
+
+Float vectors that the other workers of the host can read where they are.
+
+The memory is a memfd: it has no name, needs no clean-up, and lives as long as a process
+maps it.  A peer opens it by a *ticket*, through the owner's entry in ``/proc``.  Process
+ids come back, so a token at the start of the memory tells that it is the right one.
+
+Memory is reserved for all vectors that may ever be needed, but a page costs nothing before
+its first write.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import mmap
+import os
+import secrets
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.recovery.reduction import FloatVector
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.system.own_process import sealed_memory
+
+_Array = TypeVar("_Array", bound=npt.NDArray[Any])
+
+ALIGNMENT_BYTES = 64
+"""TensorFlow aborts the process when a dlpack buffer begins elsewhere (``IsAligned``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A sum of vectors over the world; whole once a vote of all ranks has followed.
+
+    ``is_finite`` is whether this rank's slice of it holds no infinity and no NaN.  Together
+    the ranks look at all of it; the vote joins their answers.
+    """
+
+    vector: FloatVector
+    is_finite: bool
+
+
+def aligned_vector(size: int) -> FloatVector:
+    """Return an uninitialised float32 vector that begins at a multiple of 64 bytes."""
+    return aligned_array((size,), np.dtype(np.float32))
+
+
+def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an uninitialised array that begins at a multiple of 64 bytes; no Python objects."""
+    length = math.prod(shape) * dtype.itemsize
+    raw = np.empty(length + ALIGNMENT_BYTES, np.uint8)
+    start = -address_of(raw) % ALIGNMENT_BYTES
+    return raw[start : start + length].view(dtype).reshape(shape)
+
+
+def aligned_copy(vector: FloatVector) -> FloatVector:
+    """Return a copy that begins at a multiple of 64 bytes."""
+    copy = aligned_vector(len(vector))
+    copy[:] = vector
+    return copy
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Return the address of the array's first byte."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def is_finite(vector: FloatVector) -> bool:
+    """Return whether every float is finite; the sum of their squares may overflow meanwhile."""
+    # A finite sum has finite terms, and finite terms may overflow in it.  BLAS is the fastest.
+    return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())
+
+
+def writable_alias(array: _Array) -> _Array:
+    """Return the same memory without write protection.
+
+    For readers that refuse protected memory, such as NumPy's ``__dlpack__`` without a
+    version.
+    """
+    alias: _Array = np.asarray(_Unprotected(array))  # type: ignore[assignment]
+    return alias
+
+
+class _Unprotected:
+    """Memory of an array as NumPy's array interface describes it, writable."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array  # the alias keeps it alive
+        interface = array.__array_interface__
+        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
+
+
+_TICKET = struct.Struct("<qqqq16s")
+_HEADER_BYTES = 4096
+_LINE_FLOATS = 16
+"""Vectors begin at multiples of 64 bytes: TensorFlow copies all others."""
+
+
+class SharedVectors:
+    """Vectors of one size in memory that other processes can map."""
+
+    def __init__(self, fd: int, floats: int, count: int) -> None:
+        """Map the memory behind ``fd``, which stays the caller's."""
+        self.floats = floats
+        self.count = count
+        self._fd = fd
+        self._stride = -(-floats // _LINE_FLOATS) * _LINE_FLOATS
+        self._map = mmap.mmap(fd, _bytes_of(floats, count))
+        self._views: dict[int, FloatVector] = {}
+        self._indices: dict[int, int] = {}
+        self._closer: Callable[[], object] = _nothing
+
+    @staticmethod
+    def create(floats: int, count: int) -> SharedVectors:
+        """Return ``count`` vectors of ``floats`` zeros, owned by this process."""
+        fd = sealed_memory("holdfast-vectors", _bytes_of(floats, count))
+        vectors = SharedVectors(fd, floats, count)
+        vectors._map[:16] = secrets.token_bytes(16)
+        vectors._closer = weakref.finalize(vectors, os.close, fd)
+        return vectors
+
+    @staticmethod
+    def open(ticket: bytes) -> SharedVectors:
+        """Map the vectors that a peer on this host has given a ticket for.
+
+        Raises:
+            OSError: the peer is gone, or its memory may not be opened.
+            LookupError: the memory that was found is another process's.
+        """
+        pid, number, floats, count, token = _TICKET.unpack(ticket)
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size != _bytes_of(floats, count) or os.pread(fd, 16, 0) != token:
+                raise LookupError(f"process {pid} is not the one whose vectors were meant")
+            return SharedVectors(fd, floats, count)
+        finally:
+            os.close(fd)
+
+    @property
+    def ticket(self) -> bytes:
+        """The ticket by which a peer on this host opens the vectors; only for the owner."""
+        return _TICKET.pack(os.getpid(), self._fd, self.floats, self.count, self._map[:16])
+
+    def allocate(self) -> FloatVector:
+        """Return a vector that was not handed out before.
+
+        Raises:
+            MemoryError: all vectors were handed out.
+        """
+        if len(self._indices) == self.count:
+            raise MemoryError(f"all {self.count} shared vectors are in use")
+        index = len(self._indices)
+        vector = self.at(index)
+        self._indices[id(vector)] = index
+        return vector
+
+    def index_of(self, vector: FloatVector) -> int:
+        """Return the number of a vector that ``allocate`` has returned."""
+        return self._indices[id(vector)]
+
+    def at(self, index: int) -> FloatVector:
+        """Return vector ``index``, always the same object."""
+        if index not in self._views:
+            start = _HEADER_BYTES + 4 * self._stride * index
+            self._views[index] = np.frombuffer(self._map, np.float32, self.floats, start)
+        return self._views[index]
+
+    def give_back(self) -> None:
+        """Return the memory of all vectors to the system; their contents become zeros.
+
+        It comes back with the first write.  No peer may be reading.
+        """
+        self._map.madvise(mmap.MADV_REMOVE, _HEADER_BYTES)
+
+    def close(self) -> None:
+        """Allow no more openings; mapped memory stays.  Closing twice is harmless."""
+        self._closer()
+
+
+def _nothing() -> None:
+    """Do nothing: a peer has no descriptor to close."""
+
+
+def _bytes_of(floats: int, count: int) -> int:
+    stride = -(-floats // _LINE_FLOATS) * _LINE_FLOATS
+    return _HEADER_BYTES + 4 * stride * count
+
+
+_LENGTH_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CommonMemory:
+    """The vectors of all ranks for one kind of transaction."""
+
+    vectors: tuple[SharedVectors, ...]
+    """By rank; the one of this rank is its own."""
+    results: tuple[FloatVector, FloatVector]
+    turns: Iterator[FloatVector]
+    """The results in turns, for ever: also a new plan goes on with the other one."""
+
+
+def map_peers(membership: Membership, mine: Sequence[SharedVectors]) -> list[CommonMemory | None]:
+    """Map the vectors that all members offer, one offer for each kind of transaction.
+
+    All members of a new world call this at the same point.  The entries are None on all of
+    them alike if one cannot map another's memory.  Then they are on several hosts, or may
+    not look into each other's ``/proc``.
+
+    Raises:
+        WorldBroken: a member has died; repair.
+    """
+    communicator = membership.communicator
+    results = [SharedVectors.create(v.floats, 2) for v in mine] if membership.is_first else []
+    tickets = [vectors.ticket for vectors in (*mine, *results)]
+    card = _pack([_host(), *tickets])
+    try:
+        cards = membership.together(lambda: communicator.allgather_bytes(card))
+        found = _map_all(cards, mine, communicator.rank)
+        is_common = membership.agree_all(found is not None)
+    finally:
+        for vectors in results:
+            vectors.close()
+    if found is None or not is_common:
+        return [None for _ in mine]
+    return list(found)
+
+
+def _map_all(
+    cards: Sequence[bytes], mine: Sequence[SharedVectors], rank: int
+) -> list[CommonMemory] | None:
+    """Return the common memory for each of ``mine``, or None if some of it cannot be mapped."""
+    hosts, offers = zip(*((host, offer) for host, *offer in map(_unpack, cards)), strict=True)
+    if len(set(hosts)) > 1:
+        return None
+    try:
+        common = []
+        for kind, own in enumerate(mine):
+            shared = SharedVectors.open(offers[0][len(mine) + kind])
+            vectors = [
+                own if peer == rank else SharedVectors.open(offer[kind])
+                for peer, offer in enumerate(offers)
+            ]
+            results = (shared.at(0), shared.at(1))
+            common.append(CommonMemory(tuple(vectors), results, itertools.cycle(results)))
+    except (OSError, LookupError):
+        return None
+    return common
+
+
+@functools.lru_cache(maxsize=1)
+def _host() -> bytes:
+    """Return bytes that are equal only for processes that see each other in ``/proc``."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    return boot + b" %d" % os.stat("/proc/self/ns/pid").st_ino
+
+
+def _pack(parts: Sequence[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
+
+
+def _unpack(joined: bytes) -> list[bytes]:
+    parts, start = [], 0
+    while start < len(joined):
+        length = int.from_bytes(joined[start : start + _LENGTH_BYTES], "little")
+        start += _LENGTH_BYTES
+        parts.append(joined[start : start + length])
+        start += length
+    return parts

@@ -1,0 +1,220 @@
+"""Ends a launch that was told to stop, and does not come to its next step in time.
+
+| moment | what is done |
+|---|---|
+| an order to stop | the workers stop at the next step, by agreement; nothing is done here |
+| ``_PATIENCE_S`` later | all workers are asked to halt: none changes its state any more |
+| all have answered | those with the newest state are ordered to save it, each its part |
+| the save is durable, or has failed | all leave |
+
+A worker that does not answer hangs in code that never lets a thread of Python run, or is stopped.
+It is killed, and the others save without it.  What is saved by whom is decided in `recovery.halt`.
+
+The ends of the scripts of a launch: its workers leave together, or not at all.
+
+A worker whose script has ended waits here until all have come so far.  If another worker
+begins a training that the first will never come to, both would wait for ever.  Then the
+launch ends with an error of the script, in the name of each of its workers.  So it is no
+death, and no relaunch follows.  After an order to stop it is a stop: the end of the last
+common training has a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.recovery.event import ExitCode
+from holdfast.recovery.launch import Halted, HaltPlan, Held, plan_halt
+from holdfast.recovery.stall import ScriptsApart, ScriptView, find_apart
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.hosted_worker import HostedWorker
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.heartbeat import HaltOrder, Phase, RequestFlag
+
+_PATIENCE_S = 3.0
+"""So long a launch has to come to its next step: most do at once, and may close what is open."""
+_PATIENCE_WITH_SCRIPT_S = 4.0
+"""The same outside of a training: nothing is lost meanwhile, and the script may come to its end."""
+_ANSWERED_WITHIN_S = 3.0
+"""A worker whose heart beats answers at once, unless it changes its state just now."""
+_CHANGED_WITHIN_S = 60.0
+"""So long a change of the state may take, such as a copy that waits for its memory."""
+
+_OF_TRAINING = (Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.REPAIRING)
+
+Tell = Callable[[WorkerId, Message], None]
+
+
+class Halting:
+    """The order to stop that a launch has, from the order to the end of its workers."""
+
+    def __init__(self, tell_report: Tell) -> None:
+        self._tell_report = tell_report
+        self._since: float | None = None
+        self._asked_at: float | None = None
+        self._beats: dict[WorkerId, int] = {}
+        self._plan: HaltPlan | None = None
+        self._is_leaving = False
+
+    @property
+    def is_halting(self) -> bool:
+        """Whether the workers were asked to halt: then they wait for nobody, and stand still."""
+        return self._asked_at is not None
+
+    def order(self, now: float) -> None:
+        """Take note that the launch was told to stop, or that its training has done so."""
+        if self._asked_at is None:
+            self._since = now
+
+    def look(self, living: Sequence[HostedWorker], now: float) -> None:
+        """Go on with the order; ``living`` are the workers that were not killed."""
+        if self._since is None or not living:
+            return
+        if self._asked_at is None:
+            if now - self._since >= _patience_s(living):
+                self._ask(living, now)
+            return
+        waited_s = now - self._asked_at
+        lost = [h for h in living if h.halted is None and self._is_lost(h, waited_s)]
+        if len(lost) == len(living):
+            self._give_up(lost)
+        for hosted in lost:
+            hosted.kill("it did not answer the order to stop")
+        answered = [hosted for hosted in living if hosted.halted is not None]
+        if len(answered) + len(lost) == len(living) and answered and not self._is_leaving:
+            self._go_on(answered)
+
+    def _ask(self, living: Sequence[HostedWorker], now: float) -> None:
+        self._asked_at = now
+        self._beats = {hosted.worker: hosted.page.counter for hosted in living}
+        for hosted in living:
+            hosted.page.halt()
+
+    def _is_lost(self, hosted: HostedWorker, waited_s: float) -> bool:
+        beats = hosted.page.counter != self._beats.get(hosted.worker)
+        return waited_s > (_CHANGED_WITHIN_S if beats else _ANSWERED_WITHIN_S)
+
+    def _give_up(self, killed: Sequence[HostedWorker]) -> None:
+        """Say for workers that were all killed that they have stopped."""
+        step = max(hosted.page.step for hosted in killed)
+        words = (
+            f"stopped at step {step}: no worker answered the order to stop, so what came after "
+            "the newest checkpoint is lost"
+        )
+        self._tell_report(killed[0].worker, {"kind": "stopped", "step": step, "words": words})
+
+    def _go_on(self, halted: Sequence[HostedWorker]) -> None:
+        """Order the save, or the end once the save is over; a death begins the save anew."""
+        by_worker = {hosted.worker: hosted for hosted in halted}
+        if self._plan is None or not by_worker.keys() >= set(self._plan.savers):
+            attempt = 0 if self._plan is None else self._plan.attempt
+            self._plan = plan_halt([_view_of(hosted, attempt) for hosted in halted])
+            self._order_save(self._plan, by_worker)
+        savers = [by_worker[worker] for worker in self._plan.savers]
+        if self._plan.attempt and any(hosted.halt_failure is None for hosted in savers):
+            return
+        self._is_leaving = True
+        self._tell_end(self._plan, savers, halted)
+        for hosted in halted:
+            hosted.page.order_halted(HaltOrder())
+
+    def _order_save(self, plan: HaltPlan, halted: Mapping[WorkerId, HostedWorker]) -> None:
+        if not plan.attempt:
+            return
+        for part, worker in enumerate(plan.savers):
+            halted[worker].halt_failure = None
+            halted[worker].page.order_halted(HaltOrder(plan.attempt, part, len(plan.savers)))
+
+    def _tell_end(
+        self, plan: HaltPlan, savers: Sequence[HostedWorker], halted: Sequence[HostedWorker]
+    ) -> None:
+        card = savers[0].halted
+        assert card is not None
+        failure = next((hosted.halt_failure for hosted in savers if hosted.halt_failure), "")
+        if failure:
+            message = (
+                f"step {card['step']} could not be saved: {failure}; run again: the run goes on "
+                "from its newest checkpoint"
+            )
+            for hosted in halted:
+                self._tell_report(hosted.worker, _error(message))
+            return
+        words = card["words"]
+        if plan.attempt:
+            words = f"saved step {card['step']}" + (words and f"; {words}")
+        for hosted in savers:
+            told = {"kind": "stopped", "step": card["step"], "words": words}
+            self._tell_report(hosted.worker, told)
+
+
+def _patience_s(living: Sequence[HostedWorker]) -> float:
+    """Return how long the workers may go on after the order."""
+    phases = {hosted.page.phase for hosted in living}
+    if Phase.SAVING in phases:
+        return float("inf")  # all agree, and save: that has a bound of its own
+    return _PATIENCE_S if phases & set(_OF_TRAINING) else _PATIENCE_WITH_SCRIPT_S
+
+
+def _view_of(hosted: HostedWorker, attempt: int) -> Halted:
+    card = hosted.halted
+    assert card is not None
+    held = None
+    if card["version"] >= 0:
+        held = Held(card["version"], card["is_settled"], hosted.page.generation)
+    return Halted(hosted.worker, held, max(card["saves"], attempt), card["is_saved"])
+
+
+def _error(message: str) -> Message:
+    fields: Message = {"type": "StoppedEarly", "message": message, "traceback": "", "where": ""}
+    return {"kind": "error", "exit_code": int(ExitCode.STOPPED_EARLY), **fields}
+
+
+_KIND = "ScriptsApart"
+"""The kind of the error, which no Python exception has."""
+_WHY = "its launch has ended: the workers train different numbers of times"
+
+
+def look_at_ends(
+    hosted: Sequence[HostedWorker],
+    workers: Sequence[WorkerId],
+    tell_report: Callable[[WorkerId, Message], None],
+) -> None:
+    """Let the workers of a launch leave, or end them, or wait for those that may still come.
+
+    ``workers`` are all of the launch, also those that have died.
+    """
+    living = [one for one in hosted if not one.is_condemned]
+    apart = find_apart(_script_view_of(one) for one in living)
+    if apart is not None:
+        _end(apart, living, workers, tell_report)
+    elif all(one.is_at_end for one in living):
+        for one in living:
+            one.may_leave = True
+            one.answer({"kind": "leave"})
+
+
+def _script_view_of(hosted: HostedWorker) -> ScriptView:
+    return ScriptView(hosted.worker, hosted.trainings, hosted.is_at_end)
+
+
+def _end(
+    apart: ScriptsApart,
+    living: Sequence[HostedWorker],
+    workers: Sequence[WorkerId],
+    tell_report: Callable[[WorkerId, Message], None],
+) -> None:
+    """Tell why the launch ends, and kill its workers, which wait for each other."""
+    ended = next(one for one in living if one.worker == apart.ended.worker)
+    is_stopping = any(RequestFlag.STOP in one.page.requests for one in living)
+    if is_stopping and apart.ended.begun:
+        tell_report(ended.worker, {"kind": "stopped", "step": ended.page.step})
+    else:
+        for worker in workers:
+            tell_report(worker, _program_error(apart.message))
+    for one in living:
+        one.kill(_WHY)
+
+
+def _program_error(message: str) -> Message:
+    fields: Message = {"type": _KIND, "message": message, "traceback": "", "where": ""}
+    return {"kind": "error", "exit_code": int(ExitCode.PROGRAM_FAILED), **fields}

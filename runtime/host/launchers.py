@@ -1,0 +1,239 @@
+"""What differs between the launchers of MPI libraries: one row each.
+
+Open MPI starts ranks with PRRTE.  MPICH and Intel MPI start them with Hydra.  Only Open
+MPI's ranks can outlive the death of another one.  Under Hydra each death ends the launch,
+and so it needs ``--no-shrink``.
+
+The facts behind the rows were measured on Open MPI 5.0 with PRRTE 3.0, MPICH 5.0 and Intel
+MPI 2021.19:
+
+* ``--bind-to none``, ``-bind-to none`` and ``I_MPI_PIN=0``: with one or two ranks each would
+  be bound to one core, and all threads of a worker with it;
+* ``--map-by`` and ``prte_default_hostfile``: a site's files of settings may
+  spread the ranks over hosts and cores that this job does not use;
+* ``pml ob1`` and ``btl self,sm``: point-to-point layers that survive failures;
+  leaving out ``ofi`` also saves a second at every start.  ``tcp`` survives them too, but
+  listens on all interfaces, even with ``btl_tcp_if_include``, and takes messages from
+  any sender.  One host does without;
+* ``coll ^han,adapt``: ``han`` has returned success with wrong sums after a
+  failure;
+* ``mpi_add_procs_cutoff``: every rank knows every peer from the start.  Without it a
+  revoke can hang if it must reach a peer without any earlier message;
+* ``btl_sm_backing_directory``: everything that a killed mpiexec would leave behind lies in
+  one private directory, which its owner removes;
+* ``shmem mmap``: without it each rank makes ``/dev/shm/open_mpi.0000`` for a moment,
+  to see whether it could, and a rank that is killed then leaves it there;
+* ``opal_signal`` and ``UCX_HANDLE_ERRORS``: a fault such as SIGSEGV ends its process at once.  The
+  handlers of both libraries print a stack, and wait for ever for a lock of malloc that the
+  faulting thread holds.  Meanwhile the heart still beats;
+* ``-launcher fork``: without it Hydra uses a batch system's launcher, where there is one;
+* ``UCX_TLS`` and ``I_MPI_FABRICS``: shared memory alone.  Otherwise each rank listens on
+  the network, although no peer is there.
+
+The guard cannot import this table.  It knows the variables that name its rank.
+
+mpiexec's command line and environment for one launch on one host.
+
+`launchers` tells what each MPI library's mpiexec needs, and why.  For all of them ``TMPDIR``
+is the launch's private directory, which its owner removes.  Guards keep ``TMPDIR`` to
+themselves: MPI finds all without it in a worker, whose script would else put its temporary
+files into memory.
+The variables of a batch job are left out, see ``environment``.
+
+mpiexec's exit code means nothing under ``--with-ft ulfm``: it is 0 even when
+all ranks were killed.  The workers tell the outcome of a launch.
+
+The environment in which the processes of a job begin.
+
+Libraries read some variables when they are loaded, and Python reads others when it starts.  So
+processes have it from their first moment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from holdfast.runtime.system.own_process import home_for_mpi
+
+ADD_PROCS_CUTOFF = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """One kind of mpiexec: what it is told, and what its ranks must have in their environment."""
+
+    library: str
+    """The name of the MPI library that it belongs to."""
+    options: tuple[str, ...]
+    ulfm_options: tuple[str, ...] | None = None
+    """Given when survivors shall outlive a death; None if none can."""
+    root_options: tuple[str, ...] = ()
+    directory_options: tuple[str, ...] = ()
+    """Followed by the launch's private directory."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Defaults, which the site's settings override."""
+
+    def reaching_new_ranks(self) -> Launcher:
+        """Return the same with TCP: Open MPI's ranks of two launches share no memory."""
+        options = tuple(word.replace("self,sm", "self,sm,tcp") for word in self.options)
+        return replace(self, options=options)
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether survivors can be asked to outlive a death."""
+        return self.ulfm_options is not None
+
+
+OPEN_MPI = Launcher(
+    library="Open MPI",
+    options=(
+        *("--oversubscribe", "--bind-to", "none"),
+        *("--map-by", "slot:OVERSUBSCRIBE"),
+        *("--prtemca", "prte_default_hostfile", "none"),
+        *("--mca", "pml", "ob1"),
+        *("--mca", "btl", "self,sm"),
+        *("--mca", "coll", "^han,adapt"),
+        *("--mca", "mpi_add_procs_cutoff", str(ADD_PROCS_CUTOFF)),
+        *("--mca", "shmem", "mmap"),
+        *("--mca", "opal_signal", ""),
+    ),
+    ulfm_options=(
+        *("--with-ft", "ulfm"),
+        *("--prtemca", "state_base_recoverable", "1"),
+        *("--prtemca", "state_base_notify_errors", "1"),
+    ),
+    root_options=("--allow-run-as-root",),
+    directory_options=("--mca", "btl_sm_backing_directory"),
+    environment=(("UCX_HANDLE_ERRORS", "none"),),
+)
+MPICH = Launcher(
+    library="MPICH",
+    options=("-launcher", "fork", "-bind-to", "none"),
+    environment=(("UCX_TLS", "posix,cma,self"), ("UCX_HANDLE_ERRORS", "none")),
+)
+INTEL_MPI = Launcher(
+    library="Intel MPI",
+    options=("-launcher", "fork"),
+    environment=(("I_MPI_FABRICS", "shm"), ("I_MPI_PIN", "0")),
+)
+
+LAUNCHERS = MappingProxyType({row.library: row for row in (OPEN_MPI, MPICH, INTEL_MPI)})
+
+
+_ENCLOSING_JOB = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "PMI2_", "HYDI_", "HYDRA_BSTRAP_", "MPI_LOCAL")
+_BATCH_JOB = ("SLURM_", "PBS_", "LSB_", "LSF_", "SGE_")
+_BATCH_JOB_OF_SGE = ("JOB_ID", "PE_HOSTFILE")
+"""What tells PRRTE (its frameworks ras and plm) of an allocation."""
+
+_SETTINGS = ("PMIX_MCA_", "OMPI_MCA_", "PRTE_MCA_")
+
+_PLACEMENT = (
+    *("PRTE_MCA_rmaps", "PRTE_MCA_ras", "PRTE_MCA_plm", "PRTE_MCA_ess", "PRTE_MCA_hwloc"),
+    *("PRTE_MCA_prte_default_", "PRTE_MCA_prte_set_default_slots"),
+    *("OMPI_MCA_rmaps", "OMPI_MCA_ras", "OMPI_MCA_plm", "OMPI_MCA_orte_", "OMPI_MCA_hwloc_base"),
+)
+"""A site's settings of where ranks go.  Those of holdfast are all here, and bound to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLine:
+    """One start of mpiexec: ``ranks`` times the guard, all on this host.
+
+    ``directory`` exists and is private to the launch (mode 0700).  Its maker removes it
+    when mpiexec has ended.  ``ulfm`` false starts a job that dies whole with its first
+    rank.  ``as_root`` permits mpiexec to run as root.  ``launcher`` is the kind of mpiexec.
+    """
+
+    mpiexec: Path
+    ranks: int
+    directory: Path
+    guard: tuple[str, ...]
+    ulfm: bool = True
+    as_root: bool = False
+    launcher: Launcher = OPEN_MPI
+
+    def __post_init__(self) -> None:
+        """Refuse launches that mpiexec would misread."""
+        if self.ulfm and not self.launcher.can_shrink:
+            raise ValueError(f"no worker outlives a death under {self.launcher.library}")
+        if self.ranks < 1:
+            raise ValueError(f"a launch needs at least 1 rank, got {self.ranks}")
+        if not self.guard:
+            raise ValueError("a launch needs the guard's command, got an empty one")
+
+    def command(self) -> tuple[str, ...]:
+        """Return the whole command line, mpiexec first."""
+        kind = self.launcher
+        return (
+            str(self.mpiexec),
+            *(kind.root_options if self.as_root else ()),
+            *(kind.ulfm_options if self.ulfm and kind.ulfm_options else ()),
+            *kind.options,
+            *((*kind.directory_options, str(self.directory)) if kind.directory_options else ()),
+            *("-n", str(self.ranks)),
+            *self.guard,
+        )
+
+    def environment(self, base: Mapping[str, str], **extra: str) -> dict[str, str]:
+        """Return ``base`` made fit for mpiexec, with ``extra`` variables for the guards.
+
+        The variables of an enclosing MPI job are left out: with them mpiexec would take
+        itself for a rank of that job.  The site's settings (``OMPI_MCA_*`` and the like)
+        stay, but for those that place ranks on hosts and cores.  So are those of a batch job:
+        mpiexec would spread the ranks over all of its hosts, and start daemons there by srun and
+        the like.  Workers keep them.
+        """
+        here = outside_of_batch(outside_of_mpi({**base, **home_for_mpi(base, str(self.directory))}))
+        here = {name: value for name, value in here.items() if not name.startswith(_PLACEMENT)}
+        return {**dict(self.launcher.environment), **here, "TMPDIR": str(self.directory), **extra}
+
+
+def outside_of_batch(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` without the variables of a batch job that encloses this process."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_BATCH_JOB) and name not in _BATCH_JOB_OF_SGE
+    }
+
+
+def outside_of_mpi(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` without the variables of an MPI job that encloses this process.
+
+    The site's settings for MPI (``OMPI_MCA_*`` and the like) stay.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_ENCLOSING_JOB) or name.startswith(_SETTINGS)
+    }
+
+
+_ONE_THREAD_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def job_environment(threads: int) -> dict[str, str]:
+    """Return the environment of all processes of the job.
+
+    Variables of an enclosing MPI job would reach the workers beside those of their own.
+    Thread pools of numeric libraries are part of the numerics; hash
+    randomisation would make the order of sets differ between workers; plugins
+    that HDF5 finds by itself are code from any place that the variable names.
+    """
+    environment = outside_of_mpi(os.environ)
+    environment.pop("HDF5_PLUGIN_PATH", None)
+    environment.update(dict.fromkeys(_ONE_THREAD_POOLS, str(threads)))
+    environment.setdefault("PYTHONHASHSEED", "0")
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Keras imports pandas where it is installed, and pandas pyarrow, whose jemalloc would begin a
+    # thread: nothing that imports it could be warm.
+    environment.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    )
+    return environment

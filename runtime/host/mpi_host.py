@@ -1,0 +1,226 @@
+"""The mpiexec of a launch: started with it, and ended when its workers are gone.
+
+Under ``--with-ft ulfm`` mpiexec ends by itself 0.3 s after its last rank, and its exit code
+means nothing.  So the end of a launch is told once, when mpiexec and all workers that ran
+are gone.  An mpiexec that outlives its workers is killed.
+
+One running mpiexec.
+
+A batch system sends its signals to every process of a job.  mpiexec would end its ranks when
+it gets one of them, although the job still has a checkpoint to write.  It installs handlers
+of its own, so an ignored signal would not stay ignored.  A *blocked* one stays blocked:
+children inherit the mask, and mpiexec and its libraries leave it alone (measured on PRRTE
+3.0).  mpiexec unblocks all signals in the ranks that it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.host import become_mpiexec
+from holdfast.runtime.host import guard as guard_file
+from holdfast.runtime.host.launchers import LAUNCHERS, OPEN_MPI, Launcher, LaunchLine
+from holdfast.runtime.host.loopback import Pipes, serve_in_background
+from holdfast.runtime.host.output import without_rules
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S, kill_tree
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import blocked
+
+_SHIM = (sys.executable, "-I", "-S", str(become_mpiexec.__file__))
+_LOG = "mpiexec.log"
+_WORDS_BYTES = 4096
+
+
+class MpiLaunch:
+    """A running mpiexec, in a session of its own; it dies with this process.
+
+    All files of mpiexec and Open MPI go to the launch's private directory, which ``clear``
+    removes.
+    """
+
+    def __init__(self, line: LaunchLine, environment: Mapping[str, str]) -> None:
+        """Start mpiexec; its output goes to a log in the launch's directory."""
+        self._directory = line.directory
+        (offers, ask), (hear, answers) = os.pipe(), os.pipe()
+        with (self._directory / _LOG).open("wb") as log, blocked():
+            self._process = subprocess.Popen(
+                [*_SHIM, str(os.getpid()), str(ask), str(hear), *line.command()],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(ask, hear),
+            )
+        os.close(ask)
+        os.close(hear)
+        self.end_fd = os.pidfd_open(self._process.pid)
+        serve_in_background(self.end_fd, Pipes(offers, answers))
+
+    @property
+    def pid(self) -> int:
+        """The process id of mpiexec."""
+        return self._process.pid
+
+    @property
+    def directory(self) -> Path:
+        """The launch's private directory."""
+        return self._directory
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether mpiexec is gone."""
+        return self._process.poll() is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of an mpiexec that is gone; under ULFM it means nothing."""
+        return self._process.poll()
+
+    def words(self) -> str:
+        """Return the end of mpiexec's output."""
+        try:
+            with (self._directory / _LOG).open("rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - _WORDS_BYTES))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def kill(self) -> None:
+        """SIGKILL mpiexec and every process that it started."""
+        if not self.has_ended:
+            kill_tree(self._process.pid)
+
+    def clear(self) -> None:
+        """Wait for an mpiexec that ends, at most 10 s, and remove all files that it left behind."""
+        self.end()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def end(self) -> None:
+        """Wait for an mpiexec that ends, at most 10 s, and keep its files."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(UNKILLABLE_AFTER_S)
+        with contextlib.suppress(OSError):
+            os.close(self.end_fd)
+
+
+LINGERS_S = 3.0
+"""mpiexec needs a tenth of this to end after ranks that have left by agreement."""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiOrder:
+    """The supervisor's part of a launch's command line."""
+
+    mpiexec: Path
+    ulfm: bool
+    launcher: Launcher = OPEN_MPI
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> MpiOrder:
+        """Return the order in a ``launch`` message; raises ``KeyError`` if it is incomplete."""
+        launcher = LAUNCHERS[fields["library"]]
+        return MpiOrder(Path(fields["mpiexec"]), bool(fields["ulfm"]), launcher)
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """The workers of the launch, as far as mpiexec's end depends on them."""
+
+    is_empty: bool
+    """No worker runs, and nothing of the last ones is left to be done."""
+    had_guards: bool
+    """mpiexec has started at least one rank."""
+    ended_well: bool
+    """Every worker so far has left by agreement."""
+
+
+class MpiHost:
+    """One mpiexec at a time, for the newest launch."""
+
+    def __init__(self, reactor: Reactor, tell: Callable[[Message], None], directory: Path) -> None:
+        self._reactor = reactor
+        self._tell = tell
+        self._directory = directory
+        self._launch: MpiLaunch | None = None
+        self._generation = 0
+        self._empty_since: float | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of mpiexec, None if there is none."""
+        return None if self._launch is None else self._launch.pid
+
+    def begin(self, generation: int, order: MpiOrder, ranks: int, agent: Path) -> None:
+        """Start mpiexec with one guard for each rank; an earlier one is killed.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self.close()
+        self._generation = generation
+        self._empty_since = None
+        directory = self._directory / f"launch-{generation}"
+        directory.mkdir(mode=0o700)
+        line = LaunchLine(
+            mpiexec=order.mpiexec,
+            ranks=ranks,
+            directory=directory,
+            guard=(sys.executable, "-I", "-S", str(guard_file.__file__)),
+            ulfm=order.ulfm,
+            as_root=os.geteuid() == 0,
+            launcher=order.launcher,
+        )
+        environment = line.environment(
+            os.environ, HOLDFAST_AGENT=str(agent), HOLDFAST_GENERATION=str(generation)
+        )
+        self._launch = MpiLaunch(line, environment)
+        self._reactor.watch(self._launch.end_fd, self._wake)
+
+    def kill(self) -> None:
+        """SIGKILL mpiexec and its guards; its end is told as usual."""
+        if self._launch is not None:
+            self._launch.kill()
+
+    def look(self, now: float, host: HostState) -> None:
+        """Tell the end of the launch, or end an mpiexec that its workers have left behind."""
+        launch = self._launch
+        if launch is None or not host.is_empty:
+            self._empty_since = None
+        elif launch.has_ended:
+            self._conclude(launch, host)
+        elif host.had_guards:
+            if self._empty_since is None:
+                self._empty_since = now
+            if not host.ended_well or now - self._empty_since >= LINGERS_S:
+                launch.kill()
+
+    def close(self) -> None:
+        """Kill mpiexec, and wait for it; its end is not told."""
+        launch, self._launch = self._launch, None
+        if launch is not None:
+            launch.kill()
+            self._reactor.forget(launch.end_fd)
+            launch.clear()
+
+    def _wake(self) -> None:
+        """Let the loop run once; it looks at the launch each time."""
+        if self._launch is not None:
+            self._reactor.forget(self._launch.end_fd)
+
+    def _conclude(self, launch: MpiLaunch, host: HostState) -> None:
+        words = "" if host.had_guards else without_rules(launch.words())
+        self._reactor.forget(launch.end_fd)
+        launch.clear()
+        self._launch = None
+        self._tell({"kind": "launch_ended", "generation": self._generation, "words": words})

@@ -1,0 +1,340 @@
+"""The output of workers, forwarded line by line.
+
+Every worker runs the same script, so each line would come once for each of them.  Only the
+*speaker's* lines are shown, those of the first worker.  When it dies, the next first worker
+speaks.  A user who wants to see all lines gets each with a prefix that names its worker.
+
+One thread reads all pipes, and hands whole lines to the sinks of our own stdout and stderr.
+A terminal that takes nothing never slows down a worker that prints: its pipe is always read,
+and what the sinks cannot hold is dropped and counted.
+
+The newest lines of each pipe are kept.  All that a process has written before its end is in its
+pipe by then, so ``last_lines`` reads the pipe itself, and waits for nobody.
+
+Remarks of libraries that mean nothing to a user whose job goes on.
+
+After a death Open MPI and PMIx print lines about broken pipes and aborted schedules.  Their banners
+announce the end of a job that does not end.  Only lines known from real runs are noise; any other
+line is shown.  The runs had Open MPI 5.0.9, and ranks killed in collectives and in point to point,
+over shared memory and TCP.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.runtime.evidence.stacks import LastLines
+from holdfast.runtime.system.line_sink import LineSink
+from holdfast.runtime.system.witnessed_time import Bound, has_ended
+
+_LINE = re.compile(
+    rb"^NBC_Progress: an error \d+ was found during schedule"
+    rb"|^Error in NBC_Start_round\(\) \(-?\d+\)$"
+    rb"|^\[warn\] Epoll (?:ADD|MOD|DEL)\(\d+\) on fd \d+ failed"
+    rb"|^\[[^\]]+:\d+\] pmix_ptl_base: send_msg: write failed"
+    # TensorFlow, when a process imports it
+    rb"|^WARNING: All log messages before absl::InitializeLog\(\) is called"
+    rb"|^I0000 \d\d:\d\d:[\d.]+ +\d+ (?:port|cpu_feature_guard)\.cc:\d+\] "
+    rb"|^To enable the following instructions: [A-Z0-9_ ]+, in other operations, rebuild"
+)
+_MARKS = (
+    *(b"NBC_", b"[warn] Epoll ", b"pmix_ptl_base", b"absl::InitializeLog", b"I0000 "),
+    *(b"To enable the following", b"-" * 74),
+)
+"""Text without any of these has no noise; this test is much faster than the patterns."""
+_BANNER_EDGE = re.compile(rb"^-{74}$")
+_BANNER_BEGIN = re.compile(rb"^MPI_ABORT was invoked on rank")
+_FOLDED_BEGIN = re.compile(
+    rb"^(?:WARNING: |ERROR: )?(?:.*\b(?:PMIx|PMIX|PRTE|PRRTE|prterun|Open MPI|MPI_INIT)\b"
+    rb"|A (?:requested component|system call|system-required executable|call to) "
+    rb"|No network interfaces |It looks like (?:MPI|PMIx)|Sorry!  You were supposed to get help)"
+)
+"""How banners of Open MPI's libraries begin that may tell something: they are shown in one line."""
+_BLANK = re.compile(rb"^[\s\0]*$")
+_LONGEST_BANNER_LINES = 40
+
+
+class NoiseFilter:
+    """Removes noise from one stream of complete lines.
+
+    A banner stands between two rules of dashes, so a rule is kept back until
+    the next line shows what it begins.  A blank line after noise belongs to it.
+    A banner that is no noise becomes one line, so it is kept back until its end.
+    """
+
+    def __init__(self) -> None:
+        self._rule = b""
+        self._banner_lines = 0
+        self._folded: list[bytes] = []
+        self._after_noise = False
+
+    def without_noise(self, lines: bytes) -> bytes:
+        """Return ``lines``, each with its end, without those that are noise."""
+        is_plain = not (self._rule or self._banner_lines or self._folded or self._after_noise)
+        if is_plain and not any(mark in lines for mark in _MARKS):
+            return lines
+        return b"".join(self._sift(line) for line in lines.splitlines(keepends=True))
+
+    def rest(self) -> bytes:
+        """Return what was kept back; call it when the stream has ended."""
+        rest = self._rule + b"".join(self._folded)
+        self._rule, self._folded = b"", []
+        return rest
+
+    def _sift(self, line: bytes) -> bytes:
+        if self._banner_lines:
+            self._swallow(line)
+            return b""
+        if self._folded:
+            return self._fold(line)
+        if self._rule and _BANNER_BEGIN.match(line):
+            self._rule = b""
+            self._banner_lines = 1
+            return b""
+        if self._rule and _FOLDED_BEGIN.match(line):
+            self._folded, self._rule = [self._rule, line], b""
+            return b""
+        return self.rest() + self._sift_plain(line)
+
+    def _swallow(self, line: bytes) -> None:
+        self._banner_lines += 1
+        if _BANNER_EDGE.match(line) or self._banner_lines > _LONGEST_BANNER_LINES:
+            self._banner_lines = 0
+            self._after_noise = True
+
+    def _fold(self, line: bytes) -> bytes:
+        self._folded.append(line)
+        if not _BANNER_EDGE.match(line):
+            return self.rest() if len(self._folded) > _LONGEST_BANNER_LINES else b""
+        words = b" ".join(b"".join(self._folded[1:-1]).split())
+        self._folded = []
+        self._after_noise = True
+        return words + b"\n"
+
+    def _sift_plain(self, line: bytes) -> bytes:
+        if _LINE.match(line):
+            self._after_noise = True
+            return b""
+        if self._after_noise and _BLANK.match(line):
+            return b""
+        self._after_noise = False
+        if _BANNER_EDGE.match(line):
+            self._rule = line
+            return b""
+        return line
+
+
+def without_rules(words: str) -> str:
+    """Return what a launcher has said, without the rules around its banners and empty lines."""
+    return "\n".join(line for line in words.splitlines() if set(line.strip()) - {"-"})
+
+
+_CHUNK_BYTES = 1 << 16
+_LONGEST_LINE_BYTES = 1 << 20
+_PIPE_HOLDS_CHUNKS = 2
+"""A pipe holds 64 KiB; one that is written meanwhile is not read for ever."""
+_SINKS_END_WITHIN_S = 2.0
+"""A terminal that takes nothing may not keep a job from ending."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A pipe that a worker writes to, and the line that it has not ended yet."""
+
+    fd: int
+    prefix: bytes
+    worker: int | None
+    sink_fd: int
+    noise: NoiseFilter | None
+    partial: bytearray = field(default_factory=bytearray)
+    last: LastLines = field(default_factory=LastLines)
+    is_finished: bool = False
+
+    def lines_in(self, data: bytes) -> bytes:
+        """Return the lines that ``data`` completes, prefixed and without noise."""
+        end = data.rfind(b"\n") + 1
+        complete = bytes(self.partial) + data[:end] if end else b""
+        if end:
+            self.partial.clear()
+        self.partial += data[end:]
+        if len(self.partial) > _LONGEST_LINE_BYTES:
+            complete += self.rest()
+        return self._dressed(complete)
+
+    def last_line(self) -> bytes:
+        """Return the unfinished line, prefixed; call it when the pipe has ended."""
+        lines = self._dressed(self.rest())
+        if self.noise is None:
+            return lines
+        held = self.noise.rest()
+        self.last.take(held)
+        return lines + self._prefixed(held)
+
+    def rest(self) -> bytes:
+        """Take the unfinished line, with an end given to it."""
+        rest = bytes(self.partial) + b"\n" if self.partial else b""
+        self.partial.clear()
+        return rest
+
+    def _dressed(self, complete: bytes) -> bytes:
+        if self.noise is not None:
+            complete = self.noise.without_noise(complete)
+        self.last.take(complete)
+        return self._prefixed(complete)
+
+    def _prefixed(self, complete: bytes) -> bytes:
+        if not complete or not self.prefix:
+            return complete
+        return self.prefix + complete[:-1].replace(b"\n", b"\n" + self.prefix) + b"\n"
+
+
+class Forwarded:
+    """A pipe whose output is being forwarded."""
+
+    def __init__(self, stream: _Stream, read: Callable[[_Stream], None]) -> None:
+        self._stream = stream
+        self._read = read
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the newest lines, of all that the pipe holds by now; never waits."""
+        self._read(self._stream)
+        return self._stream.last.lines
+
+
+class OutputForwarder:
+    """The thread that forwards output; hides Open MPI's own noise unless ``verbose``."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+        self.speaker: int | None = None
+        """The worker whose lines are shown; unless verbose, those of others are not."""
+        self._selector = selectors.DefaultSelector()
+        self._new: deque[_Stream] = deque()
+        self._sinks: dict[int, LineSink] = {}
+        self._left: list[LineSink] = []
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._bound: Bound | None = None
+        """That of what is left to be read, once it is known that nothing will follow."""
+        self._erases = False
+        self._lock = threading.Lock()
+        """Held while a pipe is read: by the thread, or for its last lines."""
+        self._thread = threading.Thread(target=self._run, name="holdfast-output", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """The number of lines that no sink has taken."""
+        return sum(sink.dropped for sink in [*self._sinks.values(), *self._left])
+
+    def erase_live_line(self, *, is_there: bool) -> None:
+        """Take note whether the supervisor draws a live line, for sinks that are its terminal."""
+        self._erases = is_there
+        for sink in self._sinks.values():
+            sink.erases = is_there and os.isatty(sink.fd)
+
+    def redirect(self) -> None:
+        """Write to what our stdout and stderr are by now, even if a write to the old ones hangs."""
+        self._left += self._sinks.values()
+        for sink in self._sinks.values():
+            sink.close(0.0)
+        self._sinks = {fd: LineSink(fd) for fd in self._sinks}
+        self.erase_live_line(is_there=self._erases)
+
+    def forward(self, fd: int, prefix: str, sink_fd: int, worker: int | None = None) -> Forwarded:
+        """Forward the output in ``fd``, which is owned from now on, to ``sink_fd``.
+
+        That of a ``worker`` is shown while it speaks, and has no prefix then.
+        """
+        os.set_blocking(fd, False)
+        noise = None if self._verbose else NoiseFilter()
+        if sink_fd not in self._sinks:
+            self._sinks[sink_fd] = LineSink(sink_fd)
+            self.erase_live_line(is_there=self._erases)
+        is_bare = worker is not None and not self._verbose
+        stream = _Stream(fd, b"" if is_bare else prefix.encode(), worker, sink_fd, noise)
+        self._new.append(stream)
+        os.write(self._wake_write, b"w")
+        return Forwarded(stream, self._read_all)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until all pipes have ended, at most ``timeout_s``; then stop forwarding.
+
+        The sinks have two seconds for what they hold.
+        """
+        # The thread may end before it is woken: the pipe stays open until it has ended.
+        self._bound = Bound(timeout_s)
+        os.write(self._wake_write, b"w")
+        if has_ended(self._thread, Bound(timeout_s + 1.0)):
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        bound = Bound(_SINKS_END_WITHIN_S)
+        for sink in self._sinks.values():
+            sink.close(bound.left_s())
+
+    def _run(self) -> None:
+        while not self._is_over():
+            bound = self._bound
+            ready = self._selector.select() if bound is None else bound.wait(self._selector.select)
+            for key, _ in ready:
+                if key.data is None:
+                    self._take_new()
+                else:
+                    self._read(key.data)
+        self._end()
+
+    def _is_over(self) -> bool:
+        if self._bound is None or self._new:
+            return False
+        return len(self._selector.get_map()) == 1 or self._bound.has_passed
+
+    def _take_new(self) -> None:
+        os.read(self._wake_read, 4096)
+        while self._new:
+            stream = self._new.popleft()
+            self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+
+    def _read(self, stream: _Stream) -> None:
+        with self._lock:
+            if not self._has_read(stream) and not stream.is_finished:
+                self._selector.unregister(stream.fd)
+                self._finish(stream)
+
+    def _read_all(self, stream: _Stream) -> None:
+        """Read what the pipe holds; its end is left to the thread."""
+        with self._lock:
+            for _ in range(_PIPE_HOLDS_CHUNKS):
+                if stream.is_finished or not self._has_read(stream):
+                    return
+
+    def _has_read(self, stream: _Stream) -> bool:
+        """Read once; return whether the pipe is still open, as far as one can see."""
+        try:
+            data = os.read(stream.fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        if data:
+            self._put(stream, stream.lines_in(data))
+        return bool(data)
+
+    def _put(self, stream: _Stream, lines: bytes) -> None:
+        if self._verbose or stream.worker in (None, self.speaker):
+            self._sinks[stream.sink_fd].put(lines)
+
+    def _finish(self, stream: _Stream) -> None:
+        stream.is_finished = True
+        os.close(stream.fd)
+        self._put(stream, stream.last_line())
+
+    def _end(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                with self._lock:
+                    self._finish(key.data)
+        self._selector.close()

@@ -1,0 +1,320 @@
+"""The warm process that workers are forked from.
+
+Importing TensorFlow is most of a worker's start.  This process, a child of the agent, imports the
+heavy modules once. Then it forks a worker on each request, within milliseconds, for every launch of
+the job.
+
+Three rules make that safe.  When the pool forks, it has one thread: a fork copies only the
+calling thread, so a lock held by another thread would stay locked.  It installs no signal
+handler.  It never imports ``mpi4py.MPI``, whose libraries belong to one MPI job.  A module
+whose import breaks the first rule is refused, and so is a module that cannot be imported.
+The agent then starts a pool without it.
+
+A worker is forked twice, by way of a middle process that ends at once.  So the kernel
+hands it to the agent (a subreaper), which can wait for it.  The worker goes on only after
+that, because the handing over would clear "die with your parent".
+
+Workers are forked when a launch is announced, while ``mpiexec`` is still starting.  Each
+then waits on its control channel for the ``begin`` message.  It brings the guard's
+knowledge: the rank's environment and the directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from itertools import zip_longest
+from types import ModuleType
+from typing import NoReturn
+
+from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.own_process import (
+    allow_files,
+    die_with_parent,
+    is_single_threaded,
+    name_process,
+    thread_count,
+)
+from holdfast.runtime.system.signals import take_no_notice
+
+_THREADS_END_WITHIN_S = 1.0
+_THREADS = "/proc/self/task"
+_LINKS_OF_A_FOLDER = 2
+_FILES_PER_PEER = 4
+"""A worker maps two files of each peer, and Python keeps a descriptor for each; MPI has more."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Import the modules that the agent names, then fork workers until the agent is gone."""
+    options = _parse(argv)
+    die_with_parent(options.agent)
+    name_process("holdfast-pool")
+    agent = Channel.adopt(options.control_fd)
+    order = agent.receive()
+    if order is None:
+        return  # the agent was started for a job that has not come
+    gc.disable()  # imports make objects that stay; to look through them takes a tenth of the time
+    watch = _ThreadWatch()
+    sys.meta_path.insert(0, watch)
+    for module in order["modules"]:
+        if not _preload(module, agent, watch):
+            return
+    sys.meta_path.remove(watch)
+    # Without it the first collection in each worker would copy every page.  Imports leave hardly
+    # any garbage, and to look for it takes a quarter of a second.
+    gc.freeze()
+    gc.enable()
+    agent.send({"kind": "warm"})
+    while (message := agent.receive()) is not None:
+        # all workers requested by now are forked together, by one middle process
+        requests = [message, *agent.drain()]
+        births = [Birth.of(request, order["entry"], order["files"]) for request in requests]
+        _serve(births, agent, options.agent)
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The request of one new worker, with everything that it gets."""
+
+    worker: int
+    generation: int
+    config: str
+    entry: str
+    files: int
+    control_fd: int
+    heartbeat_fd: int
+    stdout_fd: int
+    stderr_fd: int
+
+    @staticmethod
+    def of(message: Message, entry: str, files: int) -> Birth:
+        """Return the birth that a ``fork`` message requests."""
+        control_fd, heartbeat_fd, stdout_fd, stderr_fd = message[FDS]
+        return Birth(
+            worker=int(message["worker"]),
+            generation=int(message["generation"]),
+            config=str(message["config"]),
+            entry=entry,
+            files=files,
+            control_fd=control_fd,
+            heartbeat_fd=heartbeat_fd,
+            stdout_fd=stdout_fd,
+            stderr_fd=stderr_fd,
+        )
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that only the worker needs."""
+        return (self.control_fd, self.heartbeat_fd, self.stdout_fd, self.stderr_fd)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.host.pool")
+    parser.add_argument("--agent", type=int, required=True)
+    parser.add_argument("--control-fd", type=int, required=True)
+    return parser.parse_args(argv)
+
+
+class _ThreadWatch(MetaPathFinder):
+    """Finds no module, but sees when an import begins, and what threads there are by then."""
+
+    def __init__(self) -> None:
+        self._importing = ""
+        self._threads = {str(os.getpid())}
+        self._begun_by: dict[str, str] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        """Take note of the threads that the import before this one has begun."""
+        self._look()
+        self._importing = name
+
+    def keeper(self) -> str:
+        """Return the package that has begun a thread which still runs."""
+        self._look()
+        left = set(os.listdir(_THREADS)) - {str(os.getpid())}
+        begun_by = [self._begun_by.get(thread) for thread in sorted(left)]
+        return next(filter(None, begun_by), self._importing.partition(".")[0])
+
+    def _look(self) -> None:
+        # Thousands of modules are imported, and a count is faster than a list.
+        if os.stat(_THREADS).st_nlink == len(self._threads) + _LINKS_OF_A_FOLDER:
+            return
+        threads = set(os.listdir(_THREADS))
+        package = self._importing.partition(".")[0]
+        self._begun_by |= dict.fromkeys(threads - self._threads, package)
+        self._threads = threads
+
+
+def _preload(module: str, agent: Channel, watch: _ThreadWatch) -> bool:
+    """Import ``module``; false if it leaves this process unfit to fork."""
+    agent.send({"kind": "importing", "module": module})
+    try:
+        imported = importlib.import_module(module)
+    except ImportError as error:
+        _report_failure(module, f"{type(error).__name__}: {error}", agent)
+        return True
+    if module == "mpi4py":
+        imported.rc.initialize = False
+        imported.rc.finalize = False
+        imported.rc.thread_level = "serialized"
+    if _settle_threads():
+        return True
+    keeper = watch.keeper()
+    reason = f"the import of {keeper} leaves {thread_count()} threads running"
+    _report_failure(module, reason, agent, keeper)
+    return False
+
+
+def _report_failure(module: str, message: str, agent: Channel, keeper: str | None = None) -> None:
+    failure = {"kind": "preload_failed", "module": module, "message": message}
+    agent.send(failure | {"keeper": keeper})
+
+
+def _settle_threads() -> bool:
+    """Return whether one thread is left, after giving libraries a chance to end theirs.
+
+    Libraries such as OpenBLAS start threads when loaded and end them before any fork
+    (pthread_atfork(3)).  So a child that ends at once lets them end their threads.
+    """
+    if thread_count() == 1:
+        return True
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return is_single_threaded(_THREADS_END_WITHIN_S)
+
+
+def _serve(births: Sequence[Birth], agent: Channel, agent_pid: int) -> None:
+    pids: tuple[int, ...] = ()
+    go_read, go_write = os.pipe()
+    if _settle_threads():
+        pids = _fork_twice(births, agent, agent_pid, (go_read, go_write))
+    os.close(go_read)
+    for fd in (fd for birth in births for fd in birth.fds):
+        os.close(fd)
+    # The agent hears of workers before they begin: if the pool dies between, so do they.
+    for birth, pid in zip_longest(births, pids):
+        about = {"worker": birth.worker, "generation": birth.generation}
+        if pid is not None:
+            agent.send({"kind": "forked", "pid": pid, **about})
+        else:
+            message = f"the pool could not fork, it has {thread_count()} threads"
+            agent.send({"kind": "fork_failed", "message": message, **about})
+    with contextlib.suppress(BrokenPipeError):
+        os.write(go_write, b"g" * len(pids))
+    os.close(go_write)
+
+
+def _fork_twice(
+    births: Sequence[Birth], agent: Channel, agent_pid: int, go: tuple[int, int]
+) -> tuple[int, ...]:
+    """Return the ids of new processes that wait at ``go`` and are the agent's children.
+
+    They stand in the order of ``births``.  They are fewer if the system refuses a fork.
+    """
+    pid_read, pid_write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    middle = os.fork()
+    if middle == 0:
+        for birth in births:
+            worker = _fork_or_end()
+            if worker == 0:
+                agent.close()
+                strangers = (fd for other in births if other is not birth for fd in other.fds)
+                for fd in (pid_read, pid_write, go[1], *strangers):
+                    os.close(fd)
+                _begin(birth, agent_pid, go[0])
+            os.write(pid_write, b"%d\n" % worker)
+        os._exit(0)
+    os.close(pid_write)
+    with open(pid_read) as pids:
+        numbers = tuple(int(line) for line in pids)
+    os.waitpid(middle, 0)
+    return numbers
+
+
+def _fork_or_end() -> int:
+    try:
+        return os.fork()
+    except OSError:
+        os._exit(1)
+
+
+def _begin(birth: Birth, agent_pid: int, go_read: int) -> NoReturn:
+    """Run a worker from its first moment to its last."""
+    status = 1
+    try:
+        go = os.read(go_read, 1)
+        os.close(go_read)
+        if go:
+            _take_place(birth, agent_pid)
+            _enter(birth)
+        status = 0
+    except SystemExit as end:
+        status = _status_of(end)
+    except BaseException:  # the frames below this one belong to the pool
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _take_place(birth: Birth, agent_pid: int) -> None:
+    os.setsid()
+    die_with_parent(agent_pid)
+    name_process(f"holdfast-w{birth.worker}")
+    take_no_notice()
+    os.dup2(birth.stdout_fd, 1)
+    os.dup2(birth.stderr_fd, 2)
+    os.close(birth.stdout_fd)
+    os.close(birth.stderr_fd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _enter(birth: Birth) -> None:
+    from holdfast.runtime.options.worker_config import WorkerConfig  # the entry has imported it
+
+    module, _, function = birth.entry.partition(":")
+    entry = getattr(importlib.import_module(module), function)
+    config = WorkerConfig.decode(birth.config)
+    allow_files(birth.files + _FILES_PER_PEER * len(config.workers))
+    control = Channel.adopt(birth.control_fd)
+    if (begin := control.receive()) is None:
+        return  # the agent has closed the channel: this worker is not needed
+    os.environ.update(begin["env"])
+    for descriptor in begin.get(FDS, ()):
+        os.environ["PMI_FD"] = str(descriptor)  # here it has another number than in the guard
+    os.chdir(begin["cwd"])
+    entry(config, control.detach(), birth.heartbeat_fd)
+
+
+def _status_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    # os._exit, because leftover threads and the unloading of libraries may delay a normal end
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)

@@ -1,0 +1,331 @@
+"""A pool as a process: its command, its channel, and its output.
+
+The imports of the pool are most of a job's start.  So the agent starts its first pool before
+it imports anything else, and before it knows its job if it was started early itself.  A pool
+waits for the names of the modules.
+
+The agent's handle on its pool: asks it for workers and replaces it when it dies.
+
+Invariant: every requested worker is either pending here or was reported through
+``on_forked`` exactly once.  Requests that a dead pool had not answered go to its
+successor.  If a pool dies while it imports a module, later pools leave that module out.
+So a bad module costs time, never the job.
+
+Each answer that a pool owes has a deadline: a pool that keeps silent is replaced.  After too
+many deaths without a new worker it is given up, until the next launch asks again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+from holdfast.runtime.system.channel import Channel, Message, pair
+from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.system.processes import describe_status
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import blocked
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What a pool imports, and the function that its workers run (``module:function``).
+
+    A worker may open ``files`` files, and a few more for each of its peers.
+    """
+
+    preload: tuple[str, ...]
+    entry: str
+    files: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BegunPool:
+    """A pool that was started, and waits to be told what it shall import.
+
+    ``stdout`` and ``stderr`` are descriptors to read its output from.
+    """
+
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    stdout: int
+    stderr: int
+
+    @staticmethod
+    def begin() -> BegunPool:
+        """Start a pool, a child of this process.
+
+        Raises:
+            OSError: the system has no process or descriptor to spare; nothing is left open.
+        """
+        with ExitStack() as kept, ExitStack() as given:
+            ours, theirs = pair()
+            kept.callback(ours.close)
+            given.callback(theirs.close)
+            stdout, its_stdout = _pipe(kept, given)
+            stderr, its_stderr = _pipe(kept, given)
+            process = _spawn(theirs, (its_stdout, its_stderr))
+            kept.pop_all()
+        return BegunPool(process, ours, stdout, stderr)
+
+    def tell(self, settings: PoolSettings) -> PoolProcess:
+        """Let it import."""
+        self.channel.post(
+            {
+                "kind": "import",
+                "modules": list(settings.preload),
+                "entry": settings.entry,
+                "files": settings.files,
+            }
+        )
+        return PoolProcess(settings, self.process, self.channel, self.stdout, self.stderr)
+
+    def end(self) -> None:
+        """End it: there is nothing to import."""
+        self.process.kill()
+        self.process.wait()
+        self.channel.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProcess:
+    """A pool that imports or has imported, and the means to speak with it."""
+
+    settings: PoolSettings
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    stdout: int
+    stderr: int
+
+    @staticmethod
+    def start(settings: PoolSettings) -> PoolProcess:
+        """Start a pool with these settings.
+
+        Raises:
+            OSError: the system has no process or descriptor to spare; nothing is left open.
+        """
+        return BegunPool.begin().tell(settings)
+
+
+PoolStart: TypeAlias = PoolSettings | PoolProcess
+"""A pool to start, or one that was started already."""
+
+
+def _pipe(kept: ExitStack, given: ExitStack) -> tuple[int, int]:
+    """Return a pipe, to be read here and written there; each stack closes one end."""
+    read, write = os.pipe()
+    kept.callback(os.close, read)
+    given.callback(os.close, write)
+    return read, write
+
+
+def _spawn(control: Channel, output: Sequence[int]) -> subprocess.Popen[bytes]:
+    command = [*module_command("holdfast.runtime.host.pool")]
+    command += ["--agent", str(os.getpid()), "--control-fd", str(control.fileno())]
+    with blocked():
+        return subprocess.Popen(
+            command,
+            pass_fds=[control.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output[0],
+            stderr=output[1],
+        )
+
+
+_DEATHS_IN_VAIN = 5
+"""A pool that dies more often without a new worker is given up; the number is our choice."""
+
+IMPORTS_WITHIN_S = 600.0
+"""For one module; TensorFlow from a busy network file system takes minutes."""
+FORKS_WITHIN_S = 60.0
+"""For the workers of a launch; 128 of them take about a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """A worker to be forked; ``fds`` are its control, heartbeat, stdout and stderr descriptors."""
+
+    worker: int
+    generation: int
+    config: str
+    fds: tuple[int, int, int, int]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The name of the request: generation and worker id."""
+        return (self.generation, self.worker)
+
+    def message(self) -> Message:
+        """Return the request as the pool reads it."""
+        return {
+            "kind": "fork",
+            "worker": self.worker,
+            "generation": self.generation,
+            "config": self.config,
+        }
+
+
+class PoolOwner(Protocol):
+    """The agent's part that wants workers."""
+
+    def on_forked(self, generation: int, worker: int, pid: int) -> None:
+        """Take over the process ``pid``, a child of this process that begins now."""
+
+    def on_fork_failed(self, generation: int, worker: int, message: str) -> None:
+        """Give the worker up: there is no process for it."""
+
+    def on_pool_event(self, event: Message) -> None:
+        """Tell the supervisor: ``warm``, ``preload_failed``, ``pool_restarted``, ``pool_lost``."""
+
+    def on_pool_output(self, stdout_fd: int, stderr_fd: int) -> None:
+        """Forward the pool's own output, and close the descriptors at its end."""
+
+
+class WarmPool:
+    """A pool process and the requests that it has not answered yet."""
+
+    def __init__(self, reactor: Reactor, start: PoolStart, owner: PoolOwner) -> None:
+        self._reactor = reactor
+        self._settings = start.settings if isinstance(start, PoolProcess) else start
+        self._owner = owner
+        self._pending: dict[tuple[int, int], ForkRequest] = {}
+        self._importing: str | None = None
+        self._deaths_in_vain = 0
+        self._answers = 0
+        self._answers_seen = 0
+        self._owes_since: float | None = None
+        self._why_killed: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_warm = False
+        if isinstance(start, PoolProcess):
+            self._serve(start)
+        else:
+            self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the pool, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def request(self, request: ForkRequest) -> None:
+        """Ask for a worker; its descriptors must stay open until it is reported."""
+        self._pending[request.key] = request
+        if self._process is not None:
+            self._channel.post(request.message(), request.fds)
+        else:
+            self._deaths_in_vain = 0
+            self._start()
+
+    def look(self, now: float) -> None:
+        """Replace a pool that owes an answer for too long; start one that could not start."""
+        if self._process is None:
+            if self._pending and self._deaths_in_vain <= _DEATHS_IN_VAIN:
+                self._start()
+            return
+        owes = not self.is_warm or self._pending
+        if not owes or self._answers != self._answers_seen or self._owes_since is None:
+            self._answers_seen, self._owes_since = self._answers, now
+        elif now - self._owes_since > (FORKS_WITHIN_S if self.is_warm else IMPORTS_WITHIN_S):
+            self.replace(f"without an answer for {now - self._owes_since:.0f} s")
+
+    def replace(self, why: str) -> None:
+        """Kill the pool; its end, with ``why`` as its cause, brings another one."""
+        if self._process is not None:
+            self._why_killed = why
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the pool and wait for it; pending requests are dropped."""
+        if self._process is not None:
+            self._stop_watching()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._pending.clear()
+
+    def _start(self) -> None:
+        """Start a pool; a system that has no process to spare counts as a death of it."""
+        self._owes_since = None
+        try:
+            self._serve(PoolProcess.start(self._settings))
+        except OSError as error:
+            self._count_death(f"{type(error).__name__}: {error}")
+
+    def _serve(self, started: PoolProcess) -> None:
+        """Speak to a pool that was started, and ask it for the workers that wait."""
+        self._channel, self._process = started.channel, started.process
+        self._owner.on_pool_output(started.stdout, started.stderr)
+        self._end = os.pidfd_open(started.process.pid)
+        # the pool's last messages are handled before its death; the channel's end adds nothing
+        self._reactor.watch_channel(self._channel, self._on_message, lambda: None)
+        self._reactor.watch(self._end, self._on_death, order=2)
+        for request in self._pending.values():
+            self._channel.post(request.message(), request.fds)
+
+    def _on_message(self, message: Message) -> None:
+        self._answers += 1
+        kind = message["kind"]
+        if kind == "importing":
+            self._importing = str(message["module"])
+        elif kind == "preload_failed":
+            self._leave_out(str(message["module"]), str(message["message"]), message["keeper"])
+        elif kind == "warm":
+            self.is_warm = True
+            self._importing = None
+            if not self._pending:
+                self._deaths_in_vain = 0
+            self._owner.on_pool_event({"kind": "warm", "pid": self.pid})
+        elif kind == "forked":
+            self._deaths_in_vain = 0
+            request = self._pending.pop((message["generation"], message["worker"]))
+            self._owner.on_forked(request.generation, request.worker, int(message["pid"]))
+        elif kind == "fork_failed":
+            request = self._pending.pop((message["generation"], message["worker"]))
+            reason = str(message["message"])
+            self._owner.on_fork_failed(request.generation, request.worker, reason)
+
+    def _on_death(self) -> None:
+        for message in self._channel.drain():
+            self._on_message(message)
+        self._stop_watching()
+        assert self._process is not None
+        status = describe_status(self._process.wait())
+        self._process = None
+        how, self._why_killed = self._why_killed or status, None
+        if self._importing is not None:
+            self._leave_out(self._importing, f"the pool ended with {how} while importing it")
+        self.is_warm = False
+        if self._count_death(how):
+            self._owner.on_pool_event({"kind": "pool_restarted", "cause": how})
+            self._start()
+
+    def _count_death(self, how: str) -> bool:
+        """Return whether another pool may be tried; tell if there were too many."""
+        self._deaths_in_vain += 1
+        if self._deaths_in_vain <= _DEATHS_IN_VAIN:
+            return True
+        lost = f"the pool of warm processes ended {self._deaths_in_vain} times, last with {how}"
+        self._owner.on_pool_event({"kind": "pool_lost", "message": lost})
+        return False
+
+    def _leave_out(self, module: str, message: str, keeper: str | None = None) -> None:
+        self._importing = None
+        if module in self._settings.preload:
+            others = tuple(name for name in self._settings.preload if name != module)
+            self._settings = replace(self._settings, preload=others)
+            failed = {"kind": "preload_failed", "module": module, "message": message}
+            self._owner.on_pool_event(failed | {"keeper": keeper})
+
+    def _stop_watching(self) -> None:
+        if self._channel.fileno() < 0:
+            return
+        self._reactor.forget(self._channel)
+        self._channel.close()
+        self._reactor.forget(self._end)
+        os.close(self._end)

@@ -1,0 +1,287 @@
+"""One tracing of a script's own step: its updates, its logs, and what it assigned.
+
+The step runs inside a ``keras.StatelessScope``, so that it changes nothing.  Variables keep
+their own values in it.  So the tapes of the script find them.  Only metrics begin anew,
+and seed generators with the microbatch's seeds.
+
+Stands in for optimizers while a script's own step is traced.
+
+The script hands its gradients to an optimizer, by ``apply`` or ``apply_gradients``.  That is
+the place where the sum over all microbatches comes in.  So the call is caught here, and made
+later with the mean gradients.  The methods are replaced on the classes, because a script may
+keep its optimizers anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.model_call import Batch, Starts, start_of
+from holdfast.runtime.model.random_ops import draws_from, equal_draws
+from holdfast.runtime.model.step_logs import noted_results
+
+_METHODS = ("apply", "apply_gradients")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerCall:
+    """One update that the script asked an optimizer for."""
+
+    optimizer: Any
+    gradients: tuple[Any, ...]
+    variables: tuple[Any, ...]
+    """One for each gradient; both without the pairs whose gradient is None."""
+    everything: tuple[Any, ...]
+    """All variables that were given, with or without a gradient."""
+    method: str
+    original: Callable[..., Any]
+
+    def make(self, gradients: Sequence[Any]) -> None:
+        """Make the call now, with other gradients for the same variables."""
+        variables = list(self.variables)
+        if self.method == "apply":
+            self.original(self.optimizer, list(gradients), variables)
+        else:
+            self.original(self.optimizer, list(zip(gradients, variables, strict=True)))
+
+
+Handler: TypeAlias = Callable[[OptimizerCall], None]
+
+
+@contextmanager
+def caught_calls(handle: Handler) -> Iterator[None]:
+    """Hand each update of any optimizer to ``handle``, which may make it, instead of making it."""
+    is_handling = False
+
+    def stand_in(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def caught(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+            nonlocal is_handling
+            if is_handling:  # the call is made, and calls methods of this optimizer or another
+                return original(optimizer, *arguments, **named)
+            is_handling = True
+            try:
+                handle(_call_of(optimizer, method, original, (arguments, named)))
+            finally:
+                is_handling = False
+            return optimizer.iterations
+
+        return caught
+
+    found = [(kind, name) for kind in _kinds() for name in _METHODS if name in vars(kind)]
+    originals = [(kind, name, vars(kind)[name]) for kind, name in found]
+    try:
+        for kind, name, original in originals:
+            setattr(kind, name, stand_in(name, original))
+        yield
+    finally:
+        for kind, name, original in originals:
+            setattr(kind, name, original)
+
+
+def _call_of(
+    optimizer: Any, method: str, original: Callable[..., Any], given: tuple[Any, Any]
+) -> OptimizerCall:
+    arguments, named = given
+    if method == "apply_gradients":
+        pairs = list(arguments[0] if arguments else named["grads_and_vars"])
+    else:
+        gradients = arguments[0] if arguments else named["grads"]
+        variables = arguments[1] if len(arguments) > 1 else named.get("trainable_variables")
+        if variables is None:
+            variables = getattr(optimizer, "_trainable_variables", ())
+        pairs = list(zip(gradients, variables, strict=True))
+    graded = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    return OptimizerCall(
+        optimizer,
+        tuple(gradient for gradient, _ in graded),
+        tuple(variable for _, variable in graded),
+        tuple(variable for _, variable in pairs),
+        method,
+        original,
+    )
+
+
+def _kinds() -> Iterator[type]:
+    """Yield every class of optimizer that there is."""
+    known: set[type] = set()
+    pending = [kind for kind in keras.optimizers.Optimizer.__mro__ if kind is not object]
+    while pending:
+        kind = pending.pop()
+        if kind in known:
+            continue
+        known.add(kind)
+        yield kind
+        if issubclass(kind, keras.optimizers.Optimizer):
+            pending.extend(kind.__subclasses__())
+
+
+@dataclass(slots=True, eq=False)
+class CapturedStep:
+    """What a step has done."""
+
+    scope: Any
+    metrics: tuple[Any, ...]
+    calls: list[tuple[OptimizerCall, int]] = field(default_factory=list)
+    """Updates, each with the position in the graph at which it was asked for."""
+    assigned: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    """Variables that were assigned a value, by identity, and where that was for the first time."""
+    logs: Any = None
+    results: dict[int, Any] = field(default_factory=dict)
+    """The tensors that metrics returned as results, by identity: a metric and a path."""
+
+    starts: Starts = field(default_factory=dict)
+
+    def added(self, metric: Any) -> Any:
+        """Return what the step has added to a metric variable."""
+        value = self.value(metric)
+        return value - self.starts[id(metric)] if id(metric) in self.starts else value
+
+    def value(self, variable: Any) -> Any:
+        """Return the value that the step leaves the variable with; None is its old one."""
+        return self.scope.get_current_value(variable)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A script's own ``train_step`` or ``test_step``, and the seeds of what it draws."""
+
+    model: Any
+    method: str
+    """``train_step`` or ``test_step``."""
+    generators: tuple[Any, ...]
+    """States of seed generators."""
+    starts: Starts = field(default_factory=dict)
+    """What metric variables begin with, if it is not zero."""
+
+    @property
+    def name(self) -> str:
+        """The step as the user knows it."""
+        return f"{type(self.model).__name__}.{self.method}"
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """The step itself, which takes a batch."""
+        function: Callable[[Any], Any] = getattr(self.model, self.method)
+        return function
+
+    @property
+    def seeds(self) -> int:
+        """How many pairs of integers a call draws from."""
+        return len(self.generators) + 1
+
+    def capture(
+        self,
+        batch: Batch,
+        seeds: Any,
+        handle: Callable[[CapturedStep, OptimizerCall], None],
+        values: Iterable[tuple[Any, Any]] = (),
+    ) -> CapturedStep:
+        """Run the step on a batch without changing anything; ``handle`` gets its updates.
+
+        Without ``seeds`` all samples draw the same.  ``values`` are those of some variables that
+        shall have others than their own.
+        """
+        metrics = tuple(self.model.metrics_variables)
+        mapping = [*((v, start_of(v, self.starts)) for v in metrics), *values]
+        if seeds is not None:
+            drawn = enumerate(self.generators)
+            mapping += [(v, tf.cast(seeds[i], v.dtype)) for i, v in drawn]
+        captured = CapturedStep(_Scope(mapping), metrics)
+        with ExitStack() as stack:
+            generators = len(self.generators)
+            draws = equal_draws() if seeds is None else draws_from(seeds[generators])
+            stack.enter_context(draws)
+            stack.enter_context(caught_calls(lambda call: handle(captured, call)))
+            captured.results = stack.enter_context(noted_results(self.model.metrics))
+            stack.enter_context(captured.scope)
+            captured.logs = self._call(batch, captured.scope)
+        captured.assigned = captured.scope.assigned
+        captured.starts = self.starts
+        return captured
+
+    def _call(self, batch: Batch, scope: Any) -> Any:
+        try:
+            return self.function(data_of(batch))
+        except AttributeError as error:
+            model_rules.check_gradients_of(scope.assigned.values(), self.name, error)
+            raise
+
+    def discover(self, batch: Batch) -> None:
+        """Trace the step once, so that all variables are made as ``fit`` makes them.
+
+        Raises:
+            ProgramError: the model runs eagerly, and its step cannot be traced.
+        """
+        try:
+            self._trace(batch)
+        except Exception as error:  # of the script
+            model_rules.check_traceable(self.model, self.method, error)
+            raise
+
+    def _trace(self, batch: Batch) -> None:
+
+        def trace(*tensors: Any) -> None:
+            flat = iter(tensors)
+            whole = keras.tree.map_structure(lambda _: next(flat), data_of(batch))
+            with caught_calls(_build):
+                self.function(whole)
+
+        flat = [t for t in keras.tree.flatten(data_of(batch)) if t is not None]
+        tf.function(trace, autograph=False).get_concrete_function(
+            *(tf.TensorSpec.from_tensor(tensor) for tensor in flat)
+        )
+
+
+class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras finds its scope by this type
+    """A scope that knows which variables were assigned, not only their identities."""
+
+    def __init__(self, mapping: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__(mapping, collect_losses=True, initialize_variables=False)
+        self.assigned: dict[int, tuple[Any, int]] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, _ = update
+        self.assigned.setdefault(id(variable), (variable, _position()))
+        super().add_update(update)
+
+
+@contextmanager
+def outside(scope: Any) -> Iterator[None]:
+    """Change variables for good, within a captured step."""
+    scope.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        scope.__enter__()
+
+
+def record(captured: CapturedStep, call: OptimizerCall) -> None:
+    """Note an update instead of making it."""
+    captured.calls.append((call, _position()))
+
+
+def _position() -> int:
+    """Return how many operations were traced so far."""
+    if tf.executing_eagerly():
+        return 0
+    return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+def data_of(batch: Batch) -> Any:
+    """Return the batch as ``fit`` hands it to a step."""
+    if batch.is_x_alone:
+        return (batch.x,)
+    return keras.utils.pack_x_y_sample_weight(batch.x, batch.y, batch.weights)
+
+
+def _build(call: OptimizerCall) -> None:
+    if not call.optimizer.built:
+        call.optimizer.build(list(call.everything))
+        call.optimizer.built = True

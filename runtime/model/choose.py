@@ -1,0 +1,278 @@
+"""The replica of a model, kept for the next ``fit`` of the same model.
+
+Many scripts call ``fit`` in a loop, an epoch at a time.  The graphs of a replica may take
+half a minute to trace.  So they are kept as long as Keras keeps its own: until the model is
+compiled again, or has other variables.
+
+A Keras model whose step is one graph, for a worker that computes whole batches alone.
+
+Theory.  Workers that train together stop between contribution and update: they add up, and
+they vote.  A lone worker has nothing to add, and its vote is known from the numbers.  So one
+graph computes the sums of a batch and, if all of them are finite, applies them.  No gradient
+leaves TensorFlow.  Sums and update are the functions of `KerasReplica`, each kept apart
+(`apart`), so the bits are the same.
+
+The contribution holds two marks and the metrics.  The first mark is NaN if a gradient is not
+finite, the second one if other state is not; else they are zero.
+
+Invariant: of a contribution that is finite, every effect has happened once `contribute`
+returns.  One that is not finite has had none; `apply` gives it effect, if the job takes it.
+
+The replica of a compiled Keras model: by the steps of Keras, or by steps of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from holdfast.recovery.reduction import FloatVector
+from holdfast.runtime.errors import JobError
+from holdfast.runtime.model.batch_mixing import BatchMixing
+from holdfast.runtime.model.custom_replica import CustomReplica
+from holdfast.runtime.model.keras_replica import KerasReplica
+from holdfast.runtime.model.model_call import first_samples, flat_graph, shape_key
+from holdfast.runtime.model.replica import Microbatch, Replica
+
+_MARKS = 2
+
+
+class _Effect(IntEnum):
+    """When a step changes the model."""
+
+    NEVER = 0
+    IF_FINITE = 1
+    ALWAYS = 2
+
+
+class LoneReplica(KerasReplica):
+    """A compiled Keras model that nobody else trains; the arguments are those of its base."""
+
+    _last: Microbatch | None = None
+    """The batch that the last contribution is of, until that is applied."""
+    _has_effect = False
+
+    @property
+    def graphs(self) -> tuple[Any, ...]:
+        """The graph of a step."""
+        return (self._first_graph.graph,)
+
+    def contribute(self, batch: Microbatch, out: FloatVector) -> None:
+        """Write marks and metrics over ``batch``; update the model if all is finite."""
+        self._last = batch
+        out[:] = self._step(batch, _Effect.IF_FINITE)
+        self._has_effect = bool(np.isfinite(out).all())
+
+    def prepare(self, batch: Microbatch) -> None:
+        """Make and run once the graphs for batches of this shape, without any effect."""
+        if batch.kind == self._kind:
+            self._step(batch, _Effect.NEVER)
+        self.evaluate(batch, np.empty(self._shape.metrics, np.float32))
+
+    def apply(self, total: FloatVector, samples: int) -> None:
+        """Give effect to the last contribution, if it has none yet."""
+        del total, samples
+        last, self._last = self._last, None
+        assert last is not None, "a contribution comes before its total"
+        if not self._has_effect:
+            self._step(last, _Effect.ALWAYS)
+
+    def takes_overflow(self, total: FloatVector) -> bool:
+        """Return whether the step can be applied: see `_takes`."""
+        return self._takes(total, 1)
+
+    def _make_ready(self) -> int:
+        return _MARKS
+
+    def _step(self, batch: Microbatch, effect: _Effect) -> Any:
+        (vector,) = self._run(batch, _order(effect, batch.samples), training=True)
+        return np.asarray(vector)
+
+    def _trace(self, batch: Microbatch, *, training: bool) -> Any:
+        if not training:
+            return super()._trace(batch, training=False)
+
+        def step(tensors: Any, seeds: Any, order: Any) -> Any:
+            *sums, metrics = self._contribution(batch, training=True)(tensors, seeds)
+            return [self._updated(sums, metrics, order)]
+
+        return flat_graph(step, *self._specifications(batch), tf.TensorSpec((2,), tf.float32))
+
+    def _updated(self, sums: Sequence[Any], metrics: Any, order: Any) -> Any:
+        """Add the update to the graph of a step; return marks and metrics."""
+        sums = [tf.cast(tensor, tf.float32) for tensor in sums]
+        graded = len(self._sums.roles.graded)
+        vector = tf.concat([[_mark(sums[:graded]), _mark(sums[graded:])], metrics], 0)
+        effect, samples = order[0], order[1]
+        is_on = tf.logical_and(
+            tf.equal(effect, float(_Effect.IF_FINITE)), tf.reduce_all(tf.math.is_finite(vector))
+        )
+        is_on = tf.logical_or(is_on, tf.equal(effect, float(_Effect.ALWAYS)))
+        divisors = tf.stack(self._of_model.divisors(samples, metrics))
+
+        def change() -> Any:
+            self._change(sums, divisors)
+            return tf.constant(0)
+
+        tf.cond(is_on, change, lambda: tf.constant(0))
+        return vector
+
+
+def _mark(tensors: Sequence[Any]) -> Any:
+    """Return 0 if all numbers are finite, else NaN."""
+    if not tensors:
+        return tf.constant(0.0)
+    # A finite sum has finite terms; finite terms may overflow in the sum.
+    sums = tf.stack([tf.reduce_sum(tensor) for tensor in tensors])
+    are_finite = tf.cond(
+        tf.reduce_all(tf.math.is_finite(sums)),
+        lambda: tf.constant(True),
+        lambda: tf.reduce_all(
+            tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+        ),
+    )
+    return tf.where(are_finite, 0.0, np.nan)
+
+
+@functools.lru_cache(maxsize=16)
+def _order(effect: _Effect, samples: int) -> Any:
+    """Return the input of a step beside its batch; steps have one or two numbers of samples."""
+    return tf.constant([effect, samples], tf.float32)
+
+
+def replica_of_keras(
+    model: Any,
+    first: Microbatch,
+    mixing: BatchMixing,
+    validated: Callable[[], Microbatch | None] = lambda: None,
+) -> Replica:
+    """Return the replica of ``model``; ``first`` is one of the microbatches to train with.
+
+    ``validated`` returns one of those to validate with, None if there are none.
+
+    Raises:
+        ProgramError: the model cannot be trained on several workers, as one sentence tells.
+    """
+    try:
+        return _replica(model, first, mixing, validated)
+    except JobError:
+        raise
+    except Exception:  # of the script
+        if first.batch_samples != 1:
+            raise
+        # Trials take the sample twice, and the loss may take one only, as the batches have.
+        return _replica(model, first, BatchMixing.HARMLESS, validated)
+
+
+def _replica(
+    model: Any,
+    first: Microbatch,
+    mixing: BatchMixing,
+    validated: Callable[[], Microbatch | None],
+) -> Replica:
+    parts = first.x, first.y, first.weights
+    if overrides_steps(model):
+        return CustomReplica(model, *parts, mixing=mixing, validated=validated())
+    kind = LoneReplica if mixing is BatchMixing.ALONE else KerasReplica
+    return kind(model, *parts, mixing=mixing)
+
+
+def overrides_steps(model: Any) -> bool:
+    """Return whether a Keras model brings its own ``train_step`` or ``test_step``."""
+    if not isinstance(model, keras.Model):
+        return False
+    own = (model.train_step, model.test_step)
+    base = (keras.Model.train_step, keras.Model.test_step)
+    found = (getattr(step, "__func__", None) for step in own)
+    return any(step is not other for step, other in zip(found, base, strict=True))
+
+
+_RATE, _OF_COMPILE = 2, 3
+"""In the parts of a replica: the learning rate, and how many stand before the variables."""
+
+_PLACE = "_holdfast_kept_replica"
+"""The attribute of the model: so a model and its replica are forgotten together."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A replica, and what its graphs were made of."""
+
+    replica: Replica
+    parts: tuple[Any, ...]
+    shapes: tuple[Any, ...]
+
+    def is_for(self, parts: tuple[Any, ...], shapes: tuple[Any, ...]) -> bool:
+        """Return whether graphs of these objects and shapes would be the same."""
+        return (
+            len(parts) == len(self.parts)
+            and all(one is other for one, other in zip(self.parts, parts, strict=True))
+            and shapes == self.shapes
+        )
+
+
+def kept_replica(
+    model: Any,
+    first: Microbatch,
+    mixing: BatchMixing,
+    tell: Callable[[str], None],
+    validated: Callable[[], Microbatch | None] = lambda: None,
+) -> Replica:
+    """Return the replica of ``model``: that of the ``fit`` before, if nothing has changed.
+
+    ``tell`` says what has changed since the model was compiled: Keras would keep its graphs.
+
+    Raises:
+        ProgramError: the model cannot be trained on several workers, as one sentence tells.
+    """
+    kept = getattr(model, _PLACE, None)
+    if kept is not None and kept.is_for(_parts(model), _shapes(first, mixing)):
+        replica: Replica = kept.replica
+        return replica
+    changed = None if kept is None else _changed_since_compile(kept.parts, _parts(model))
+    if changed is not None:
+        tell(
+            f"{changed} of {model.name!r} has changed since compile(): that takes effect here; in "
+            "plain Keras it does so only after the next compile()"
+        )
+    made = replica_of_keras(model, first, mixing, validated)
+    if isinstance(made, KerasReplica):  # another one has a state of its own
+        object.__setattr__(model, _PLACE, _Kept(made, _parts(model), _shapes(first, mixing)))
+    return made
+
+
+def _changed_since_compile(before: tuple[Any, ...], now: tuple[Any, ...]) -> str | None:
+    """Return what else the graphs of one compiled model are made of now, None for nothing."""
+    if len(before) < _OF_COMPILE or before[0] is not now[0]:
+        return None
+    if before[_RATE] is not now[_RATE]:
+        return "the schedule of the learning rate"
+    seen, known = ([id(part) for part in parts[_OF_COMPILE:]] for parts in (before, now))
+    return "what is trainable" if seen != known and set(seen) == set(known) else None
+
+
+def _parts(model: Any) -> tuple[Any, ...]:
+    """Return the objects that the graphs refer to; ``compile`` makes the first one anew."""
+    if not isinstance(model, keras.Model) or not model.compiled:
+        return (object(),)
+    optimizer = model.optimizer
+    return (
+        model._compile_config,
+        optimizer,
+        getattr(optimizer, "_learning_rate", None),
+        *optimizer.variables,
+        *model.variables,
+        *model.trainable_variables,
+    )
+
+
+def _shapes(first: Microbatch, mixing: BatchMixing) -> tuple[Any, ...]:
+    """Return structure, shapes and types of one sample; microbatches may have other sizes."""
+    return (mixing, shape_key(first_samples(first)))

@@ -1,0 +1,231 @@
+"""Graphs for microbatches of one shape.
+
+A part of a graph whose bits do not depend on the rest of it.
+
+Theory.  TensorFlow rewrites arithmetic when it optimizes a graph: a division by a constant that
+it sees may become a product.  What it sees depends on the graph around.  A function that must
+not be inlined is optimized by itself, and called from any graph.  So two graphs that call it
+get the same bits.
+
+The graphs of a model, one for each shape of microbatch: how many are kept, and what they cost.
+
+Shapes are fixed in a graph, because TensorFlow's bits may depend on them.  So sequences that
+are padded to the longest of their batch trace the model again and again.
+
+The place of each tensor in the gradient part of a contribution.
+
+Every tensor begins at a multiple of 64 bytes of the flat vector.  So a view of it can be
+handed to TensorFlow through DLPack without a copy.  TensorFlow ends the process if a
+buffer has another alignment.  The floats between two tensors are padding and always zero,
+so equal tensors make equal vectors.
+
+The gradient part of a total as tensors over the same memory.
+
+The settings that TensorFlow's bits depend on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from holdfast.recovery.reduction import FloatVector
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.exchange.memory import (
+    ALIGNMENT_BYTES,
+    address_of,
+    aligned_copy,
+    writable_alias,
+)
+from holdfast.runtime.model import model_rules
+from holdfast.runtime.model.model_call import Batch, flat_specifications
+from holdfast.runtime.model.replica import Microbatch
+
+
+def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function``, to be called in graphs with tensors, as a part of its own."""
+    wrapped: Callable[..., Any] = tf.function(
+        function, autograph=False, experimental_attributes={"_noinline": True}
+    )
+    return wrapped
+
+
+MOST_KEPT = 256
+"""Each graph takes some megabytes."""
+
+TOLD_AT = 32
+"""Shapes after which a user should hear of it; ordinary jobs have two to eight."""
+
+
+class GraphCache:
+    """Graphs by the shape that they are for; the oldest one goes when there are too many.
+
+    A graph that comes again is traced again, and is the same.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._graphs: dict[Hashable, Any] = {}
+        self._clock = clock
+        self._traced = 0
+        self._seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def get(self, key: Hashable, trace: Callable[[], Any]) -> Any:
+        """Return the graph for ``key``; ``trace`` makes it if it is not there."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._traced_graph(trace)
+            self._graphs[key] = graph
+            if len(self._graphs) > MOST_KEPT:
+                del self._graphs[next(iter(self._graphs))]
+        return graph
+
+    def _traced_graph(self, trace: Callable[[], Any]) -> Any:
+        begin = self._clock()
+        graph = trace()
+        self._seconds += self._clock() - begin
+        self._traced += 1
+        if self._traced == TOLD_AT:
+            warnings.warn(
+                f"the model was traced for {TOLD_AT} shapes of microbatches so far, which took "
+                f"{self._seconds:.0f} s: pad sequences to a few lengths, such as multiples of 32",
+                stacklevel=2,
+            )
+        return graph
+
+
+ROW_FLOATS = ALIGNMENT_BYTES // 4
+"""The vector is a sequence of whole rows, and tensors begin where a row begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor's floats in the vector: ``[start, stop)``."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLayout:
+    """Places of all tensors, and the size in floats of the vector that holds them."""
+
+    places: tuple[Place, ...]
+    size: int
+
+    @staticmethod
+    def of(shapes: Iterable[tuple[int, ...]]) -> VectorLayout:
+        """Return the layout that puts tensors of these shapes one after the other."""
+        places = []
+        start = 0
+        for shape in shapes:
+            stop = start + math.prod(shape)
+            places.append(Place(start, stop, tuple(shape)))
+            start = _aligned(stop)
+        return VectorLayout(tuple(places), start)
+
+    def padding(self) -> tuple[slice, ...]:
+        """Return the stretches of the vector that belong to no tensor."""
+        stops = [place.stop for place in self.places]
+        starts = [place.start for place in self.places[1:]] + [self.size] * bool(self.places)
+        return tuple(
+            slice(stop, start) for stop, start in zip(stops, starts, strict=True) if stop < start
+        )
+
+
+def _aligned(floats: int) -> int:
+    """Round up to the next float at which a tensor may begin."""
+    return -(-floats // ROW_FLOATS) * ROW_FLOATS
+
+
+class BorrowedTotal:
+    """Hands the first ``size`` floats of totals to TensorFlow, in rows of 64 bytes.
+
+    Totals mostly lie at the same place, so the last tensor is kept.  A total that is not
+    aligned is copied.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._last: tuple[FloatVector, Any] = (np.empty(0, np.float32), None)
+
+    @property
+    def specification(self) -> Any:
+        """Shape and dtype of the rows."""
+        return tf.TensorSpec((self._size // ROW_FLOATS, ROW_FLOATS), tf.float32)
+
+    def rows(self, total: FloatVector) -> Any:
+        """Return the rows, which are valid as long as the total is."""
+        sums = total[: self._size]
+        if address_of(sums) % ALIGNMENT_BYTES:
+            sums = aligned_copy(sums)
+        if address_of(sums) != address_of(self._last[0]):
+            rows = writable_alias(sums).reshape(-1, ROW_FLOATS)
+            self._last = sums, tf.experimental.dlpack.from_dlpack(rows.__dlpack__())
+        return self._last[1]
+
+
+def tensor_at(rows: Any, place: Place) -> Any:
+    """Return a tensor of the flat vector, which TensorFlow gets in rows of 64 bytes.
+
+    A run of whole rows is a view.  A tensor that ends within a row is copied.  Such tensors
+    are small: large ones hardly ever have an odd last dimension.
+    """
+    run = rows[place.start // ROW_FLOATS : -(-place.stop // ROW_FLOATS)]
+    if place.stop % ROW_FLOATS:
+        run = tf.reshape(run, [-1])[: place.stop - place.start]
+    return tf.reshape(run, place.shape)
+
+
+def kept(tensor: Any) -> Any:
+    """Return a copy of a tensor of the total: a variable may share the memory that it is given."""
+    return tf.raw_ops.DeepCopy(x=tensor)
+
+
+def set_numerics(threads: int, seed: int, *, deterministic: bool) -> None:
+    """Fix threads, seeds and determinism, before any TensorFlow operation.
+
+    Raises:
+        ProgramError: TensorFlow has been used already, with other threads.
+    """
+    set_threads(threads)
+    keras.utils.set_random_seed(seed % (1 << 32))
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def set_threads(threads: int) -> None:
+    """Let ``threads`` work inside one operation, and operations run one after the other.
+
+    Raises:
+        ProgramError: TensorFlow has been used already, with other threads.
+    """
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    except RuntimeError as error:
+        raise ProgramError(
+            f"TensorFlow cannot be set to {threads} threads because the program has used it "
+            "already: build model and data inside the function that is given to Trainer"
+        ) from error
+
+
+def traced(body: Callable[[Batch, Any], Any], batch: Microbatch, seeds: int) -> Any:
+    """Return the graph of ``body``, which gets a microbatch and ``seeds`` pairs of integers."""
+    call = tf.function(lambda flat, drawn: body(Batch.of(batch, flat), drawn), autograph=False)
+    graph = call.get_concrete_function(
+        flat_specifications(batch), tf.TensorSpec((seeds, 2), tf.int64)
+    )
+    model_rules.check_operations(graph.graph.as_graph_def())
+    return graph

@@ -1,0 +1,306 @@
+"""What becomes of a variable of the model over the parts of a batch, found out by trials.
+
+A layer or a script's own step may keep state beside the weights: moving statistics, counters,
+sums.  Microbatches add their parts of it up.  So it has to be known what the state of a batch
+is, seen from the states that its parts leave.
+
+Which variables of metrics hold values of whole batches, found out by trials.
+
+Most metrics add up values of single samples.  Others have one value of a batch, such as a
+function that returns the precision of a batch: Keras shows its mean over the batches.  That of
+a batch in parts is the mean over the parts, weighted by samples.  It is that of the whole batch
+if the value is a mean over samples itself, and another number if it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from holdfast.runtime.errors import ProgramError
+
+Values = Mapping[str, npt.NDArray[np.float64]]
+"""Variables by path, updated from zero with some samples."""
+
+_NEAR = 1e-3
+"""Tolerance, as a part of the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricKinds:
+    """What is known of a model's metrics."""
+
+    by_batch: frozenset[str] = frozenset()
+    """Paths of variables that count batches, not samples."""
+    of_parts: tuple[str, ...] = ()
+    """Metrics whose value of a batch need not be the mean of those of its parts."""
+
+    def notices(self, left_out: Iterable[str] = ()) -> Iterator[str]:
+        """Yield a line for each metric that may differ from that of plain Keras, if it is shown."""
+        for name in self.of_parts:
+            if name in left_out:
+                continue
+            yield (
+                f"metric {name!r} is one value of a batch, not of its samples: it shows the mean "
+                "of its microbatches, and may differ from plain Keras; a metric class that adds "
+                "up over samples agrees, and --microbatches 1 keeps each batch whole"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LeafMetric:
+    """A metric that holds variables; those of metrics within it belong to these."""
+
+    name: str
+    variables: tuple[Any, ...]
+
+
+def leaf_metrics(metrics: Iterable[Any]) -> Iterator[LeafMetric]:
+    """Yield metrics and those within them, in the order of their variables."""
+    for metric in metrics:
+        inner: tuple[Any, ...] = tuple(
+            getattr(metric, "metrics", ()) or getattr(metric, "_metrics", ())
+        )
+        within = {id(v) for found in inner for v in found.variables}
+        own = tuple(v for v in metric.variables if id(v) not in within)
+        if own:
+            yield LeafMetric(metric.name, own)
+        yield from leaf_metrics(inner)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """One metric, and its variables by what became of them with each sample twice."""
+
+    name: str
+    same: Sequence[str]
+    doubled: Sequence[str]
+    other: Sequence[str]
+    nothing: Sequence[str]
+    """Those that the samples have left at zero, or not finite, which tells nothing."""
+
+    @staticmethod
+    def of(metric: LeafMetric, once: Values, twice: Values) -> _Metric:
+        found: dict[str, list[str]] = {"same": [], "doubled": [], "other": [], "nothing": []}
+        for path in (variable.path for variable in metric.variables):
+            if path in once:
+                found[_change(once[path], twice[path])].append(path)
+        return _Metric(metric.name, **found)
+
+    @property
+    def by_batch(self) -> list[str]:
+        """Variables that count batches; what tells nothing by itself goes with the others."""
+        if not (self.same or self.other):
+            return []
+        unclear = [] if self.doubled else [*self.other, *self.nothing]
+        return [*self.same, *unclear]
+
+
+def metric_kinds(
+    metrics: Iterable[Any],
+    once: Values,
+    twice: Values,
+    try_more: Callable[[], tuple[Values, Values]],
+) -> MetricKinds:
+    """Return what becomes of the metrics over the parts of a batch.
+
+    Args:
+        metrics: those of a model.
+        once: their variables after some samples.
+        twice: their variables after each of these twice.
+        try_more: returns them after other samples, and after both; called at need only.
+    """
+    tried = [_Metric.of(metric, once, twice) for metric in leaf_metrics(metrics)]
+    suspects = [metric for metric in tried if metric.by_batch or metric.other]
+    if not suspects:
+        return MetricKinds()
+    other, both = try_more()
+    return MetricKinds(
+        frozenset(path for metric in suspects for path in metric.by_batch),
+        tuple(
+            dict.fromkeys(
+                metric.name
+                for metric in suspects
+                if metric.other or not all(_is_mean(once, other, both, p) for p in metric.by_batch)
+            )
+        ),
+    )
+
+
+def _change(once: npt.NDArray[np.float64], twice: npt.NDArray[np.float64]) -> str:
+    is_finite = bool(np.isfinite([once, twice]).all())
+    if not is_finite or not (np.any(once) or np.any(twice)):
+        return "nothing"
+    if np.allclose(once, twice, rtol=_NEAR):
+        return "same"
+    return "doubled" if np.allclose(2 * once, twice, rtol=_NEAR) else "other"
+
+
+def _is_mean(one: Values, other: Values, both: Values, path: str) -> bool:
+    """Return whether the value of both samples is the mean; zeros do not tell."""
+    if path not in other or path not in both or not np.any(both[path]):
+        return False
+    if not np.isfinite([one[path], other[path], both[path]]).all():
+        return False
+    mean = (one[path] + other[path]) / 2
+    return bool(np.allclose(mean, both[path], rtol=_NEAR, atol=_NEAR * np.abs(mean).max()))
+
+
+_Values = npt.NDArray[np.float64]
+
+_OF_A_SHIFT, _ROUNDING = 2e-2, 1e-5
+"""Tolerances, of the shift and of the values themselves."""
+
+
+class StateKind(Enum):
+    """How the state after a batch follows from the states after its parts."""
+
+    SAME = "the batch and its parts leave the same, as a counter of steps does"
+    MEAN = "it is the mean of those of the parts, weighted by samples"
+    SUM = "the parts add up what they add to the value before"
+    DECAYED_SUM = "the parts add up, but the value before counts once only"
+    OTHER = "it is none of these, such as a maximum"
+
+
+@dataclass(frozen=True, slots=True)
+class StateTrial:
+    """A variable before a step, and after it on a batch and on parts of it."""
+
+    before: _Values
+    whole: _Values
+    parts: tuple[tuple[float, _Values], tuple[float, _Values]]
+    """The two parts of the batch: its share of the samples, and the variable."""
+    twice: _Values
+    """After a batch that has each sample of the first part twice."""
+    tolerance: float
+    """As a part of what the trials change."""
+
+    @property
+    def kind(self) -> StateKind:
+        """How the whole follows from the parts; a sum has to be tried again, with a shift."""
+        (share, one), (other_share, other) = self.parts
+        if not np.isfinite([self.whole, one, other, self.twice]).all():
+            return StateKind.MEAN  # nothing is known, and the training ends at its step
+        if self._agree(one, other) and self._agree(one, self.whole) and self._agrees_twice(one):
+            return StateKind.SAME
+        if self._agree(self.whole, share * one + other_share * other) and self._agrees_twice(one):
+            return StateKind.MEAN
+        base = 2 * one - self.twice
+        if self._agrees_twice(one) or not self._agree(self.whole, one + other - base):
+            return StateKind.OTHER
+        return StateKind.SUM if self._agree(base, self.before) else StateKind.DECAYED_SUM
+
+    def _agrees_twice(self, one: _Values) -> bool:
+        return self._agree(one, self.twice)
+
+    def _agree(self, a: _Values, b: _Values) -> bool:
+        found = (self.whole, self.twice, *(value for _, value in self.parts))
+        moved = max(_norm(value - self.before) for value in found)
+        size = max(_norm(value) for value in (self.before, *found))
+        return _norm(a - b) <= self.tolerance * moved + _ROUNDING * size
+
+
+_SHIFT = 3.0
+"""What is added to a sum in one more trial: a sum keeps it whole."""
+
+
+def sums_tried_again(
+    kinds: Mapping[str, StateKind],
+    variables: Iterable[Any],
+    after: Mapping[str, _Values],
+    try_with: Callable[[Sequence[tuple[Any, Any]]], Mapping[str, _Values]],
+) -> dict[str, StateKind]:
+    """Return the kinds by path, after one more trial that tells sums from those that decay.
+
+    ``after`` is what a trial has left in the variables.  ``try_with`` tries the same samples once
+    more, with other values of some variables, and returns what is left then.
+    """
+    sums = [variable for variable in variables if kinds.get(variable.path) is StateKind.SUM]
+    if not sums:
+        return dict(kinds)
+    again = try_with([(variable, _shifted(variable)) for variable in sums])
+    return {**kinds, **{v.path: _of_shifted(after[v.path], again[v.path]) for v in sums}}
+
+
+def _shifted(variable: Any) -> Any:
+    """Return the value with which a sum is tried again."""
+    return tf.cast(tf.cast(variable.value, tf.float64) + _SHIFT, variable.dtype)
+
+
+def _of_shifted(after: _Values, after_shift: _Values) -> StateKind:
+    """Tell a sum from one that decays, by what it becomes from its value and the shifted one."""
+    difference = _norm(after_shift - after - _SHIFT)
+    is_kept = difference <= _OF_A_SHIFT * _SHIFT + _ROUNDING * _norm(after)
+    return StateKind.SUM if is_kept else StateKind.DECAYED_SUM
+
+
+def travelling(variable: Any, value: Any, samples: float, kind: StateKind) -> Any:
+    """Return what a microbatch adds to the total, so that `arrived` finds the variable's value.
+
+    Counters and integers travel as differences, because a float32 holds small integers exactly.
+    """
+    if not _moves_by_difference(variable, kind):
+        return value * samples
+    if is_whole(variable):
+        moved = tf.cast(value, tf.int64) - tf.cast(variable.value, tf.int64)
+    else:
+        moved = value - variable.value
+    return tf.cast(moved, tf.float32) * (1.0 if kind is StateKind.SUM else samples)
+
+
+def arrived(variable: Any, total: Any, samples: Any, kind: StateKind) -> Any:
+    """Return the variable's value after a step, from the total over all microbatches."""
+    found = total if kind is StateKind.SUM else total / samples
+    if not _moves_by_difference(variable, kind):
+        return found
+    if not is_whole(variable):
+        return variable.value + found
+    moved = tf.cast(tf.round(found), tf.int64)
+    return tf.cast(tf.cast(variable.value, tf.int64) + moved, variable.dtype)
+
+
+def check_kind(variable: Any, kind: StateKind, who: str) -> None:
+    """Raise ProgramError if the state of a batch cannot be put together from that of its parts."""
+    if kind is StateKind.DECAYED_SUM:
+        raise ProgramError(
+            f"{who} adds {variable.path!r} up over the samples of a batch, and scales what it held "
+            "before, which the microbatches of a batch cannot do apart: keep a mean over samples "
+            "in it, take a metric such as keras.metrics.Sum, or keep each batch whole with "
+            "--microbatches 1"
+        )
+    if is_whole(variable) and kind in (StateKind.MEAN, StateKind.OTHER):
+        raise ProgramError(
+            f"{who} changes {variable.path!r} of type {variable.dtype}, and the parts of a batch "
+            "leave different values in it, but only float32 can be averaged: let it count steps or "
+            "samples, keep it in float32, or keep each batch whole with --microbatches 1"
+        )
+
+
+def notices_of(kinds: Mapping[str, StateKind]) -> tuple[str, ...]:
+    """Return a line for each variable, given by its path, that is no mean and no sum."""
+    odd = (StateKind.OTHER, StateKind.DECAYED_SUM)
+    return tuple(
+        f"state {path!r} is neither a mean nor a sum over samples: a step leaves the mean of what "
+        "its microbatches make of it; --microbatches 1 keeps each batch whole"
+        for path, kind in kinds.items()
+        if kind in odd
+    )
+
+
+def is_whole(variable: Any) -> bool:
+    """Return whether the variable holds integers, or truth values."""
+    return bool(variable.dtype == "bool" or variable.dtype.startswith(("int", "uint")))
+
+
+def _moves_by_difference(variable: Any, kind: StateKind) -> bool:
+    return is_whole(variable) or kind in (StateKind.SUM, StateKind.SAME)
+
+
+def _norm(values: _Values) -> float:
+    return float(np.linalg.norm(values))

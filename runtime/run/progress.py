@@ -1,0 +1,331 @@
+"""The workers of a host as their agent sees them: for the supervisor, and for ``holdfast status``.
+
+The agent reads its heartbeat pages and says what stands there.  So the answer is there while
+workers compute, and while no supervisor lives.
+
+Numbers, durations and memory as people read them.
+
+A worker's word on its progress: step, epoch, metrics so far, and the next save.
+
+The first worker writes it into its heartbeat page a few times a second, and its agent
+reads it there.  Nobody waits for anybody, and no message is queued.
+
+The end of an epoch: the message that tells it, and the line that people read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeGuard
+
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.heartbeat import MOST_PROGRESS_BYTES, HeartbeatPage, Phase
+from holdfast.runtime.system.processes import resident_bytes
+
+CONCLUDING = "concluding"
+AFTER_TRAINING = (CONCLUDING, "leaving")
+"""Phases of a worker whose trainings are complete, and whose script may still go on."""
+
+_PHASES = {CONCLUDING: "script after training"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def number(value: float) -> str:
+    """Return a metric with four decimals; a small one with four digits, as Keras shows it."""
+    if not math.isfinite(value) or value == 0 or 1e-3 < abs(value) < 1e7:
+        return f"{value:.4f}"
+    return f"{value:.4e}"
+
+
+def metrics(values: Mapping[str, float], prefix: str = "") -> list[str]:
+    """Return each metric as ``name: value``, the loss first; a name stays in its line."""
+    names = sorted(values, key=lambda name: name != "loss")
+    return [f"{prefix}{_printable(name)}: {number(values[name])}" for name in names]
+
+
+def phase(label: str) -> str:
+    """Return the phase of a worker as people read it."""
+    return _PHASES.get(label, label)
+
+
+def columns(text: str) -> int:
+    """Return the columns that ``text`` takes on a terminal (UAX 11: some letters take two)."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def rate(per_s: float) -> str:
+    """Return steps per second; of slow steps the seconds that one takes."""
+    if per_s < 1:
+        return f"{1 / per_s:.1f} s/step"
+    return f"{per_s:.1f} steps/s" if per_s < 100 else f"{per_s:.0f} steps/s"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as ``12 s``, ``3:05`` or ``2:10:00``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def memory(size_bytes: float) -> str:
+    """Return bytes with a unit, as ``311 MiB``."""
+    exponent = 0
+    while size_bytes >= 1024 and exponent < len(_UNITS) - 1:
+        size_bytes, exponent = size_bytes / 1024, exponent + 1
+    decimals = 1 if exponent > 2 else 0
+    return f"{size_bytes:.{decimals}f} {_UNITS[exponent]}"
+
+
+def count(many: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun."""
+    return f"{many} {noun}" if many == 1 else f"{many} {plural or noun + 's'}"
+
+
+def _printable(name: str) -> str:
+    """Return a name that a script has chosen without what would move the cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in name)
+
+
+SILENT, LIVE, LINES = range(3)
+"""The values of Keras's ``verbose``: nothing, a line that moves, a line for each epoch."""
+
+
+UNKNOWN = 0
+"""Steps of a training that goes on until its data end, or until a callback ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The progress of a training at ``now``, in seconds of the host's monotonic clock.
+
+    Epochs count from 1, and so do stages: the trainings of a script.  ``steps`` and ``epochs``
+    are those that the script asks for; it may stop before them, and steps may be unknown.
+    ``metrics`` are those of the epoch so far.  A next save is known by its step, by its moment,
+    or by both: then the earlier one counts.
+    """
+
+    now: float
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    step_of_epoch: int
+    steps_per_epoch: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    verbose: int = LIVE
+    stage: int = 1
+    next_save_step: int | None = None
+    next_save_at: float | None = None
+
+    def encode(self) -> bytes:
+        """Return the report as JSON that fits into a heartbeat page; it loses metrics if need be.
+
+        The loss comes first, and stays longest.
+        """
+        metrics = list(self.metrics.items())
+        while True:
+            shown = dataclasses.replace(self, metrics=dict(metrics))
+            content = json.dumps(dataclasses.asdict(shown)).encode()
+            if len(content) <= MOST_PROGRESS_BYTES:
+                return content
+            metrics = metrics[: len(metrics) // 2]
+
+    @staticmethod
+    def decode(content: bytes) -> StepReport | None:
+        """Return the report that ``encode`` wrote, None if it is none."""
+        try:
+            return StepReport.of(json.loads(content))
+        except ValueError:  # empty, or rewritten while it was read
+            return None
+
+    @staticmethod
+    def of(fields: object) -> StepReport | None:
+        """Return the report with these fields, None if one is missing or makes no sense."""
+        if not isinstance(fields, dict):
+            return None
+        given = {name: fields.get(name, _DEFAULTS.get(name)) for name in _FIELDS}
+        if not all(is_sound(given[name]) for name, is_sound in _FIELDS.items()):
+            return None
+        return StepReport(**given)  # type: ignore[arg-type]  # _FIELDS has looked at each
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as a JSON object."""
+        return dataclasses.asdict(self)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_moment(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def is_metrics(value: object) -> TypeGuard[Mapping[str, float]]:
+    """Return whether ``value`` is a mapping of names to numbers, which may be infinite."""
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(number, (int, float)) for name, number in value.items()
+    )
+
+
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "now": _is_moment,
+    "step": _is_count,
+    "steps": _is_count,
+    "epoch": _is_count,
+    "epochs": _is_count,
+    "step_of_epoch": _is_count,
+    "steps_per_epoch": _is_count,
+    "metrics": is_metrics,
+    "verbose": _is_count,
+    "stage": _is_count,
+    "next_save_step": lambda value: value is None or _is_count(value),
+    "next_save_at": lambda value: value is None or _is_moment(value),
+}
+
+_DEFAULTS = {"stage": 1, "verbose": LIVE}
+"""What an older holdfast did not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedEpoch:
+    """An epoch that has ended at ``step``; ``epochs`` is None where nobody has told it."""
+
+    epoch: int
+    step: int
+    epochs: int | None = None
+    seconds: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, float] = field(default_factory=dict)
+    verbose: int = LIVE
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> EndedEpoch | None:
+        """Return the epoch of a message or a journal's record, None if it tells of none."""
+        epoch, step = fields.get("epoch"), fields.get("step")
+        if not isinstance(epoch, int) or not isinstance(step, int):
+            return None
+        metrics, validation = fields.get("metrics"), fields.get("validation")
+        seconds, epochs = fields.get("seconds"), fields.get("epochs")
+        verbose = fields.get("verbose")
+        return EndedEpoch(
+            epoch,
+            step,
+            epochs if isinstance(epochs, int) else None,
+            seconds if isinstance(seconds, (int, float)) else None,
+            metrics if is_metrics(metrics) else {},
+            validation if is_metrics(validation) else {},
+            verbose if isinstance(verbose, int) else LIVE,
+        )
+
+    @property
+    def line(self) -> str:
+        """The line that a log gets: ``Epoch 3/10 - 2.1 s - loss: 0.3100 - val_loss: 0.4000``."""
+        of_all = "" if self.epochs is None else f"/{self.epochs}"
+        parts = [f"Epoch {self.epoch}{of_all}"]
+        if self.seconds is not None:
+            parts.append(f"{self.seconds:.1f} s")
+        parts += metrics(self.metrics)
+        parts += metrics(self.validation, prefix="val_")
+        return " - ".join(parts)
+
+
+class Watched(Protocol):
+    """A worker that is hosted; ``pid`` is None before it has a process."""
+
+    @property
+    def worker(self) -> int:
+        """Its id."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process."""
+
+    @property
+    def page(self) -> HeartbeatPage:
+        """Its heartbeat page."""
+
+    @property
+    def place(self) -> str:
+        """Where it was when it had not come on for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One worker; ``silent_s`` is how long its heartbeat has stood still, None if unwatched.
+
+    ``standing_s`` is how long all have waited for it, at ``where`` in its code; None if they
+    have not.
+    """
+
+    worker: int
+    pid: int | None
+    phase: str
+    step: int
+    generation: int
+    resident_bytes: int | None
+    silent_s: float | None
+    standing_s: float | None = None
+    where: str = ""
+
+    @staticmethod
+    def of(fields: Any) -> WorkerReport | None:
+        """Return the worker of a message, None if it makes no sense."""
+        try:
+            return WorkerReport(**fields)
+        except TypeError:
+            return None
+
+
+def short_report(workers: Sequence[Watched]) -> Message:
+    """Return how far training has come, as fields of a message: cheap at any number of workers."""
+    newest = newest_of(watched.page for watched in workers)
+    return {
+        "progress": None if newest is None else newest.to_json(),
+        "workers": sum(watched.pid is not None for watched in workers),
+        "phase": slowest_phase(workers),
+    }
+
+
+def newest_of(pages: Iterable[HeartbeatPage]) -> StepReport | None:
+    """Return the newest word of any worker: the first one of today's world has written it."""
+    contents = (page.progress for page in pages)
+    told = [StepReport.decode(content) for content in contents if content]
+    return max(filter(None, told), key=lambda report: report.now, default=None)
+
+
+def slowest_phase(workers: Iterable[Watched]) -> str | None:
+    """Return the phase of the worker that has come least far, None without workers."""
+    phases = [watched.page.phase for watched in workers]
+    return min(phases, key=_IN_ORDER.index).label if phases else None
+
+
+_IN_ORDER = (
+    *(phase for phase in Phase if phase is not Phase.LEAVING),
+    Phase.LEAVING,
+)
+"""A worker leaves when its script has come to its end."""
+
+
+def describe(watched: Watched, silent_s: float | None, standing_s: float | None = None) -> Message:
+    """Return the fields of a ``WorkerReport``; it reads the worker's memory from /proc."""
+    page = watched.page
+    return {
+        "worker": watched.worker,
+        "pid": watched.pid,
+        "phase": page.phase.label,
+        "step": page.step,
+        "generation": page.generation,
+        "resident_bytes": None if watched.pid is None else resident_bytes(watched.pid),
+        "silent_s": None if silent_s is None else round(silent_s, 3),
+        "standing_s": None if standing_s is None else round(standing_s, 3),
+        "where": "" if standing_s is None else watched.place,
+    }

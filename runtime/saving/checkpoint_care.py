@@ -1,0 +1,309 @@
+"""The care of old checkpoints: they are pruned, and now and then read again and mended.
+
+It belongs to the committer, and has threads of its own, so no save waits for it.  One
+thread changes the store.  Another one of the lowest priority reads for a scrub, which may
+take long.  All that it reads, it reads at a bounded rate: saves and restores go first.
+
+The steps that are being put into the run directory, by a save or by a drain.
+
+A drain may be of the step that the last save of a job puts there as well: they take turns.
+Different steps wait for each other as little as possible, since either disk may hang.
+Invariant: room is made while nobody begins a step, and spares what is staged of those in hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
+from dataclasses import dataclass
+
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.checkpoint.filesystem import LocalFileSystem, PacedFileSystem
+from holdfast.checkpoint.known_steps import OwnSteps, ReadMarks
+from holdfast.checkpoint.names import StagingName
+from holdfast.checkpoint.retention import Pruner
+from holdfast.checkpoint.scrub import Reading, Scrubber
+from holdfast.runtime.saving.local_level import LocalLevel
+from holdfast.runtime.saving.mending import Mender, Report, mirrors, tell_removal
+from holdfast.runtime.saving.plan import SavePlan
+from holdfast.runtime.system.daemon_executor import DaemonExecutor
+
+
+class StepsInHand:
+    """Lets one thread at a time put a step, and none begin while room is made."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._saves: dict[int, StagingName] = {}
+        self._is_making_room = False
+
+    @contextlib.contextmanager
+    def putting(self, save: StagingName) -> Iterator[None]:
+        """Put a step in the block, once no other thread does so."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: save.step not in self._saves and not self._is_making_room
+            )
+            self._saves[save.step] = save
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._saves[save.step]
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def making_room(self) -> Iterator[tuple[StagingName, ...]]:
+        """Make room in the block; yields the saves in hand, whose staging has to stay."""
+        with self._changed:
+            self._is_making_room = True
+            saves = tuple(self._saves.values())
+        try:
+            yield saves
+        finally:
+            with self._changed:
+                self._is_making_room = False
+                self._changed.notify_all()
+
+
+_LOWEST_PRIORITY = 19
+_SPACE = "--keep-space"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a new step is: in the local directory, in the run directory, or in both."""
+
+    is_local: bool
+    is_run: bool
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether any directory has it."""
+        return self.is_local or self.is_run
+
+
+NOWHERE = Places(is_local=False, is_run=False)
+
+
+class CheckpointCare:
+    """Prunes and scrubs the steps of one plan's run, and reports failures."""
+
+    def __init__(self, plan: SavePlan, report: Report) -> None:
+        """Begin with the removal of what dead launches have left."""
+        terms = plan.care
+        self._report = report
+        self._ownership = plan.ownership
+        self._is_given_up = False
+        self._files = PacedFileSystem(plan.run_dir, fence=self._prove)
+        self._store = store = plan.open_store(self._files)
+        store.disk.watch(report.disk_moved)  # a save waits for the room that it makes
+        self._marks = ReadMarks()
+        for step in terms.unsound:
+            self._marks.mark_damaged(step)
+        self._steps = OwnSteps(store, plan.run_id)
+        self._pruner = Pruner(self._steps, terms.whole_retention, self._marks)
+        self._generation = terms.generation
+        self._nbytes = plan.layout.nbytes
+        self.local = self._local_level(plan)
+        self.in_hand = StepsInHand()
+        mender = Mender(report, mirrors(store, terms.repair_from, plan.run_id, report.disk_moved))
+        self._scrubber = Scrubber(
+            self._steps, self._marks, terms.generation, terms.scrub_every_s, mender.mend
+        )
+        self._thread = DaemonExecutor(1, "holdfast-care")
+        self._reader: threading.Thread | None = None
+        self._asking = threading.Lock()
+        self._asked = 0
+        """How often the care still has to look at old steps."""
+        self._ask()
+
+    def _local_level(self, plan: SavePlan) -> LocalLevel | None:
+        if plan.local is None:
+            return None
+        run = plan.open_store(LocalFileSystem(plan.run_dir, self._prove))
+        run.disk.watch(self._report.disk_moved)
+        fence = self._prove_that_it_goes_on
+        level = LocalLevel(plan.local, run, plan.run_id, fence, plan.care.unsound)
+        level.store.disk.watch(self._report.disk_moved)
+        return level
+
+    def committed(self, step: int, places: Places) -> None:
+        """Prune, and begin to read an old step again if that is due; ``step`` is new."""
+        self._thread.submit(self._heard, self._note, step, places)
+        self._ask()
+
+    def make_room(self, needed: int, save: StagingName) -> None:
+        """Free space for ``save``, which the disk could not take; return when that is done."""
+        self._thread.submit(self._make_room, needed, save).result()
+
+    def close(self, within_s: float) -> None:
+        """End after the work that was asked for, but wait no longer than told.
+
+        A step that is being read then is read no further, and nothing goes for it.
+        """
+        last = self._thread.submit(lambda: None)
+        self._thread.shutdown()
+        wait([last], within_s)
+        self._is_given_up = True
+        self._files.end()
+
+    def _ask(self) -> None:
+        """Have old steps looked at, once what is queued by now was done."""
+        with self._asking:
+            self._asked += 1
+        self._thread.submit(self._heard, self._tidy_once)
+
+    def _tidy_once(self) -> None:
+        """Look at old steps, unless that is asked for once more behind this."""
+        with self._asking:
+            self._asked -= 1
+            is_last = self._asked == 0
+        if is_last:
+            self._tidy()
+
+    def _heard(self, work: Callable[..., None], *arguments: object) -> None:
+        """Do a piece of work; an error that nobody expects is told, and the next one follows."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._tell_left((f"{type(error).__name__}: {error}",))
+
+    def _prove(self) -> None:
+        """Raise ``CommitRefused`` if this care may change nothing any more."""
+        self._prove_that_it_goes_on()
+        self._ownership.prove()
+
+    def _prove_that_it_goes_on(self) -> None:
+        if self._is_given_up:
+            raise CommitRefused("the care of old steps has ended; the next one begins anew")
+
+    def _note(self, step: int, places: Places) -> None:
+        now = time.monotonic()
+        if self.local is not None and places.is_local:
+            self.local.committed(step, now)
+        if places.is_run:
+            self._forget(step)
+            if self.local is not None:
+                self.local.drained(step, now)
+                self._tell_left(() if places.is_local else self.local.put_elsewhere(step))
+
+    def _forget(self, step: int) -> None:
+        self._marks.forget(step)
+        self._steps.forget(step)
+
+    def _drain(self, local: LocalLevel, step: int) -> None:
+        """Drain a step; if the run directory is full, make room and try once more."""
+        try:
+            self._put(local, step)
+        except StorageFailed as failure:
+            if not failure.is_full:
+                raise
+            self._make_room(self._nbytes, StagingName(step, self._generation, 1))
+            self._put(local, step)
+        self._forget(step)
+        self._report.record("drained", step=step)
+
+    def _put(self, local: LocalLevel, step: int) -> None:
+        with self.in_hand.putting(StagingName(step, self._generation, 1)):
+            local.drain(step, time.monotonic())
+
+    def _drain_if_due(self, local: LocalLevel, now: float) -> None:
+        """Drain the newest step; a failure is told, and saves go on."""
+        while self._wants_an_older_one(local, now):
+            pass
+        if local.take_removal():
+            tell_removal(self._report, self._store, local.drained_step)
+
+    def _wants_an_older_one(self, local: LocalLevel, now: float) -> bool:
+        """Drain the newest step if that is due; return whether it is damaged and passed over."""
+        step = None
+        try:
+            step = local.newest() if local.is_due(now) else None
+            if step is not None:
+                self._drain(local, step)
+        except (CheckpointError, MemoryError, RuntimeError) as error:
+            self._tell_undrained(error)
+            return step is not None and local.passes_over(step, error)
+        return False
+
+    def _tell_undrained(self, error: Exception) -> None:
+        if self._is_given_up:  # the next care drains
+            return
+        self._report.record("drain_failed", reason=str(error))
+        self._report.notify(f"no newer checkpoint has drained to the run directory: {error}")
+
+    def _tidy(self) -> None:
+        now = time.monotonic()
+        if self.local is not None:
+            self._drain_if_due(self.local, now)
+            self._tell_left(self.local.prune(now, self._generation))
+        self._tell_left(self._pruned(now))
+        if self._scrubber.due(now) and (self._reader is None or not self._reader.is_alive()):
+            self._begin_scrub(now)
+
+    def _make_room(self, needed: int, save: StagingName) -> None:
+        now = time.monotonic()
+        try:
+            with self.in_hand.making_room() as others:
+                reasons = self._pruner.make_room(needed, save.generation, now, (save, *others))
+        except CheckpointError as error:  # the directory is another job's now
+            reasons = (str(error),)
+        self._tell_left(reasons)
+
+    def _tell_left(self, reasons: Iterable[str]) -> None:
+        for reason in () if self._is_given_up else reasons:
+            self._report.record("prune_failed", reason=reason)
+            if _SPACE in reason:  # the user has set a bound that does not hold
+                self._report.notify(reason)
+
+    def _pruned(self, now: float) -> tuple[str, ...]:
+        """Remove what may go; return a reason for each name that is left."""
+        try:
+            left = self._pruner.prune(now)
+            return left + self._store.clean_staging(self._generation)
+        except CheckpointError as error:  # the directory is another job's now
+            return (str(error),)
+
+    def _begin_scrub(self, now: float) -> None:
+        step = self._scrubber.choose(now)
+        if step is not None:
+            self._reader = threading.Thread(
+                target=self._read, args=(step,), name="holdfast-scrubber", daemon=True
+            )
+            self._reader.start()
+
+    def _read(self, step: int) -> None:
+        # On Linux a thread has a priority of its own.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        try:
+            finding = self._scrubber.read(step)
+        except MemoryError:  # another step has its turn the next time
+            self._report.record("prune_failed", reason=f"no memory to read step {step} again")
+            return
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._thread.submit(self._heard, self._conclude, finding)
+
+    def _conclude(self, finding: Reading) -> None:
+        now = time.monotonic()
+        try:
+            failure = self._scrubber.conclude(finding, now)
+        except CheckpointError as error:  # the directory is another job's now
+            self._report.record("prune_failed", reason=str(error))
+            return
+        if failure is None:
+            if self._marks.time_of(finding.step) == now:  # else it was removed meanwhile
+                self._report.record("scrubbed", step=finding.step)
+            return
+        self._report.record(
+            "scrub_failed",
+            step=failure.step,
+            reason=failure.reason,
+            moved_to=failure.moved_to,
+            mended=failure.is_mended,
+        )
+        self._report.notify(str(failure))

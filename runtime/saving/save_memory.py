@@ -1,0 +1,101 @@
+"""The memory that the workers of a host copy their saves into; the agent owns it.
+
+So it outlives the workers, and the writer too.  There are two buffers: one is filled while the
+other is written.  Linux gives out memory that it does not have, and ends a process when it is used.
+So the buffers are counted against the limits of the host before they are made.  There are fewer of
+them, or none, where they do not fit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.runtime.system.own_process import sealed_memory
+from holdfast.runtime.system.usage import Usage
+
+BUFFERS = 2
+_MIB = 2**20
+_THEN = (
+    "training waits while the first worker writes a checkpoint from its own memory",
+    "one save waits for the end of the one before",
+)
+"""What follows from this many buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The buffers of one layout in one launch; ``lack`` says why there are not two."""
+
+    launch: int
+    layout: str
+    fds: tuple[int, ...]
+    lack: str = ""
+
+    def close(self) -> None:
+        """Close the descriptors; processes that have mapped the memory keep it."""
+        for fd in self.fds:
+            os.close(fd)
+
+
+class SaveMemory:
+    """Makes buffers when the first worker asks, and gives the same ones to the others."""
+
+    def __init__(self, limits: Callable[[], Iterable[Usage]]) -> None:
+        self._limits = limits
+        self._current: Buffers | None = None
+        self._before: Buffers | None = None
+
+    def buffers(self, launch: int, question: Mapping[str, Any]) -> tuple[Buffers, bool]:
+        """Return the buffers for a worker's question, and whether they are new.
+
+        The question has the name of the layout, the size of a buffer, and the bytes of it that are
+        ever written.  If the user allows only so many bytes for all, it has those too.
+        """
+        layout = question["layout"]
+        found = self._current
+        if found is not None and (found.launch, found.layout) == (launch, layout):
+            return found, False
+        if self._before is not None:
+            self._before.close()
+        self._before = found  # its descriptors may still be on their way to a worker
+        self._current = self._make(launch, question)
+        return self._current, True
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for found in (self._before, self._current):
+            if found is not None:
+                found.close()
+        self._before = self._current = None
+
+    def _make(self, launch: int, question: Mapping[str, Any]) -> Buffers:
+        count, lack = self._count(question["bytes"], question.get("most"))
+        fds: list[int] = []
+        try:
+            while len(fds) < count:
+                fds.append(sealed_memory("holdfast-save", question["size"]))
+        except OSError as error:  # no descriptor is left
+            lack = f"memory for snapshots cannot be made: {error}; {_THEN[len(fds)]}"
+        return Buffers(launch, question["layout"], tuple(fds), lack)
+
+    def _count(self, nbytes: int, most: int | None) -> tuple[int, str]:
+        """Return how many buffers fit, and why there are not two."""
+        if most is not None and most < BUFFERS * nbytes:
+            fitting = min(most // max(nbytes, 1), self._count(nbytes, None)[0])
+            allowed = f"--snapshot-memory allows {_size(most)}"
+            what = f"two snapshots of {_size(nbytes)} do not fit: {allowed}"
+            return fitting, f"{what}; {_THEN[fitting]}"
+        tightest = min(self._limits(), key=lambda usage: usage.free, default=None)
+        if tightest is None or BUFFERS * nbytes <= tightest.free:
+            return BUFFERS, ""
+        count = 1 if nbytes <= tightest.free else 0
+        left = f"{tightest.place} has {_size(tightest.free)} left"
+        what = f"two snapshots of {_size(nbytes)} do not fit: {left}"
+        return count, f"{what}; {_THEN[count]}"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes // _MIB} MiB" if nbytes >= _MIB else f"{nbytes} bytes"

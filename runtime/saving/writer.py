@@ -1,0 +1,388 @@
+"""The host's writer: a child of the agent that commits all saves of the host's workers.
+
+It is niced and has neither MPI nor TensorFlow nor HDF5: an image is the file, byte for
+byte.  Workers copy their parts of the state into memory of the agent, and tell when they
+have done so.  When all parts of a save are there and are of the same state, the writer
+commits it, whether the workers still live or not.  So no save that was complete in memory
+is lost, and no worker has to be asked.
+
+Each complete save is answered once, with ``saved`` or ``unsaved`` and a reason.  A save that
+stays incomplete is answered when a later one begins, or another world.
+
+The images of the newest complete save are kept.  If the disk has lost that step or could not
+take it, it is mended from them, or a relaunched job reads them.
+
+The report of the host's writer: the journal of the run that it writes for, and the agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, StorageFailed
+from holdfast.runtime.run.journal import Journal
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.held_save import HeldSave, KeptImages, Parts
+from holdfast.runtime.saving.mending import Mender, SecondHolder, mirrors
+from holdfast.runtime.saving.plan import MendOrder, SavePlan, SaveTicket
+from holdfast.runtime.system.channel import FDS, Channel, Message
+from holdfast.runtime.system.own_process import allow_many_files, die_with_parent, name_process
+
+_TOLD_EVERY_S = 1.0
+"""A read says no more than that the disk answers, and there are thousands of them."""
+
+
+class WriterReport:
+    """Writes into the journal of the run that it works for; shows sentences through the agent."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._run: tuple[Path, str] | None = None
+        self._journal: Journal | None = None
+        self._moving = threading.Lock()
+        self._being_written = 0
+        self._told = -math.inf
+
+    def begin(self, run_dir: Path, run_id: str) -> None:
+        """Write into the journal of this run from now on."""
+        if (run_dir, run_id) == self._run:
+            return
+        self.close()
+        self._run = run_dir, run_id
+        path = RunDirectory(run_dir).journal_path
+        self._journal = Journal(path, run_id=run_id, source="snapshot writer", is_required=False)
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write an event into the journal."""
+        if self._journal is not None:
+            self._journal.record(event, **fields)
+
+    def notify(self, text: str) -> None:
+        """Let the agent show one line to the user."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send({"kind": "notice", "text": text})
+
+    def disk_moved(self, change: int) -> None:
+        """Let the agent wait on: the disk does not hang, and so many bytes are being written."""
+        with self._moving:
+            self._being_written += change
+            now = time.monotonic()
+            if not change and now - self._told < _TOLD_EVERY_S:
+                return
+            self._told = now
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._channel.send({"kind": "progress", "bytes": self._being_written})
+
+    def close(self) -> None:
+        """Write what waits, and close the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+
+_NICE = 10
+_CARE_ENDS_WITHIN_S = 3.0
+"""Less than the agent waits for the end of its writer."""
+
+
+class HostWriter:
+    """Commits the saves of one host, one after the other, and remembers the newest."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._report = WriterReport(channel)
+        self._memories: dict[tuple[int, str], list[tuple[int, memoryview]]] = {}
+        self._plan: SavePlan | None = None
+        self._committer: Committer | None = None
+        """That of the plan; None until the run's key and directory can be used."""
+        self._parts: Parts | None = None
+        self._again: dict[tuple[int, int], Parts] = {}
+        """Saves that another writer has answered; the agent tells them before a settle."""
+        self._answered: set[tuple[int, int]] = set()
+        """The ages of the saves that were answered since the last one that is durable."""
+        self._saves: list[HeldSave] = []
+        """The newest complete saves, at most one for each buffer, oldest first."""
+
+    def run(self) -> None:
+        """Serve until the agent closes the connection; commit every save that is complete."""
+        verbs = {
+            "memory": self._take_memory,
+            "plan": self._take_plan,
+            "copied": self._take_part,
+            "settle": self._settle,
+            "mend": self._mend,
+            "keeps": self._tell_what_is_kept,
+            "open": self._tell_where_images_are,
+        }
+        try:
+            while (message := self._channel.receive()) is not None:
+                verbs[message["kind"]](message)
+            if self._committer is not None:
+                self._committer.close(_CARE_ENDS_WITHIN_S)
+            self._report.close()
+        finally:
+            for key in list(self._memories):
+                self._forget_memory(key)
+
+    def _take_memory(self, message: Message) -> None:
+        """Map the buffers of a launch and layout; those of which nothing is kept are let go."""
+        kept = {(save.ticket.launch, save.ticket.layout) for save in self._saves}
+        for key in [key for key in self._memories if key not in kept]:
+            self._forget_memory(key)
+        key = message["launch"], message["layout"]
+        self._forget_memory(key)
+        self._memories[key] = [(fd, _mapped(fd)) for fd in message.get(FDS, ())]
+
+    def _forget_memory(self, key: tuple[int, str]) -> None:
+        for fd, _ in self._memories.pop(key, ()):
+            os.close(fd)  # unmapped with its last view
+
+    def _take_plan(self, message: Message) -> None:
+        """Take the plan that comes with each world, though it may be the same.
+
+        Another worker of that world may have told of its part before.
+        """
+        if self._parts is not None and self._parts.ticket.generation < message["generation"]:
+            self._give_up()
+        (fd,) = message[FDS]
+        plan = SavePlan.decode(_contents(fd))
+        if plan == self._plan:
+            return
+        if self._committer is not None:
+            self._committer.close(0.0)
+        self._plan, self._committer = plan, None
+        self._report.begin(plan.run_dir, plan.run_id)
+        with contextlib.suppress(CheckpointError, OSError):  # each save tries again
+            self._ready()
+
+    def _ready(self) -> Committer:
+        """Return the committer of the newest plan.
+
+        Raises ``CheckpointError`` or ``OSError`` if there is none just now.
+        """
+        if self._committer is None:
+            if self._plan is None:
+                raise CommitRefused("nothing can be saved before the plan of saves has come")
+            self._committer = Committer(self._plan, self._report)
+        return self._committer
+
+    def _take_part(self, message: Message) -> None:
+        ticket = SaveTicket.of(message)
+        cursor = _json_in(message)
+        answer = message.get("answered")
+        if answer is not None:
+            self._take_again(ticket, message, cursor)
+            return
+        if self._is_over(ticket):
+            return
+        parts = self._parts_of(ticket)
+        parts.take(message["part"], message["digest"], cursor)
+        if parts.is_complete:
+            self._parts = None
+            self._commit(parts)
+
+    def _take_again(
+        self, ticket: SaveTicket, message: Message, cursor: Mapping[str, Any] | None
+    ) -> None:
+        """Take a part of a save that another writer has answered, for the settle that follows."""
+        parts = self._again.setdefault(ticket.age, Parts(ticket))
+        parts.take(message["part"], message["digest"], cursor)
+        if parts.is_complete:
+            del self._again[ticket.age]
+            with contextlib.suppress(CheckpointError, OSError):  # that was the answer
+                self._hold(parts).is_durable = message["answered"] == "saved"
+
+    def _is_over(self, ticket: SaveTicket) -> bool:
+        """Return whether a save was answered already, or a later one has begun or is kept."""
+        later = [self._parts.ticket] if self._parts is not None else []
+        later += [save.ticket for save in self._saves]
+        is_late = any(found.age > ticket.age for found in later)
+        return is_late or ticket.age in self._answered
+
+    def _parts_of(self, ticket: SaveTicket) -> Parts:
+        """Return the save that a part belongs to; a new one ends the wait for an older one."""
+        if self._parts is None or self._parts.ticket.age != ticket.age:
+            self._give_up()
+            self._parts = Parts(ticket)
+        return self._parts
+
+    def _give_up(self) -> None:
+        """Answer the save in hand if it is incomplete: the world that began it is no more."""
+        if self._parts is not None:
+            self._answer(self._parts.ticket, "unsaved", is_expected=True)
+            self._parts = None
+
+    def _commit(self, parts: Parts) -> None:
+        """Commit a complete save, and answer."""
+        ticket = parts.ticket
+        try:
+            save = self._hold(parts)
+            nbytes = self._commit_held(save)
+        except (CheckpointError, OSError) as error:
+            self._record_failure(ticket, str(error))
+            # A local directory that fails is no failure: the run directory takes the save.
+            is_of_run = ticket.goes_through or isinstance(error, StorageFailed)
+            self._answer(ticket, "unsaved", reason=str(error), is_of_run=is_of_run)
+            return
+        self._answer(ticket, "saved", bytes=nbytes, **self._ready().place)
+
+    def _hold(self, parts: Parts) -> HeldSave:
+        """Return the complete save, which replaces an older one in the same buffer."""
+        ticket = parts.ticket
+        key = ticket.launch, ticket.layout
+        self._saves = [
+            save
+            for save in self._saves
+            if (save.ticket.launch, save.ticket.layout, save.ticket.buffer) != (*key, ticket.buffer)
+        ]
+        committer = self._ready()
+        _, memory = self._memories[key][ticket.buffer]
+        save = HeldSave.of(committer.plan, committer.image_map, parts, memory)
+        self._saves = sorted([*self._saves, save], key=lambda save: save.ticket.age)
+        return save
+
+    def _commit_held(self, save: HeldSave) -> int:
+        """Commit a save in memory; one that has changed there is kept no longer."""
+        try:
+            nbytes = self._ready().commit(save)
+        except CheckpointError as error:
+            if not isinstance(error, StorageFailed) and not save.is_whole:
+                self._saves = [found for found in self._saves if found is not save]
+            raise
+        self._saves = [found for found in self._saves if found.ticket.age >= save.ticket.age]
+        self._answered = {age for age in self._answered if age > save.ticket.age}
+        return nbytes
+
+    def _settle(self, _: Message) -> None:
+        """Commit the newest complete save that the disk has not taken; say which step it is.
+
+        All workers are dead.
+        """
+        self._parts = None
+        step = None
+        for save in reversed(self._saves):
+            step = self._settled(save)
+            if step is not None:
+                break
+        self._send({"kind": "settled", "step": step})
+
+    def _settled(self, save: HeldSave) -> int | None:
+        if not save.is_durable:
+            try:
+                self._commit_held(save)
+            except (CheckpointError, OSError) as error:
+                self._record_failure(save.ticket, str(error))  # it has its answer already
+                return None
+        return save.step
+
+    def _mend(self, message: Message) -> None:
+        """Mend a step on the disk from its kept images, or from a copy of the run directory."""
+        order = MendOrder.of(message)
+        answer: Message = {"kind": "mended", "step": order.step, "reason": None, "result": None}
+        self._report.begin(order.run_dir, order.run_id)
+        # The care of the launch before would take what a mend has staged for a dead save's.
+        if self._committer is not None:
+            self._committer.close(_CARE_ENDS_WITHIN_S)
+            self._committer = None
+        try:
+            found = Mender(self._report, self._holders_of(order)).mend(order.step)
+            answer["result"] = found and asdict(found)
+        except (CheckpointError, OSError) as error:
+            answer["reason"] = str(error)
+        self._send(answer)
+
+    def _holders_of(self, order: MendOrder) -> tuple[SecondHolder, ...]:
+        here, watch = order.open_store(), self._report.disk_moved
+        here.disk.watch(watch)
+        kept = self._kept
+        is_of_run = kept is not None and kept.plan.run_id == order.run_id
+        images = (KeptImages(here, kept),) if kept is not None and is_of_run else ()
+        copies = (mirrors(here, path, order.run_id, watch) for path in order.copies)
+        return (*images, *itertools.chain.from_iterable(copies))
+
+    @property
+    def _kept(self) -> HeldSave | None:
+        return self._saves[-1] if self._saves else None
+
+    def _tell_what_is_kept(self, _: Message) -> None:
+        self._send({"kind": "kept", "step": self._kept.step if self._kept else None})
+
+    def _tell_where_images_are(self, _: Message) -> None:
+        """Tell the step whose images are kept, and the descriptor by which to map them."""
+        place: Message = {"step": None}
+        if self._kept is not None:
+            with contextlib.suppress(CheckpointError, OSError):  # then it cannot be read
+                place = self._place_of(self._kept)
+        self._send({"kind": "opened", **place})
+
+    def _place_of(self, save: HeldSave) -> Message:
+        ticket = save.ticket
+        fd, _view = self._memories[(ticket.launch, ticket.layout)][ticket.buffer]
+        manifest = save.manifest().encode(self._ready().store.key).decode()
+        place: Message = {"step": save.step, "manifest": manifest, "bases": save.image_map.bases}
+        return {**place, "pid": os.getpid(), "fd": fd}
+
+    def _record_failure(self, ticket: SaveTicket, reason: str) -> None:
+        self._report.record(
+            "checkpoint_failed", step=ticket.step, generation=ticket.generation, reason=reason
+        )
+
+    def _answer(self, ticket: SaveTicket, kind: str, **fields: object) -> None:
+        self._answered.add(ticket.age)
+        names = {"launch": ticket.launch, "attempt": ticket.attempt, "step": ticket.step}
+        self._send({"kind": kind, **names, **fields})
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the agent is gone, so no process waits for the answer
+
+
+def _mapped(fd: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+
+
+def _json_in(message: Message) -> Mapping[str, Any] | None:
+    """Return the object in the memory that came with a message, None if there came none."""
+    fds = message.get(FDS)
+    return json.loads(_contents(fds[0])) if fds else None
+
+
+def _contents(fd: int) -> bytes:
+    """Read all of a descriptor's memory, and close it."""
+    try:
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the writer of the agent at the other end of the descriptor."""
+    parser = argparse.ArgumentParser(prog="python -m holdfast.runtime.saving.writer")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument(
+        "--parent", type=int, required=True, help="the agent, which holds the lease"
+    )
+    options = parser.parse_args(argv)
+    name_process("holdfast-writer")
+    os.nice(_NICE)
+    allow_many_files()
+    die_with_parent(options.parent)
+    HostWriter(Channel.adopt(options.control_fd)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,488 @@
+"""The agent's handle on the host's writer, the process that commits its workers' saves.
+
+Invariant: every save whose parts have all been copied is answered exactly once.  If the
+writer has died or makes no progress, the answer comes from here.  A lost writer is replaced
+when the next part comes.  The new one is told the memory, the plan, and the parts of a save
+that is not complete yet.  When all workers have died, it is told the complete saves as well.
+
+A disk that hangs holds the process that writes to it, and may even keep it from dying.  So
+nothing here waits for the writer's end.  Every wait for an answer has a bound.  It begins
+anew with each read and each durable file of the writer.  It grows only with the files in
+hand: a sync of a large file takes long, and tells nothing before its end.
+
+What a user is told of saves that fail, one after the other, for the same reason.
+
+What the host's writer has been told, so that a new one can be told it again.
+
+The memory belongs to the agent, so saves in it outlive the writer.  A new writer learns the
+memory, the plan, and the parts of a save that more parts will follow.  It learns complete
+saves only when all workers are dead: a save at which one writer has died may be the death
+of the next one, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.own_process import module_command
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.signals import blocked
+from holdfast.runtime.system.witnessed_time import Bound, witnessed_s
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+class FailedSaves:
+    """The failures since the last save that succeeded; a reason is told in full once.
+
+    A failure of the run directory lasts until that takes a save: the local directory may take
+    all others meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._is_of_run = False
+
+    def sentence(self, step: int, reason: str, *, is_of_run: bool) -> str:
+        """Return the line of a save that has failed; ``is_of_run``: in the run directory."""
+        self._is_of_run |= is_of_run
+        # Paths in it name step and attempt.
+        kind = _NUMBER.sub("0", reason)
+        is_known, self._reason = kind == self._reason, kind
+        if is_known:
+            return f"the checkpoint of step {step} failed for the same reason"
+        return f"the checkpoint of step {step} failed: {reason}"
+
+    def succeeded(self, step: int, *, is_in_run: bool) -> str | None:
+        """Take note of a save that succeeded; return the line if it ends failures."""
+        if self._is_of_run and not is_in_run:
+            return None
+        had_failed, self._reason, self._is_of_run = bool(self._reason), "", False
+        return f"checkpoints are saved again, from step {step} on" if had_failed else None
+
+
+_Age = tuple[int, int]
+
+
+@dataclass(slots=True)
+class ToldSave:
+    """The parts of one save that have been copied."""
+
+    age: _Age
+    messages: list[Message] = field(default_factory=list)
+    is_lost: bool = False
+    """Whether no writer that lives was told it."""
+    is_durable: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all workers have copied their parts."""
+        parts: int = self.messages[0]["parts"]
+        return len({message["part"] for message in self.messages}) == parts
+
+    def repeat(self, channel: Channel, **fields: object) -> None:
+        """Tell a new writer all parts."""
+        self.is_lost = False
+        for message in self.messages:
+            told, fds = split(message)
+            channel.post({**told, **fields}, fds)
+
+
+class ToldWriter:
+    """The messages that hold: memory, plan, and the parts of the newest save in each buffer."""
+
+    def __init__(self) -> None:
+        self._memory: tuple[Message, tuple[int, ...]] | None = None
+        self._plan: Message | None = None
+        self._saves: dict[int, ToldSave] = {}
+        self._unused: list[int] = []
+
+    @property
+    def has_lost_saves(self) -> bool:
+        """Whether there are complete saves that only lost writers were told."""
+        return any(save.is_lost and save.is_complete for save in self._saves.values())
+
+    def memory(self, message: Message, fds: Sequence[int]) -> None:
+        """Keep the newest memory; its descriptors belong to its owner.  Older saves are gone."""
+        self._memory = message, tuple(fds)
+        self._forget_saves()
+
+    def plan(self, message: Message) -> None:
+        """Keep the newest plan, and own its descriptor."""
+        self._forget_plan()
+        self._plan = message
+
+    def part(self, message: Message) -> ToldSave | None:
+        """Keep a part and own its descriptor; return its save, None if that has no use any more.
+
+        A save has no use once a later one has begun, or another memory was given out.
+        """
+        age = _age(message)
+        newest = max((save.age for save in self._saves.values()), default=age)
+        if age < newest or not self._is_of_memory(message):
+            self._forget(message)
+            return None
+        save = self._saves.get(message["buffer"])
+        if save is None or save.age != age:
+            if save is not None:
+                self._forget_save(save)
+            save = self._saves[message["buffer"]] = ToldSave(age)
+        save.messages.append(message)
+        return save
+
+    def saved(self, answer: Message) -> None:
+        """Take note that a save is durable; older ones have no use any more."""
+        for buffer, save in list(self._saves.items()):
+            attempt = save.messages[0]["attempt"]
+            if save.messages[0]["launch"] != answer["launch"] or attempt > answer["attempt"]:
+                continue
+            save.is_durable = attempt == answer["attempt"]
+            if not save.is_durable:
+                self._forget_save(self._saves.pop(buffer))
+
+    def lost(self) -> None:
+        """Take note that the writer that was told all this is gone."""
+        for save in self._saves.values():
+            save.is_lost = True
+
+    def repeat(self, channel: Channel) -> None:
+        """Tell a new writer the memory, the plan, and the newest save if parts of it lack."""
+        if self._memory is not None:
+            channel.post(*self._memory)
+        if self._plan is not None:
+            channel.post(*split(self._plan))
+        newest = max(self._saves.values(), key=lambda save: save.age, default=None)
+        if newest is not None and not newest.is_complete:
+            newest.repeat(channel)
+
+    def repeat_saves(self, channel: Channel) -> None:
+        """Tell a new writer the complete saves that only lost ones were told, the oldest first.
+
+        All of them were answered.
+        """
+        for save in sorted(self._saves.values(), key=lambda save: save.age):
+            if save.is_lost and save.is_complete:
+                answer = "saved" if save.is_durable else "unsaved"
+                save.repeat(channel, answered=answer)
+
+    def close_unused(self, channel: Channel | None) -> None:
+        """Close descriptors that no message needs; they must stay open until one has left."""
+        if channel is None or not channel.wants_write:
+            while self._unused:
+                os.close(self._unused.pop())
+
+    def close(self) -> None:
+        """Close the descriptors that it owns; nothing waits to leave any more."""
+        self._forget_saves()
+        self._forget_plan()
+        self.close_unused(None)
+
+    def _is_of_memory(self, message: Message) -> bool:
+        if self._memory is None:
+            return False
+        names = "launch", "layout"
+        return all(self._memory[0][name] == message[name] for name in names)
+
+    def _forget_plan(self) -> None:
+        if self._plan is not None:
+            self._forget(self._plan)
+        self._plan = None
+
+    def _forget_saves(self) -> None:
+        for save in self._saves.values():
+            self._forget_save(save)
+        self._saves.clear()
+
+    def _forget_save(self, save: ToldSave) -> None:
+        for message in save.messages:
+            self._forget(message)
+
+    def _forget(self, message: Message) -> None:
+        self._unused.extend(message.get(FDS, ()))
+
+
+def split(message: Message) -> tuple[Message, tuple[int, ...]]:
+    """Return a received message as it is sent: without its descriptors, and these."""
+    fields = {name: value for name, value in message.items() if name != FDS}
+    return fields, tuple(message.get(FDS, ()))
+
+
+def _age(message: Message) -> _Age:
+    return message["generation"], message["attempt"]
+
+
+ANSWERED_WITHIN_S = 60.0
+SLOWEST_BYTES_PER_S = 10e6
+"""A disk that is slower than this counts as hanging."""
+KILLED_SETTLES_WITHIN_S = 5.0
+"""The bound after the workers were killed on request, whose sender does not want to wait.  It
+begins anew with each answer, too."""
+_ENDED_WITHIN_S = 5.0
+_KILLED_WITHIN_S = 5.0
+"""How long a killed writer is waited for: on a busy host its end takes a moment."""
+
+_Key = tuple[int, int]
+_ANSWERS = {"settle": "settled", "mend": "mended", "keeps": "kept", "open": "opened"}
+QUESTIONS = frozenset({"keeps", "mend", "open"})
+"""The questions of a worker: which step has a kept image, mend it from that, and map it."""
+
+
+Then: TypeAlias = Callable[[Message], None]
+
+
+class WriterOwner(Protocol):
+    """The host of the workers whose saves are written."""
+
+    def on_written(self, answer: Message) -> None:
+        """Take note of an answer about a save: kind ``saved`` or ``unsaved``."""
+
+    def on_writer_notice(self, notice: Message) -> None:
+        """Show a sentence of the writer to the user."""
+
+
+class WriterLink:
+    """Hands parts of saves over and passes the answers on."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        owner: WriterOwner,
+        clock: Callable[[], float] = witnessed_s,
+    ) -> None:
+        self._reactor = reactor
+        self._owner = owner
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lost: list[subprocess.Popen[bytes]] = []
+        self._channel: Channel | None = None
+        self._told = ToldWriter()
+        self._pending: dict[_Key, Message] = {}
+        self._answered: _Key = (0, 0)
+        """The newest save that was answered; the saves of a host are answered in order."""
+        self._asked: deque[tuple[str, Then]] = deque()
+        self._settles_within_s = ANSWERED_WITHIN_S
+        self._progressed = 0.0
+        self._being_written = 0
+        """Bytes of the files that the writer's disk is busy with."""
+        self.progress = 0
+        """How often a writer has told that its disk does something."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the writer, None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a ``settle`` waits for its answer."""
+        return any(kind == "settled" for kind, _ in self._asked)
+
+    def start(self) -> None:
+        """Start the writer before the first save."""
+        with contextlib.suppress(OSError):  # the next message tries again
+            self._connected()
+
+    def use(self, memory: Message, fds: Sequence[int]) -> None:
+        """Tell the writer the memory of the saves that come; the descriptors stay the caller's."""
+        self._told.memory(memory, fds)
+        self._post_if_connected(memory, fds)
+
+    def plan(self, message: Message) -> None:
+        """Tell the writer the plan of the saves that come; owns its descriptor from now on.
+
+        It comes with each world.  A new writer learns what the world before has told first.
+        """
+        self._channel_or_reason()
+        self._told.plan(message)
+        self._post_if_connected(*split(message))
+
+    def copied(self, message: Message) -> None:
+        """Tell the writer that a part of a save was copied; owns its descriptor from now on."""
+        if _key(message) <= self._answered:
+            for fd in message.get(FDS, ()):  # late: a dead worker's, read when it was given up
+                os.close(fd)
+            return
+        channel, reason = self._channel_or_reason()
+        save = self._told.part(message)
+        if save is not None and save.is_complete:
+            if not self._pending:
+                self._progressed = self._clock()
+            self._pending[_key(message)] = message
+        if channel is None:
+            self._told.lost()
+            if save is not None and save.is_complete:
+                self._answer(_unsaved(message, reason))
+        elif save is not None:
+            channel.post(*split(message))
+        self._told.close_unused(channel)
+
+    def settle(self, then: Then, *, is_urgent: bool = False) -> None:
+        """Let the writer commit what is complete in memory, then call ``then`` with the answer.
+
+        Its ``step`` is the newest step in memory that is durable, None if there is none.
+        """
+        self._settles_within_s = KILLED_SETTLES_WITHIN_S if is_urgent else ANSWERED_WITHIN_S
+        if self._told.has_lost_saves:
+            with contextlib.suppress(OSError):
+                self._told.repeat_saves(self._connected())
+        self.ask({"kind": "settle"}, then)
+
+    def ask(self, question: Message, then: Then) -> None:
+        """Pass a question on, then call ``then`` with the answer, or the reason why none comes.
+
+        Several questions may wait at once: the writer answers in order.  A mend is no business
+        of what a lost writer has known, so another one is started for it.
+        """
+        kind, reason = _ANSWERS[question["kind"]], "there is no process that writes snapshots"
+        if self._channel is None and question["kind"] == "mend":
+            _, reason = self._channel_or_reason()
+        if self._channel is None:
+            then(_no_answer(kind, reason))
+            return
+        self._asked.append((kind, then))
+        self._progressed = self._clock()
+        self._channel.post(question)
+
+    def look(self, now: float) -> None:
+        """Give up a writer that has made no progress for longer than the bound."""
+        self._lost = [process for process in self._lost if process.poll() is None]
+        if (self._pending or self._asked) and now - self._progressed > self._patience_s():
+            self._give_up("makes no progress: the disk hangs")
+
+    def replace(self, why: str) -> None:
+        """Kill the writer: its snapshots fail, and the next one brings another writer."""
+        if self._channel is not None:
+            self._give_up(f"was {why}")
+
+    def close(self) -> None:
+        """Give the writer a moment to finish its snapshots, then end it."""
+        if self._process is not None and self._channel is not None:
+            self._reactor.forget(self._channel)
+            self._channel.close()
+            self._lost.append(self._process)
+        self._process = self._channel = None
+        for process in self._lost:
+            if not _has_ended(process, _ENDED_WITHIN_S):
+                process.kill()
+                _has_ended(process, _KILLED_WITHIN_S)  # unless it hangs in the kernel
+        self._told.close()
+
+    def _patience_s(self) -> float:
+        """Return the seconds that the writer may be silent."""
+        if self.is_settling and self._settles_within_s < ANSWERED_WITHIN_S:
+            return self._settles_within_s
+        return ANSWERED_WITHIN_S + self._being_written / SLOWEST_BYTES_PER_S
+
+    def _connected(self) -> Channel:
+        """Return the channel to the writer; start the writer if there is none.
+
+        Raises ``OSError`` if it cannot be started just now.
+        """
+        if self._channel is None:
+            ours, theirs = pair()
+            command = [*module_command("holdfast.runtime.saving.writer")]
+            command += ["--control-fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+            try:
+                with blocked():
+                    self._process = subprocess.Popen(
+                        command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                    )
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            self._reactor.watch_channel(ours, self._on_message, self._on_death)
+            self._channel = ours
+            self._told.repeat(ours)
+        return self._channel
+
+    def _channel_or_reason(self) -> tuple[Channel | None, str]:
+        """Return the channel to the writer, or why there is none."""
+        try:
+            return self._connected(), ""
+        except OSError as error:
+            return None, f"the process that writes snapshots cannot be started: {error}"
+
+    def _post_if_connected(self, message: Message, fds: Sequence[int]) -> None:
+        """Post a message; a writer that has to be started is told it at its start."""
+        if self._channel is not None:
+            self._channel.post(message, fds)
+        self._told.close_unused(self._channel)
+
+    def _on_message(self, message: Message) -> None:
+        self._progressed = self._clock()
+        if message["kind"] == "progress":
+            self._being_written = message["bytes"]
+            self.progress += 1
+            return
+        if message["kind"] == "notice":
+            self._owner.on_writer_notice(message)
+        elif message["kind"] in _ANSWERS.values():
+            _, then = self._asked.popleft()
+            then(message)
+        else:
+            self._answer(message)
+
+    def _on_death(self) -> None:
+        self._give_up("has died")
+
+    def _give_up(self, why: str) -> None:
+        """Kill the writer without waiting for its end, and answer its snapshots and questions."""
+        assert self._channel is not None
+        assert self._process is not None
+        self._reactor.forget(self._channel)
+        self._channel.close()
+        self._process.kill()
+        self._lost.append(self._process)  # kept until it ends, which a hanging disk may delay
+        self._process = self._channel = None
+        self._being_written = 0
+        self._told.lost()
+        for save in list(self._pending.values()):
+            self._answer(_unsaved(save, f"the process that writes snapshots {why}"))
+        asked, self._asked = self._asked, deque()
+        for kind, then in asked:
+            then(_no_answer(kind, f"the process that writes snapshots {why}"))
+
+    def _answer(self, answer: Message) -> None:
+        """Pass an answer on, unless this save or a later one was answered before."""
+        self._pending.pop(_key(answer), None)
+        if answer["kind"] == "saved":
+            self._told.saved(answer)
+        if _key(answer) > self._answered:
+            self._answered = _key(answer)
+            found = {name: value for name, value in answer.items() if name != FDS}
+            self._owner.on_written(found)
+
+
+def _has_ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    def wait(left_s: float) -> bool:
+        try:
+            process.wait(left_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    return Bound(within_s).wait(wait)
+
+
+def _key(message: Message) -> _Key:
+    return (message["launch"], message["attempt"])
+
+
+def _unsaved(save: Message, reason: str) -> Message:
+    """Return the answer to a save that no writer has answered, with the fields of its parts."""
+    is_of_run = save.get("goes_through", False)
+    return {**save, "kind": "unsaved", "reason": reason, "is_of_run": is_of_run}
+
+
+def _no_answer(kind: str, reason: str) -> Message:
+    return {"kind": kind, "step": None, "result": None, "reason": reason}

@@ -1,0 +1,373 @@
+"""The sources of a status: record, lease and journal of a run directory, and the agent.
+
+The question how a job stands, asked of its agent; asking changes nothing.
+
+The lease names the agent's socket.  An agent that is stopped, or whose host is too busy, does
+not answer in time; then the journal has to do.
+
+How a job stands, from its journal and from what its agent says; pure.
+
+The journal has what has happened, the agent what happens now.  A job that has ended, or runs
+on another host, has no agent to ask: then the journal says as much as it can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import select
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.run.files import ForeignFile, refusal
+from holdfast.runtime.run.find_run import refuse_no_job
+from holdfast.runtime.run.journal import JournalReader, Record, completed_step
+from holdfast.runtime.run.live_line import Pace, next_save_of
+from holdfast.runtime.run.progress import (
+    AFTER_TRAINING,
+    CONCLUDING,
+    EndedEpoch,
+    StepReport,
+    WorkerReport,
+    phase,
+)
+from holdfast.runtime.run.run_directory import RunDirectory
+from holdfast.runtime.system.channel import Channel, ChannelError, Message, connect
+from holdfast.runtime.system.witnessed_time import Bound
+from holdfast.runtime.tools.events import ToldEvent, sound_records, told_events
+from holdfast.runtime.tools.report import finite
+from holdfast.runtime.tools.save_request import Life, find_life
+from holdfast.runtime.tools.summary import Goodput, goodput_of
+
+ANSWERS_WITHIN_S = 2.0
+"""People wait for the answer; an agent looks at its messages many times a second."""
+
+
+class AgentQuestion:
+    """Asks again and again over one connection, and over another one if the agent has changed."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._channel: Channel | None = None
+        self._is_asked = False
+        self.is_silent = False
+        """Whether there is an agent that has not answered the last question."""
+
+    def ask(self, within_s: float = ANSWERS_WITHIN_S) -> Message | None:
+        """Return the agent's ``status``, None if there is no agent or no answer.
+
+        A question without an answer stays open: an agent that is stopped collects no others.
+        """
+        self.is_silent = False
+        for _ in range(2):  # the agent may have ended since the last question
+            channel = self._channel or self._connected()
+            if channel is None:
+                return None
+            if not self._is_asked:
+                channel.post({"kind": "status"})
+                self._is_asked = True
+            answer = _answer(channel, within_s)
+            if answer is not None:
+                self._is_asked = False
+                return answer
+            if not channel.is_closed:
+                self.is_silent = True
+                return None
+            self.close()
+        return None
+
+    def close(self) -> None:
+        """Leave the agent alone."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._is_asked = False
+
+    def _connected(self) -> Channel | None:
+        socket = self._directory.agent_socket()
+        if socket is not None:
+            with contextlib.suppress(OSError):
+                self._channel = connect(socket)
+        return self._channel
+
+
+def _answer(channel: Channel, within_s: float) -> Message | None:
+    """Return the answer, None if none comes in time or the agent has gone."""
+    bound = Bound(within_s)
+    while not channel.is_closed:
+        try:
+            answers = [found for found in channel.drain() if found.get("kind") == "status"]
+        except ChannelError:
+            channel.close()
+            return None
+        if answers:
+            return answers[-1]
+        if not bound.wait(lambda left_s: select.select([channel], [], [], left_s)[0]):
+            return None
+    return None
+
+
+MOST_EVENTS = 8
+_PACE_OVER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """The newest checkpoint of the journal, and its age in seconds.
+
+    ``place`` is where it is, None for the run directory.
+    """
+
+    step: int
+    age_s: float
+    place: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """What the agent said; ``now`` is its monotonic second."""
+
+    now: float
+    phase: str | None
+    workers: tuple[WorkerReport, ...]
+    launched: int
+    progress: StepReport | None
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> AgentAnswer:
+        """Return the contents of a ``status`` message, without what makes no sense."""
+        launch = message.get("launch") or {}
+        workers = map(WorkerReport.of, message.get("workers") or ())
+        return AgentAnswer(
+            now=float(message["now"]),
+            phase=message.get("phase"),
+            workers=tuple(worker for worker in workers if worker is not None),
+            launched=len(launch.get("workers", ())),
+            progress=StepReport.of(message.get("progress")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How the newest job of a run stands.
+
+    ``outcome`` says it in words; ``is_over`` is whether no process of the job is left.
+    ``step`` is that of the newest word, live or from the journal.
+    """
+
+    run_id: str | None
+    outcome: str
+    is_over: bool
+    exit_code: int | None
+    script: str | None
+    phase: str | None
+    step: int
+    launched: int
+    workers: tuple[WorkerReport, ...]
+    progress: StepReport | None
+    steps_per_s: float
+    epoch: EndedEpoch | None
+    last_save: LastSave | None
+    next_save: str | None
+    goodput: Goodput | None
+    events: tuple[ToldEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the job stands, as the lease and the end of the journal tell it."""
+
+    outcome: str
+    is_over: bool
+
+
+def job_status(
+    records: Sequence[Record],
+    ending: Ending,
+    answer: AgentAnswer | None,
+    now_s: tuple[float, float],
+) -> JobStatus:
+    """Return the status of the newest job in ``records``, which are all sound.
+
+    ``now_s`` is the moment: seconds of the monotonic clock, and since 1970.
+    """
+    monotonic, wall = now_s
+    job = newest_job(records)
+    progress = None if answer is None else answer.progress
+    steps = [record for record in job if record["event"] == "step"]
+    trains = not ending.is_over and (answer is None or answer.phase not in AFTER_TRAINING)
+    epoch = _last(records, "epoch")
+    return JobStatus(
+        run_id=records[-1].get("run_id") if records else None,
+        outcome=_outcome(ending, answer),
+        is_over=ending.is_over,
+        exit_code=_last(job, "job_ended").get("exit_code"),
+        script=_last(records, "job_started").get("script"),
+        phase=None if answer is None else answer.phase,
+        step=_journalled_step(records) if progress is None else progress.step,
+        launched=_launched(job) if answer is None else answer.launched,
+        workers=() if answer is None else answer.workers,
+        progress=progress,
+        steps_per_s=pace_of(steps).per_s if trains else 0.0,
+        epoch=EndedEpoch.of(epoch) if epoch else None,
+        last_save=_last_save(records, wall),
+        next_save=_next_save(progress, _last(job, "checkpoint"), monotonic),
+        goodput=goodput_of(records, None if ending.is_over else monotonic),
+        events=told_events(records, MOST_EVENTS),
+    )
+
+
+def _outcome(ending: Ending, answer: AgentAnswer | None) -> str:
+    """Return how the job stands; a script may go on for long after its trainings are complete."""
+    if ending.is_over or answer is None or answer.phase != CONCLUDING:
+        return ending.outcome
+    return f"{ending.outcome}: {phase(CONCLUDING)}"
+
+
+def newest_job(records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records from the last ``job_started`` on; all of them without one."""
+    for index in reversed(range(len(records))):
+        if records[index]["event"] == "job_started":
+            return records[index:]
+    return records
+
+
+def pace_of(steps: Sequence[Record]) -> Pace:
+    """Return the speed over the last seconds of step records; nothing after a relaunch."""
+    pace = Pace()
+    if steps:
+        since = steps[-1]["now"] - _PACE_OVER_S
+        generation = steps[-1]["generation"]
+        for record in steps:
+            if record["now"] >= since and record["generation"] == generation:
+                pace = pace.observe(record["step"], record["now"])
+    return pace
+
+
+def to_json(status: JobStatus) -> dict[str, Any]:
+    """Return the status as a JSON object, with the goodput that its parts make."""
+    fields = dataclasses.asdict(status)
+    if status.goodput is not None:
+        fields["goodput"]["share"] = status.goodput.share
+    plain: dict[str, Any] = finite(fields)
+    return plain
+
+
+def _journalled_step(records: Sequence[Record]) -> int:
+    """Return the step that the newest launch has reached by its records."""
+    for record in reversed(records):
+        if record["event"] in ("step", "completed", "stopped", "restored", "world"):
+            return int(record["step"])
+    return 0
+
+
+def _launched(job: Sequence[Record]) -> int:
+    return len(_last(job, "launch").get("workers", ()))
+
+
+def _last_save(records: Sequence[Record], wall: float) -> LastSave | None:
+    saves = [record for record in records if record["event"] in ("checkpoint", "drained")]
+    record = _last(saves, "checkpoint")
+    if not record:
+        return None
+    has_drained = saves[-1]["event"] == "drained" and saves[-1].get("step") == record["step"]
+    place = None if has_drained else record.get("place")
+    return LastSave(record["step"], max(0.0, wall - record["time"]), place)
+
+
+def _next_save(progress: StepReport | None, saved: Record, now: float) -> str | None:
+    """Return when the next save comes, unless it came after the agent was told of it."""
+    if progress is None:
+        return None
+    if saved and saved["step"] == progress.next_save_step and saved["now"] > progress.now:
+        return None
+    return next_save_of(progress, now)
+
+
+def _last(records: Sequence[Record], event: str) -> Record:
+    return next((record for record in reversed(records) if record["event"] == event), {})
+
+
+class StatusSource:
+    """Looks at one run, once or again and again; reading changes nothing.
+
+    Raises:
+        UsageError: the directory holds no run, or its files cannot be read.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = RunDirectory(run_dir)
+        self._reader = JournalReader(self._directory.journal_path)
+        self._question = AgentQuestion(self._directory)
+        self._records: list[Record] = []
+
+    def look(self, wall_s: float) -> JobStatus:
+        """Return how the newest job stands now, at ``wall_s`` seconds since 1970.
+
+        Raises:
+            UsageError: the directory holds no run, or its files cannot be read.
+        """
+        self._check()
+        answer = self._question.ask()
+        life, words = find_life(self._directory)
+        self._read()  # after the look at the processes: the last record may tell of their end
+        ending = ending_of(newest_job(self._records), life, words)
+        if self._question.is_silent:
+            ending = Ending(f"{ending.outcome}; its agent does not answer", ending.is_over)
+        found = None if answer is None else AgentAnswer.of(answer)
+        return job_status(self._records, ending, found, (time.monotonic(), wall_s))
+
+    def close(self) -> None:
+        """Leave the job alone."""
+        self._question.close()
+
+    def _check(self) -> None:
+        refuse_no_job(self._directory.path)
+        self._directory.load_record()  # one that makes no sense is refused
+
+    def _read(self) -> None:
+        path, journal = self._directory.path, self._directory.journal_path
+        try:
+            self._records += sound_records(self._reader.read())
+        except FileNotFoundError as error:
+            raise UsageError(f"no job has started in {path} yet") from error
+        except ForeignFile as error:
+            raise UsageError(str(error)) from error
+        except OSError as error:
+            sentence = f"{journal} cannot be read: {error.strerror}"
+            raise refusal(journal, error, sentence) from error
+        if not self._records:
+            raise UsageError(f"{journal} holds no records; no job has started in {path} yet")
+
+
+def ending_of(job: Sequence[Record], life: Life, words: str) -> Ending:
+    """Return how a job stands, in words; ``words`` say why its supervisor is out of reach."""
+    if life in _RUNNING:
+        return Ending(_RUNNING[life].format(words), is_over=False)
+    ended = [record for record in job if record["event"] == "job_ended"]
+    if ended:
+        code, reason = ended[-1]["exit_code"], ended[-1]["reason"]
+        return Ending(f"ended with exit code {code}: {reason}", is_over=True)
+    step = completed_step(job)
+    if step is not None:
+        lost = ", after its supervisor was lost" if life is Life.GONE else ""
+        return Ending(f"completed step {step}{lost}", is_over=True)
+    return Ending(_WITHOUT_END[life].format(words), is_over=life is not Life.UNKNOWN)
+
+
+_RUNNING = {
+    Life.SUPERVISED: "running",
+    Life.ORPHANED: "running, but {}",
+    Life.ALONE: "running without `holdfast run`, which nobody supervises",
+}
+_WITHOUT_END = {
+    Life.ELSEWHERE: "{}",
+    Life.ENDED: "over, and its journal does not say how; go on with `holdfast run`",
+    Life.GONE: "lost with its supervisor; go on with `holdfast run`",
+    Life.UNKNOWN: "running, or lost: {}",
+}
+"""How a job stands whose journal tells no end."""

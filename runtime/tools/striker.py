@@ -1,0 +1,348 @@
+"""Strikes from outside: signals to processes of a job, and places that take nothing.
+
+A strike whose victim is not there yet waits for it, because a job that starts has no workers.
+What lasts for a time is undone by ``look``.
+
+The processes of a job by what they are, from ``/proc`` alone.
+
+``holdfast`` names its own processes.  mpiexec and its guards are found by their command
+lines, and a guard's rank by its environment.  The supervisor is the process that was started.
+
+All that a job may leave behind: its processes, its shared memory, its temporary files.
+
+Each process of the job inherits a mark in the environment, and a ``TMPDIR`` of its own.
+So everything of this job is found, and nothing of another one.
+
+A file system that chaos mounted for one job, and fills for a while.
+
+Only places of chaos's own are filled: a tmpfs in a mount namespace that nobody else is in.  So no
+other program on the machine meets a full disk or a full ``/dev/shm``.  The kernel removes both with
+the last process of the namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.host import guard
+from holdfast.runtime.system.owned_directory import is_held
+from holdfast.runtime.system.processes import (
+    command_line,
+    marked_processes,
+    signal_marked,
+    variables_of,
+    wait_all_ended,
+)
+from holdfast.runtime.tools.strike import Kind, Strike, Target
+
+_NAMES = {
+    Target.AGENT: "holdfast-agent",
+    Target.POOL: "holdfast-pool",
+    Target.WRITER: "holdfast-writer",
+}
+_WORKER = re.compile(r"holdfast-w(\d+)")
+_RANK = re.compile(rb"(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)")
+_GUARD_END = f"\0-S\0{guard.__file__}\0"
+"""The command lines of mpiexec and of its guards end so; only a guard has a rank."""
+
+
+def find_victims(
+    target: Target, processes: Mapping[int, str], supervisor: int | None
+) -> dict[int, int]:
+    """Return the ids of the processes of one kind, by worker id, by rank, or by 0.
+
+    ``processes`` are those of one job, with their names.
+    """
+    if target is Target.SUPERVISOR:
+        return {} if supervisor is None else {0: supervisor}
+    if target is Target.WORKER:
+        named = {pid: _WORKER.fullmatch(name) for pid, name in processes.items()}
+        return {int(match[1]): pid for pid, match in named.items() if match}
+    if target is Target.GUARD:
+        ranks = {pid: _rank_of(pid) for pid in _started_with_guard(processes)}
+        return {rank: pid for pid, rank in ranks.items() if rank is not None}
+    if target is Target.MPIEXEC:
+        found = [pid for pid in _started_with_guard(processes) if _rank_of(pid) is None]
+    else:
+        found = [pid for pid, name in processes.items() if name == _NAMES[target]]
+    return dict(enumerate(sorted(found)))
+
+
+def choose_victim(
+    target: Target, index: int, processes: Mapping[int, str], supervisor: int | None
+) -> int | None:
+    """Return the process that ``index``, modulo their number, chooses; None if there is none."""
+    found = find_victims(target, processes, supervisor)
+    return found[sorted(found)[index % len(found)]] if found else None
+
+
+def _started_with_guard(processes: Iterable[int]) -> list[int]:
+    """Return mpiexec and its guards."""
+    return [pid for pid in processes if command_line(pid).endswith(_GUARD_END)]
+
+
+def _rank_of(pid: int) -> int | None:
+    for variable in variables_of(pid):
+        match = _RANK.fullmatch(variable)
+        if match:
+            return int(match[1])
+    return None
+
+
+ENDS_WITHIN_S = 30.0
+"""How long processes may outlive ``holdfast run``: the kernel takes a moment for killed ones."""
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class JobTraces:
+    """The mark of one job, and what bears it."""
+
+    def __init__(self, variable: str) -> None:
+        """Make a mark, the value of ``variable``, and a scratch directory."""
+        self.mark = f"{variable}={secrets.token_hex(8)}"
+        self.scratch = Path(tempfile.mkdtemp(prefix="holdfast-job-"))
+        self.temporary = self.scratch / "tmp"
+        self.temporary.mkdir()
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return ``base`` with the mark, for the first process of the job."""
+        name, _, value = self.mark.partition("=")
+        return {**base, name: value, "TMPDIR": str(self.temporary)}
+
+    def processes(self) -> dict[int, str]:
+        """Return the name of every living process of the job, as ``ps`` shows it, by process id."""
+        return marked_processes(self.mark)
+
+    def signal(self, pid: int, *numbers: signal.Signals) -> bool:
+        """Send signals to a process of the job, if it still is one; return whether it is."""
+        return signal_marked(pid, self.mark, *numbers)
+
+    def leftovers(self, supervisors: Iterable[int]) -> tuple[str, ...]:
+        """Name each process and file that exists now outside the run directory."""
+        processes = [f"process {pid} {name}" for pid, name in self.processes().items()]
+        kept = self.temporary.iterdir() if self.temporary.is_dir() else ()
+        files = (*_shared_memory(supervisors), *kept)
+        return (*processes, *map(str, files))
+
+    def kill_all(self) -> None:
+        """SIGKILL every process of the job, and wait until all have ended."""
+        while alive := self.processes():
+            for pid in alive:
+                self.signal(pid, signal.SIGKILL)
+            wait_all_ended(alive, ENDS_WITHIN_S)
+
+    def remove_files(self, supervisors: Iterable[int]) -> None:
+        """Remove the scratch directory, and the shared memory of these supervisors."""
+        for directory in (*_shared_memory(supervisors), self.scratch):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _shared_memory(supervisors: Iterable[int]) -> list[Path]:
+    """Return what these supervisors have left; a living one may have got the number of a dead one.
+
+    A directory that is held has a living process, which is named by itself if it is the job's.
+    """
+    found = (path for pid in set(supervisors) for path in _SHARED_MEMORY.glob(f"holdfast-{pid}-*"))
+    return sorted(path for path in found if not is_held(path))
+
+
+NAMESPACE_VARIABLE = "HOLDFAST_CHAOS_NAMESPACE"
+"""Names the mount namespace that a process with one of its own has come from."""
+SHARED_MEMORY = Path("/dev/shm")
+_UNSHARE = ("unshare", "--mount", "--propagation", "private")
+_FILLER = ".holdfast-chaos-filler"
+_LEFT_BYTES = 1 << 16
+_PIECE = bytes(1 << 16)
+
+
+def is_private() -> bool:
+    """Return whether this process is in a mount namespace that chaos has made."""
+    return os.environ.get(NAMESPACE_VARIABLE, _namespace()) != _namespace()
+
+
+def refusal() -> str | None:
+    """Return why this user cannot have mounts of their own, None if they can."""
+    if shutil.which(_UNSHARE[0]) is None:
+        return "there is no unshare (util-linux)"
+    trial = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if trial.returncode:
+        return f"a mount namespace is refused ({trial.stderr.strip()}); it takes root"
+    return None
+
+
+def enter(command: Sequence[str]) -> None:
+    """Become ``command`` in a mount namespace of its own; never returns.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    sys.stdout.flush()
+    environment = {**os.environ, NAMESPACE_VARIABLE: _namespace()}
+    os.execvpe(_UNSHARE[0], [*_UNSHARE, *command], environment)
+
+
+class FullPlace:
+    """A tmpfs of chaos's own that can be full for a while."""
+
+    def __init__(self, path: Path, megabytes: int) -> None:
+        """Mount it.
+
+        Raises:
+            UsageError: it cannot be mounted; the message says why.
+        """
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "holdfast-chaos", str(path)]
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            raise UsageError(f"no tmpfs could be mounted at {path}: {mounted.stderr.strip()}")
+
+    def fill(self) -> None:
+        """Take all room but 64 KiB."""
+        free = os.statvfs(self.path).f_bavail * os.statvfs(self.path).f_frsize
+        with (self.path / _FILLER).open("wb", buffering=0) as file:
+            while (free := free - len(_PIECE)) >= _LEFT_BYTES:
+                try:
+                    file.write(_PIECE)
+                except OSError:  # the job was faster
+                    return
+
+    def release(self) -> None:
+        """Give the room back."""
+        (self.path / _FILLER).unlink(missing_ok=True)
+
+    def __enter__(self) -> FullPlace:
+        """Return the place."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Unmount it, at the latest when the namespace ends."""
+        subprocess.run(["umount", "--lazy", str(self.path)], check=False)
+        if self.path != SHARED_MEMORY:
+            self.path.rmdir()
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/mnt")
+
+
+WAITS_FOR_VICTIM_S = 10.0
+"""A job without the victim for so long has none."""
+
+SIGNALS = {
+    Kind.KILL: signal.SIGKILL,
+    Kind.STOP: signal.SIGSTOP,
+    Kind.STOP_CONT: signal.SIGSTOP,
+    Kind.TERM: signal.SIGTERM,
+}
+
+
+class Place(Protocol):
+    """Something that can take nothing for a while."""
+
+    def fill(self) -> None:
+        """Take nothing from now on."""
+
+    def release(self) -> None:
+        """Take everything again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A strike that was carried out, or missed; ``now`` is in monotonic seconds."""
+
+    strike: Strike
+    now: float
+    step: int
+    victim: str | None
+
+    @property
+    def has_hit(self) -> bool:
+        """Whether there was a victim."""
+        return self.victim is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    strike: Strike
+    since: float
+
+
+class Striker:
+    """Carries out the strikes on one job."""
+
+    def __init__(self, traces: JobTraces, places: Mapping[Target, Place]) -> None:
+        self._traces = traces
+        self._places = dict(places)
+        self._waiting: list[_Waiting] = []
+        self._undone: list[tuple[float, Callable[[], object]]] = []
+        self.struck: list[Struck] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no strike waits for its victim or its end."""
+        return not self._waiting and not self._undone
+
+    def use(self, target: Target, place: Place) -> None:
+        """Fill another place from now on: each job of a run has a stderr of its own."""
+        self._places[target] = place
+
+    def order(self, strike: Strike, now: float) -> None:
+        """Take an order; the next ``look`` carries it out."""
+        self._waiting.append(_Waiting(strike, now))
+
+    def look(self, now: float, step: int, supervisor: int | None) -> list[Struck]:
+        """Undo what is over, and strike where there is a victim; return the strikes."""
+        for due, undo in [over for over in self._undone if over[0] <= now]:
+            self._undone.remove((due, undo))
+            undo()
+        done: list[Struck] = []
+        for waiting in list(self._waiting):
+            victim = self._carry_out(waiting.strike, now, supervisor)
+            if victim is not None or now - waiting.since > WAITS_FOR_VICTIM_S:
+                self._waiting.remove(waiting)
+                done.append(Struck(waiting.strike, now, step, victim))
+        self.struck += done
+        return done
+
+    def end(self, now: float, step: int, unstruck: Iterable[Strike] = ()) -> None:
+        """Undo everything that lasts, and note the strikes that came too late, or never."""
+        for _, undo in self._undone:
+            undo()
+        self._undone.clear()
+        missed = [*(waiting.strike for waiting in self._waiting), *unstruck]
+        self.struck += [Struck(strike, now, step, None) for strike in missed]
+        self._waiting.clear()
+
+    def _carry_out(self, strike: Strike, now: float, supervisor: int | None) -> str | None:
+        """Strike; return a name for the victim, None if there is none."""
+        place = self._places.get(strike.blow.target)
+        if place is not None:
+            place.fill()
+            self._undo_later(now, strike, place.release)
+            return strike.blow.target.value
+        if strike.blow.kind is Kind.FULL:
+            return None
+        processes = self._traces.processes()
+        pid = choose_victim(strike.blow.target, strike.index, processes, supervisor)
+        if pid is None or not self._traces.signal(pid, SIGNALS[strike.blow.kind]):
+            return None
+        if strike.blow.kind is Kind.STOP_CONT:
+            self._undo_later(now, strike, lambda: self._traces.signal(pid, signal.SIGCONT))
+        return f"{pid} {processes.get(pid, '')}".strip()
+
+    def _undo_later(self, now: float, strike: Strike, undo: Callable[[], object]) -> None:
+        self._undone.append((now + (strike.for_s or 0.0), undo))

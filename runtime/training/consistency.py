@@ -1,0 +1,439 @@
+"""The check that all build the same step: all workers, and a run that goes on.
+
+Every worker runs the whole script.  A script may take a setting from the pid or the clock.  Then
+each worker would add gradients of another loss, or of another model, and a death would
+change the result.  Digests are compared first.  Only if they differ do the workers tell
+each other what the step is made of, and the first difference is named.
+
+Weights are compared only where they begin a training.  A checkpoint replaces them.
+
+The check that numerics agree: a difference is a warning, or an error under ``--strict``.
+
+The check that all do the same work, on the same data: all workers, and a run that goes on.
+
+Every worker runs the whole script.  A script may draw its data from an unseeded generator.  It has
+other data on each worker then, and trains on a mixture that no run would give again.
+
+A run is begun by one model on some samples.  A script with other ones is refused when it resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from holdfast.checkpoint.digest import digest_of
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.tensor import TensorSpec, specs_of
+from holdfast.recovery.ledger import Cursor
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.errors import ProgramError, UsageError
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.exchange.membership import Membership
+from holdfast.runtime.model.step_facts import DIGEST, value_of
+from holdfast.runtime.run.numerics import Numerics, differences, refuse_differences
+from holdfast.runtime.training.companion import SettingsHolder
+from holdfast.runtime.training.job_state import JobState
+from holdfast.runtime.training.training_job import FIRST_EPOCH, TrainingJob
+from holdfast.runtime.worker.context import WorkerContext
+from holdfast.runtime.worker.users_modules import script_digest
+
+
+def check_peers(context: WorkerContext, membership: Membership, mine: Numerics) -> None:
+    """Compare the numerics of all workers of the world with those of rank 0.
+
+    Raises:
+        UsageError: they differ and the job is strict; raised on all workers alike.
+        WorldBroken: a member died.
+    """
+    cards = membership.communicator.allgather_bytes(json.dumps(mine.to_json()).encode())
+    everyones = [Numerics.from_json(json.loads(card)) for card in cards]
+    workers = membership.world.workers
+    for worker, theirs in zip(workers, everyones, strict=True):
+        subject = f"worker {worker} has other numerics than worker {workers[0]}"
+        _judge(context, subject, differences(everyones[0], theirs, f"worker {workers[0]} has"))
+
+
+def check_resumed(context: WorkerContext, before: Numerics, now: Numerics) -> None:
+    """Compare the numerics of a checkpoint with this job's.
+
+    Raises:
+        UsageError: they differ and the job is strict.
+    """
+    subject = f"the numerics of the run in {context.run_dir} have changed"
+    _judge(context, subject, differences(before, now, "the checkpoint was made with"))
+
+
+def _judge(context: WorkerContext, subject: str, found: tuple[str, ...]) -> None:
+    if context.config.options.strict:
+        refuse_differences(subject, found)
+    if found:
+        context.journal.record("numerics_differ", differences=list(found))
+        context.notify(f"{subject}: {'; '.join(found)}: its bytes may differ")
+
+
+_PARTS = {
+    "weights": "model",
+    "optimizer": "optimizer",
+    "companion": "callbacks",
+    "cursor": "metrics",
+}
+"""What the script has, by the first part of the names of its tensors; the first that differs is
+told, because the others follow from it."""
+
+_OTHER_PART = "state"
+_MOST_TOLD = 3
+_WAYS_OUT = "begin a new run with --fresh, or choose another --run-dir"
+_MAY_BE_LEFT_OUT = ("shuffle", "steps per epoch", "learning rate")
+"""Parts of a job's identity that only some jobs have."""
+
+
+def check_same_work(membership: Membership, job: TrainingJob) -> None:
+    """Compare the job of all workers of the world with that of rank 0.
+
+    Raises:
+        ProgramError: they differ; raised on all workers alike.
+        WorldBroken: a member died.
+    """
+    cards = membership.communicator.allgather_bytes(json.dumps(job.card).encode())
+    everyones = [json.loads(card) for card in cards]
+    workers = membership.world.workers
+    for worker, theirs in zip(workers, everyones, strict=True):
+        name = _first_difference(everyones[0], theirs)
+        if name is not None:
+            raise ProgramError(
+                f"{name} of worker {worker} is {theirs.get(name)}, and that of worker "
+                f"{workers[0]} is {everyones[0].get(name)}: every worker runs the whole script, so "
+                "all must see the same; seed every random generator, and sort lists of files"
+            )
+
+
+def _first_difference(mine: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
+    names = [*mine, *(name for name in theirs if name not in mine)]
+    return next((name for name in names if mine.get(name) != theirs.get(name)), None)
+
+
+def check_same_run(
+    context: WorkerContext, job: TrainingJob, specs: Iterable[TensorSpec], saved: Manifest
+) -> None:
+    """Refuse to go on with a checkpoint of another model, or of other samples.
+
+    Raises:
+        UsageError: one sentence tells the difference, and both ways out.
+    """
+    difference = model_difference(saved.specs, specs)
+    if difference is not None:
+        raise UsageError(
+            f"the run in {context.run_dir} and the script differ in the {difference}; {_WAYS_OUT}"
+        )
+    _check_identity(context, job.identity, saved.cursor)
+    _check_first_epoch(context, job.work_plan.first_epoch, saved.cursor)
+    before, now = saved.cursor.get("data"), job.data_fingerprint
+    if before is not None and now is not None and before != now:
+        raise UsageError(
+            f"the run in {context.run_dir} was begun with other samples (digest {before}, now "
+            f"{now}): if they are random, seed every generator of the script; else {_WAYS_OUT}"
+        )
+
+
+def _check_identity(
+    context: WorkerContext, mine: Mapping[str, int | str], saved: Mapping[str, object]
+) -> None:
+    for name in (*mine, *_MAY_BE_LEFT_OUT):
+        before, now = saved.get(name), mine.get(name)
+        if before != now:
+            raise UsageError(
+                f"the run in {context.run_dir} was begun with {_said(name, before)}, and the "
+                f"script has {_said(name, now)}: go back to that, {_WAYS_OUT}"
+            )
+
+
+def _check_first_epoch(context: WorkerContext, mine: int, saved: Mapping[str, object]) -> None:
+    """Refuse epochs that are counted from elsewhere; older checkpoints do not tell."""
+    before = saved.get(FIRST_EPOCH, mine)
+    if before != mine:
+        raise UsageError(
+            f"the run in {context.run_dir} was begun with initial_epoch={before}, and the script "
+            f"has initial_epoch={mine}: go back to that, {_WAYS_OUT}"
+        )
+
+
+def _said(name: str, value: object) -> str:
+    if name == "shuffle":
+        return f"shuffle={value is None}"
+    return f"no {name}" if value is None else f"{name} {value}"
+
+
+def model_difference(saved: Iterable[TensorSpec], mine: Iterable[TensorSpec]) -> str | None:
+    """Return what a checkpoint and the script's model differ in, None for nothing."""
+    then, now = set(saved), set(mine)
+    parts = {_part_of(spec) for spec in then ^ now}
+    noun = next((noun for noun in (*_PARTS.values(), _OTHER_PART) if noun in parts), None)
+    if noun is None:
+        return None
+    gone, new = ([s for s in specs if _part_of(s) == noun] for specs in (then - now, now - then))
+    return f"{noun}: {_sides(_described(gone, new), _described(new, gone))}"
+
+
+def _part_of(spec: TensorSpec) -> str:
+    prefix, slash, _ = spec.name.partition("/")
+    return _PARTS.get(prefix, _OTHER_PART) if slash else _OTHER_PART
+
+
+def _described(specs: Iterable[TensorSpec], others: Iterable[TensorSpec]) -> list[str]:
+    """Return tensors in words, kernels before biases; their types if only these differ."""
+    shapes = {spec.name: spec.shape for spec in others}
+    return [
+        f"{_short(spec.name)} {spec.shape}"
+        + (f" {spec.dtype}" if shapes.get(spec.name) == spec.shape else "")
+        for spec in sorted(specs, key=lambda spec: (len(spec.shape) < 2, spec.name))
+    ]
+
+
+def _short(name: str) -> str:
+    prefix, _, rest = name.partition("/")
+    return rest if prefix in _PARTS and rest else name
+
+
+def _sides(gone: Sequence[str], new: Sequence[str]) -> str:
+    if not new:
+        return f"the checkpoint has {_listed(gone)}, which the script does not have"
+    if not gone:
+        return f"the script has {_listed(new)}, which the checkpoint does not have"
+    return f"the checkpoint has {_listed(gone)}; the script has {_listed(new)}"
+
+
+def _listed(tensors: Sequence[str]) -> str:
+    more = len(tensors) - _MOST_TOLD
+    return ", ".join(tensors[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
+
+
+FIELD = "step"
+"""The field of a manifest's cursor that holds a `StepRecord`."""
+
+_MEND = (
+    "every worker runs the whole script, so all must build the same step: seed every random "
+    "generator with a number, and take nothing that acts on training from the clock or the pid"
+)
+_CURSOR = "cursor/"
+_STEP_PARTS = ("weights/", "optimizer/", "companion/")
+_MOST_PARTS = 256
+_RATE = "learning_rate"
+
+
+def refuse_difference(
+    name: str, values: Sequence[str | None], workers: Sequence[WorkerId], other: int
+) -> NoReturn:
+    """Raise the error of workers that differ: that of rank ``other``, and the first one."""
+    one, two = workers[0], workers[other]
+    mine, theirs = _shown(values[0], values[other])
+    is_told = mine is not None or theirs is not None
+    told = f": {mine or 'none'} on worker {one}, {theirs or 'none'} on worker {two}"
+    raise ProgramError(
+        f"workers {one} and {two} build different steps, they differ in {name}"
+        f"{told if is_told else ''}; {_MEND}"
+    )
+
+
+def _shown(*values: str | None) -> list[str | None]:
+    """Return values for people: digests are none, and numbers are short if they still differ."""
+    told = [None if value is None or value.startswith(DIGEST) else value for value in values]
+    with contextlib.suppress(TypeError, ValueError):
+        short: list[str | None] = [f"{float(str(value)):.6g}" for value in told]
+        if len(set(short)) == len(told):
+            return short
+    return told
+
+
+def check_same_step(membership: Membership, state: JobState, cursor: Cursor) -> None:
+    """Compare what the workers of the world have built with what rank 0 has.
+
+    Raises:
+        ProgramError: they differ; raised on all workers alike.
+        WorldBroken: a member died.
+    """
+    communicator = membership.communicator
+    if communicator.size == 1:
+        return
+    facts, shapes = state.facts, _shapes(state, cursor)
+    settings = _settings_of(state)
+    mine = [digest_of(repr(part).encode()) for part in (shapes, settings)]
+    digests = _gathered(communicator, [*mine, "" if facts is None else facts.digest])
+    workers = membership.world.workers
+    if _is_any_other([digest[::2] for digest in digests]):
+        told = settings if facts is None else {**settings, **facts.settings()}
+        rest = {} if facts is None else facts.rest()
+        _refuse_first(communicator, workers, {**told, **shapes, **rest})
+    if _is_any_other([digest[1] for digest in digests]):
+        _refuse_first(communicator, workers, settings, only_common=True)
+
+
+def check_same_weights(membership: Membership, state: JobState, cursor: Cursor) -> None:
+    """Compare the state that a training begins with; a checkpoint would replace it.
+
+    Raises:
+        ProgramError: they differ; raised on all workers alike.
+        WorldBroken: a member died.
+    """
+    communicator = membership.communicator
+    if communicator.size == 1:
+        return
+    values = {
+        _initial(name): value_of(value)
+        for name, value in state.tensors(cursor).items()
+        if not name.startswith(_CURSOR)
+    }
+    if _is_any_other(_gathered(communicator, digest_of(repr(values).encode()))):
+        _refuse_first(communicator, membership.world.workers, values)
+
+
+def _initial(name: str) -> str:
+    short = next((name.removeprefix(part) for part in _STEP_PARTS if name.startswith(part)), name)
+    is_rate = name.startswith("optimizer/") and name.endswith(_RATE)
+    return "the learning rate" if is_rate else f"the initial weights of {short}"
+
+
+def _refuse_first(
+    communicator: Communicator,
+    workers: Sequence[WorkerId],
+    mine: Mapping[str, str],
+    *,
+    only_common: bool = False,
+) -> None:
+    """Name the first fact in which a worker differs; one that only one has comes last."""
+    everyones: list[dict[str, str]] = _gathered(communicator, dict(mine))
+    first = everyones[0]
+    for rank, theirs in enumerate(everyones):
+        common = [name for name in first if name in theirs]
+        lone = [] if only_common else [name for name in (*first, *theirs) if name not in common]
+        for name in (*common, *lone):
+            if first.get(name) != theirs.get(name):
+                refuse_difference(name, [facts.get(name) for facts in everyones], workers, rank)
+
+
+def _gathered(communicator: Communicator, mine: Any) -> list[Any]:
+    found = communicator.allgather_bytes(json.dumps(mine).encode())
+    return [json.loads(text) for text in found]
+
+
+def _is_any_other(values: Sequence[object]) -> bool:
+    return any(value != values[0] for value in values)
+
+
+def _settings_of(state: JobState) -> dict[str, str]:
+    holder = state.companion
+    return dict(holder.settings()) if isinstance(holder, SettingsHolder) else {}
+
+
+def _shapes(state: JobState, cursor: Cursor) -> dict[str, str]:
+    specs = [spec for spec in specs_of(state.tensors(cursor)) if not spec.name.startswith(_CURSOR)]
+    return {f"the shape of {_abridged(spec.name)}": f"{spec.shape} {spec.dtype}" for spec in specs}
+
+
+def _abridged(name: str) -> str:
+    return name.removeprefix("weights/")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a checkpoint tells of the step that has made it.
+
+    ``made_by`` is all beside the script that a graph depends on.  ``script`` is the digest of the
+    script's files and arguments, and ``job`` that of the job, which may have several launches.
+    """
+
+    made_by: str
+    script: str
+    job: str
+    operations: str
+    parts: Mapping[str, str]
+
+    @staticmethod
+    def of(state: JobState, context: WorkerContext, numerics: object) -> StepRecord | None:
+        """Return the record of a step, None for a replica that does not tell."""
+        facts = state.facts
+        if facts is None:
+            return None
+        parts = facts.graphs.parts
+        if len(parts) > _MOST_PARTS:
+            parts = {"the step": digest_of(repr(sorted(parts.items())).encode())}
+        config = context.config
+        made_by = f"{type(state.replica).__name__} {numerics}"
+        return StepRecord(
+            digest_of(made_by.encode()),
+            script_digest(config.options.script, config.options.argv),
+            digest_of(config.lease_token.encode()) if config.lease_token else "",
+            facts.graphs.operations,
+            parts,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the record as a JSON object."""
+        return {
+            "made by": self.made_by,
+            "script": self.script,
+            "job": self.job,
+            "operations": self.operations,
+            "parts": dict(self.parts),
+        }
+
+    @staticmethod
+    def from_json(found: object) -> StepRecord | None:
+        """Return the record that ``to_json`` wrote, None for anything else."""
+        fields = ("made by", "script", "job", "operations", "parts")
+        if not isinstance(found, Mapping) or not all(name in found for name in fields):
+            return None
+        made_by, script, job, operations, parts = (found[name] for name in fields)
+        return StepRecord(made_by, script, job, operations, parts)
+
+    def difference(self, before: StepRecord) -> str | None:
+        """Return the part of the step whose constants differ now, None for none.
+
+        Only constants are compared: the operations may follow from the weights of the model,
+        and these are others after a relaunch.
+        """
+        if (self.made_by, self.operations) != (before.made_by, before.operations):
+            return None
+        names = [*self.parts, *(name for name in before.parts if name not in self.parts)]
+        found = (name for name in names if self.parts.get(name) != before.parts.get(name))
+        return next(found, None)
+
+
+def check_same_record(
+    context: WorkerContext,
+    mine: StepRecord | None,
+    saved: Mapping[str, object],
+    *,
+    is_first: bool,
+) -> None:
+    """Compare the step with that of a checkpoint which the same script has made.
+
+    A script that has changed since is told of by the supervisor.  Another job may have another
+    environment, or other files that its script reads: the user is told.
+
+    Raises:
+        UsageError: the same script builds another step in the same job.
+    """
+    before = StepRecord.from_json(saved.get(FIELD))
+    if before is None or mine is None or before.script != mine.script:
+        return
+    part = mine.difference(before)
+    if part is None:
+        return
+    said = (
+        f"a constant of {part} is another one now than in the launch that has made the checkpoint, "
+        "though the script is the same"
+    )
+    if mine.job and before.job == mine.job:
+        raise UsageError(
+            f"{said}: give the run's numbers in the script, seed every random generator, take "
+            "nothing that acts on training from the clock or the pid, and run again: it resumes"
+        )
+    if is_first:
+        context.notify(
+            f"{said}: the run goes on with the new one; if the script takes it from the clock, the "
+            "pid or the environment, give it a fixed value"
+        )

@@ -1,0 +1,283 @@
+"""Reads that all workers make together, again and again while the file system fails.
+
+A worker alone may have too many open files, or a stale handle.  All wait for it: what one cannot
+read is read by none.  Only those whose read has failed make it again.  Each wait is followed by
+an exchange, so a death breaks the world here as anywhere else, and repair begins the restore
+anew.  A wait is work that needs no peer: the page tells the agent so.
+
+`recovery.patience` decides for how long.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from holdfast.checkpoint.errors import (
+    TRANSIENT,
+    CheckpointError,
+    CheckpointInvalid,
+    CheckpointUnreadable,
+    StorageFailed,
+)
+from holdfast.checkpoint.names import STORE_NAME, step_name
+from holdfast.recovery.patience import PATIENT, Finding, Patience, Tries, Verdict
+from holdfast.runtime.errors import CheckpointsUnread, UsageError
+from holdfast.runtime.exchange.communicator import Communicator
+from holdfast.runtime.system.heartbeat import RequestFlag
+from holdfast.runtime.system.witnessed_time import witnessed_s
+from holdfast.runtime.worker.context import WorkerContext
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How a worker waits between two tries; tests pass a clock of their own."""
+
+    patience: Patience = PATIENT
+    clock: Callable[[], float] = witnessed_s
+    sleep: Callable[[float], None] = time.sleep
+
+
+WAITS = Waits()
+
+AGAIN = "nothing is known to be damaged: run again when the file system answers"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is read: a step, on the disk or in memory; or without a step, the list of them."""
+
+    step: int | None = None
+    is_in_memory: bool = False
+    needs_advice: bool = False
+    """Whether nothing but the user can mend the step."""
+    place: str = ""
+    """The local directory, if it is read there: the run directory may have a sound one."""
+
+    def __str__(self) -> str:
+        what = "the list of checkpoints" if self.step is None else f"checkpoint step {self.step}"
+        return f"{what} in {self.place}" if self.place else what
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a worker could not read; ``seconds`` and ``tries`` are those of all workers together."""
+
+    finding: Finding = Finding.FINE
+    reason: str = ""
+    number: int = 0
+    path: str = ""
+    seconds: float = 0.0
+    tries: int = 1
+    is_other_runs: bool = False
+    """Whether the step is rejected only because another run has saved it."""
+
+    @property
+    def error(self) -> str:
+        """The name of the error number, or "no errno"."""
+        return errno.errorcode.get(self.number, "no errno")
+
+    def __str__(self) -> str:
+        return f"{self.reason}; tried {self.tries} times in {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """What a worker tells the others after a try."""
+
+    trouble: Trouble
+    spent_s: float
+    is_stop_wanted: bool
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def decode(content: bytes) -> _Card:
+        fields = json.loads(content)
+        found = fields.pop("trouble")
+        trouble = Trouble(**found | {"finding": Finding(found["finding"])})
+        return _Card(trouble, **fields)
+
+
+class SharedTries:
+    """Tries reads together with all workers of a world, and tells of what fails."""
+
+    def __init__(self, context: WorkerContext, waits: Waits = WAITS) -> None:
+        self._context = context
+        self._waits = waits
+        self._spent_s = 0.0
+        self.unread: dict[int, Trouble] = {}
+        """The steps on the disk that were given up, and that may be whole."""
+        self.damaged: set[int] = set()
+        """The steps of this run in its directory that did not verify at their last read."""
+
+    def succeed(
+        self,
+        communicator: Communicator,
+        target: Target,
+        attempt: Callable[[], None],
+        patience: Patience | None = None,
+    ) -> bool:
+        """Return whether ``attempt`` succeeded on all workers; the same on all of them.
+
+        Raises:
+            CheckpointsUnread: the job was asked to stop, and could only wait.
+            WorldBroken: a member died.
+        """
+        trouble = self._try(communicator, target, attempt, patience or self._waits.patience)
+        if trouble is not None and communicator.rank == 0:
+            self._tell(target, trouble)
+        if target.step is not None and not target.is_in_memory:
+            self.unread.pop(target.step, None)
+            if trouble is not None and trouble.finding.is_unread:
+                self.unread[target.step] = trouble
+            if not target.place:
+                self._sort(target.step, trouble)
+        return trouble is None
+
+    def _sort(self, step: int, trouble: Trouble | None) -> None:
+        """Take note of whether a step of the run directory is damaged."""
+        self.damaged.discard(step)
+        is_damaged = trouble is not None and trouble.finding is Finding.DAMAGED
+        if is_damaged and trouble is not None and not trouble.is_other_runs:
+            self.damaged.add(step)
+
+    def insist(self, communicator: Communicator, attempt: Callable[[], None]) -> None:
+        """Return once ``attempt``, which lists the checkpoints, has succeeded.
+
+        Raises:
+            UsageError: they cannot be listed, and waiting would not help.
+            CheckpointsUnread: they could not be listed for a long time.
+            WorldBroken: a member died.
+        """
+        trouble = self._try(communicator, Target(), attempt, self._waits.patience)
+        if trouble is None:
+            return
+        if trouble.finding is Finding.TRANSIENT:
+            raise CheckpointsUnread(f"{trouble}; {AGAIN}")
+        raise UsageError(trouble.reason)
+
+    def tell_of_newer(self, restored: int) -> None:
+        """Tell of the steps that may be whole, and newer than the one that was restored."""
+        for step, trouble in self.unread.items():
+            if step > restored:
+                self._context.warn(
+                    f"training goes on from checkpoint step {restored}, because the newer step "
+                    f"{step} could not be read: {trouble}; it is not known to be damaged, and stays"
+                )
+
+    def _try(
+        self,
+        communicator: Communicator,
+        target: Target,
+        attempt: Callable[[], None],
+        patience: Patience,
+    ) -> Trouble | None:
+        """Try until all workers succeed; return what is wrong if the target is given up."""
+        mine, before_s, began = _trouble_of(attempt), self._spent_s, self._waits.clock()
+        for count in itertools.count(1):
+            cards = self._exchange(communicator, mine)
+            if count == 1:  # the first try is no waiting, however long it takes
+                began, first_s = self._waits.clock(), cards[0].spent_s
+            findings = [card.trouble.finding for card in cards]
+            tries = Tries(count, cards[0].spent_s, any(card.is_stop_wanted for card in cards))
+            verdict = patience.verdict(findings, tries)
+            if verdict is Verdict.TAKE:
+                break
+            trouble = replace(_worst(cards), seconds=tries.spent_s - first_s, tries=count)
+            if verdict is Verdict.OLDER:
+                return trouble
+            if verdict is Verdict.STOP:
+                raise CheckpointsUnread(f"told to stop: {target}: {trouble}; {AGAIN}")
+            self._wait(communicator, target, trouble, patience.nap_s(tries) or 0.0)
+            if mine.finding is not Finding.FINE:
+                mine = _trouble_of(attempt)
+            self._spent_s = before_s + self._waits.clock() - began
+        return None
+
+    def _exchange(self, communicator: Communicator, mine: Trouble) -> list[_Card]:
+        """Return the cards of all workers, in rank order; each tells its own trouble."""
+        is_stop_wanted = bool(self._context.page.requests & RequestFlag.STOP)
+        card = _Card(mine, self._spent_s, is_stop_wanted)
+        return [_Card.decode(found) for found in communicator.allgather_bytes(card.encode())]
+
+    def _wait(
+        self, communicator: Communicator, target: Target, trouble: Trouble, nap_s: float
+    ) -> None:
+        if trouble.tries == 1 and communicator.rank == 0:
+            whole_s = self._waits.patience.whole_s
+            self._context.warn(
+                f"{target} cannot be read just now: {trouble.reason}; all workers wait and try "
+                f"again, for {whole_s:.0f} s in all"
+            )
+        with self._context.page.needing_no_peer():
+            self._waits.sleep(nap_s)
+
+    def tell_of_rejected(self, restored: int) -> None:
+        """Tell from where training goes on, as newer steps were rejected; what can be mended."""
+        newest = max(self.damaged, default=restored)
+        text = f"training goes on from checkpoint step {restored}"
+        if newest > restored:
+            run_dir = shlex.quote(str(self._context.run_dir))
+            text += (
+                f", because step {newest} is damaged; to mend that from a copy, stop the job: "
+                f"`holdfast repair {run_dir} --from COPY`"
+            )
+        self._context.notify(text)
+
+    def _tell(self, target: Target, trouble: Trouble) -> None:
+        """Record why a step was given up; a step that may be whole is not rejected."""
+        step, reason = target.step, trouble.reason
+        if trouble.finding is Finding.DAMAGED and step not in self.unread:
+            place = {"place": target.place} if target.place else {}
+            self._context.journal.record("rejected", step=step, reason=reason, **place)
+            self._context.warn(f"{target} was rejected: {reason}{self._advice(target, trouble)}")
+            return
+        self._context.journal.record(
+            "unreadable",
+            step=step,
+            reason=reason,
+            path=trouble.path,
+            error=trouble.error,
+            seconds=round(trouble.seconds, 3),
+            tries=trouble.tries,
+        )
+
+    def _advice(self, target: Target, trouble: Trouble) -> str:
+        if not target.needs_advice or target.step is None:
+            return ""
+        run_dir = self._context.run_dir
+        place = run_dir / STORE_NAME / step_name(target.step)
+        if trouble.is_other_runs:
+            return f"; move {place} to where that run is"
+        mend = f"mend it from a copy with `holdfast repair {run_dir} --from COPY`"
+        return f"; {mend}, or remove {place}"
+
+
+def _worst(cards: Sequence[_Card]) -> Trouble:
+    """Return the worst trouble, of the first worker that has it."""
+    return max((card.trouble for card in cards), key=lambda trouble: trouble.finding)
+
+
+def _trouble_of(attempt: Callable[[], None]) -> Trouble:
+    """Make one try; return why it failed, if it did."""
+    try:
+        attempt()
+    except (CheckpointUnreadable, StorageFailed) as error:
+        finding = Finding.TRANSIENT if error.errno in TRANSIENT else Finding.UNREADABLE
+        reason = error.reason if isinstance(error, CheckpointUnreadable) else str(error)
+        return Trouble(finding, reason, error.errno, str(error.path or ""))
+    except CheckpointInvalid as error:
+        return Trouble(Finding.DAMAGED, error.reason, is_other_runs=error.is_other_runs)
+    except CheckpointError as error:
+        return Trouble(Finding.DAMAGED, str(error))
+    except MemoryError:
+        reason = "there is not enough memory (ENOMEM)"
+        return Trouble(Finding.TRANSIENT, reason, errno.ENOMEM)
+    return Trouble()

@@ -1,0 +1,285 @@
+"""Every file-system call of a save fails once: the save says so, or it is durable after all."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_filesystem import FakeFileSystem, Survival
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.known_steps import OwnSteps
+from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
+
+pytestmark = pytest.mark.usefixtures("early_writeback")
+
+RUN_DIR = Path("/run/job")
+OLD, NEW = 10, 20
+
+
+def small_state(step: int) -> dict[str, Tensor]:
+    random = np.random.default_rng(step)
+    return {
+        "kernel": random.normal(size=(40, 70)).astype(np.float32),
+        "bias": random.normal(size=70).astype(np.float32),
+    }
+
+
+@functools.cache
+def _saved(*steps: int) -> FakeFileSystem:
+    filesystem = FakeFileSystem()
+    for step in steps:
+        save(CheckpointStore(RUN_DIR, filesystem), small_state(step), header=Header("run", 1, step))
+    return filesystem
+
+
+def saved(*steps: int) -> FakeFileSystem:
+    """Return a file system of the caller's own, on which these steps were saved."""
+    return copy.deepcopy(_saved(*steps))
+
+
+def saved_once() -> FakeFileSystem:
+    return saved(OLD)
+
+
+def save_new(filesystem: FakeFileSystem) -> CheckpointError | None:
+    """Save the new step in a fresh process; return how it failed."""
+    store = CheckpointStore(RUN_DIR, filesystem)
+    try:
+        save(store, small_state(NEW), header=Header("run", 1, NEW), writers=2)
+    except CheckpointError as error:
+        return error
+    return None
+
+
+def calls_of_save() -> range:
+    filesystem = saved_once()
+    before = len(filesystem.calls)
+    save_new(filesystem)
+    return range(before, len(filesystem.calls))
+
+
+def newest(filesystem: FakeFileSystem) -> tuple[int, dict[str, Tensor]]:
+    restored, _ = restore_newest(CheckpointStore(RUN_DIR, filesystem))
+    assert restored is not None
+    return restored.manifest.step, restored.state
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS])
+def test_failed_call_fails_the_save_loudly_and_leaves_the_old_checkpoint(
+    number: int, same_bytes: Callable[..., bool]
+) -> None:
+    for call in calls_of_save():
+        filesystem = saved_once()
+        filesystem.fail_at(call, number)
+
+        failure = save_new(filesystem)
+
+        after = filesystem.after_power_cut(Survival.ANYTHING, seed=call)
+        expected = OLD if failure else NEW
+        for disk in (filesystem, after, filesystem.after_power_cut(Survival.NOTHING)):
+            step, state = newest(disk)
+            assert step >= expected, filesystem.calls[call]
+            assert same_bytes(state, small_state(step))
+
+
+def test_every_kind_of_call_is_among_those_that_fail() -> None:
+    operations = {text.split()[0] for text in saved_calls()}
+
+    assert {"allocate", "write", "start_writeback", "fsync", "rename_noreplace"} <= operations
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_only_closing_what_was_read_and_telling_files_apart_may_fail_unnoticed(number: int) -> None:
+    """A failing call fails the save, unless nothing depends on it."""
+    for call in calls_of_save():
+        filesystem = saved_once()
+        filesystem.fail_at(call, number)
+
+        failure = save_new(filesystem)
+
+        if failure is None:
+            operation, path = filesystem.calls[call].split()
+            readers = [c for c in filesystem.calls[:call] if c == f"open_read {path}"]
+            assert operation == "identity" or (operation == "close" and readers)
+
+
+def test_message_of_a_failed_save_names_call_path_values_and_way_out() -> None:
+    call = next(
+        call
+        for call, text in enumerate([*saved_calls()])
+        if text.startswith("allocate") and f"{NEW:012d}" in text
+    )
+    filesystem = saved_once()
+    filesystem.fail_at(call, errno.ENOSPC)
+
+    failure = save_new(filesystem)
+
+    assert str(failure) == (
+        "cannot allocate /run/job/checkpoints/.tmp-000000000020-g1-a1/shard-00000-of-00002.h5: "
+        "No space left on device (ENOSPC); free space or keep fewer checkpoints"
+    )
+
+
+def saved_calls() -> list[str]:
+    filesystem = saved_once()
+    save_new(filesystem)
+    return filesystem.calls
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_next_attempt_succeeds_after_a_failure_at_any_call(
+    number: int, same_bytes: Callable[..., bool]
+) -> None:
+    """Even after a failed sync: an acknowledged save has survived a sync of its own."""
+    for call in calls_of_save():
+        filesystem = saved_once()
+        filesystem.fail_at(call, number)
+        save_new(filesystem)
+
+        assert save_new(filesystem) is None
+
+        for survival in (Survival.NOTHING, Survival.ANYTHING):
+            step, state = newest(filesystem.after_power_cut(survival, seed=call))
+            assert step == NEW, filesystem.calls[call]
+            assert same_bytes(state, small_state(NEW))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_second_attempt_of_the_first_save_survives_a_power_cut(number: int) -> None:
+    empty = FakeFileSystem()
+    save_new(empty)
+
+    for call in range(len(empty.calls)):
+        filesystem = FakeFileSystem()
+        filesystem.fail_at(call, number)
+        save_new(filesystem)
+
+        assert save_new(filesystem) is None
+
+        step, _ = newest(filesystem.after_power_cut(Survival.NOTHING))
+        assert step == NEW, filesystem.calls[call]
+
+
+def test_interrupted_calls_are_repeated(same_bytes: Callable[..., bool]) -> None:
+    for call in calls_of_save():
+        filesystem = saved_once()
+        filesystem.fail_at(call, errno.EINTR)
+
+        failure = save_new(filesystem)
+
+        assert failure is None, filesystem.calls[call]
+        step, state = newest(filesystem.after_power_cut(Survival.NOTHING))
+        assert step == NEW
+        assert same_bytes(state, small_state(NEW))
+
+
+def test_short_writes_and_reads_go_on(same_bytes: Callable[..., bool]) -> None:
+    for call in calls_of_save():
+        filesystem = saved_once()
+        filesystem.shorten_at(call)
+        filesystem.shorten_at(call + 1)
+
+        failure = save_new(filesystem)
+
+        assert failure is None, filesystem.calls[call]
+        step, state = newest(filesystem.after_power_cut(Survival.NOTHING))
+        assert step == NEW
+        assert same_bytes(state, small_state(NEW))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EINTR])
+def test_failure_while_pruning_never_raises_and_never_loses_the_newest(
+    number: int, same_bytes: Callable[..., bool]
+) -> None:
+    for call in range(calls_before_prune(), calls_with_prune()):
+        filesystem, store = three_steps()
+        filesystem.fail_at(call, number)
+
+        prune(OwnSteps(store), Retention(2))
+        reasons = prune(OwnSteps(store), Retention(2))
+
+        assert reasons == ()
+        assert store.steps() == (30, 20)
+        assert [name for name in store.names() if name.startswith(".")] == []
+        step, state = newest(filesystem.after_power_cut(Survival.ANYTHING, seed=call))
+        assert step == 30
+        assert same_bytes(state, small_state(30))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_failure_while_pruning_never_costs_the_last_good_step(number: int) -> None:
+    """Both kept steps are damaged, so no older step may go, even if another call fails."""
+    filesystem, store = two_damaged_of_four()
+    before = len(filesystem.calls)
+    prune(OwnSteps(store), Retention(2))
+
+    for call in range(before, len(filesystem.calls)):
+        failing, store = two_damaged_of_four()
+        failing.fail_at(call, number)
+
+        prune(OwnSteps(store), Retention(2))
+
+        assert newest(failing)[0] == 20, failing.calls[call]
+        assert store.steps() == (40, 30, 20, 10)
+
+
+def two_damaged_of_four() -> tuple[FakeFileSystem, CheckpointStore]:
+    """Return a store whose newest two steps are those of other steps."""
+    filesystem = saved(10, 20, 28, 38)
+    store = CheckpointStore(RUN_DIR, filesystem)
+    for step in (28, 38):
+        old, new = (store.directory / f"step-{number:012d}" for number in (step, step + 2))
+        store.disk.rename(old, new)
+    return filesystem, store
+
+
+def three_steps() -> tuple[FakeFileSystem, CheckpointStore]:
+    filesystem = saved(10, 20, 30)
+    return filesystem, CheckpointStore(RUN_DIR, filesystem)
+
+
+def calls_before_prune() -> int:
+    return len(three_steps()[0].calls)
+
+
+def calls_with_prune() -> int:
+    filesystem, store = three_steps()
+    prune(OwnSteps(store), Retention(2))
+    return len(filesystem.calls)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_failure_while_restoring_is_a_reason_and_the_older_step_is_used(
+    number: int, same_bytes: Callable[..., bool]
+) -> None:
+    undisturbed = saved_once()
+    save_new(undisturbed)
+    begin = len(undisturbed.calls)
+    read = copy.deepcopy(undisturbed)
+    newest(read)
+    end = len(read.calls)
+
+    for call in range(begin, end):
+        filesystem = copy.deepcopy(undisturbed)
+        filesystem.fail_at(call, number)
+        store = CheckpointStore(RUN_DIR, filesystem)
+        try:
+            restored, rejections = restore_newest(store)
+        except CheckpointError:
+            assert filesystem.calls[call].startswith(("list", "is_directory"))
+            continue
+        assert restored is not None
+        assert same_bytes(restored.state, small_state(restored.manifest.step))
+        assert [rejection.step for rejection in rejections] == (
+            [NEW] if restored.manifest.step == OLD else []
+        )

@@ -1,0 +1,359 @@
+"""Calls complete, or fail with one sentence and leave nothing half done."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fake_filesystem import FakeFileSystem, Survival
+
+from holdfast.checkpoint import disk as module
+from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.errors import StorageFailed
+from holdfast.checkpoint.filesystem import FileSystem, LocalFileSystem
+
+ROOT = Path("/run")
+FILE = ROOT / "file"
+BUFFERS = [memoryview(b"head"), memoryview(b""), memoryview(b"tail")]
+
+
+def contents(files: FileSystem, path: Path) -> bytes:
+    disk = Disk(files)
+    with disk.reading(path) as file:
+        data = bytearray(file.size())
+        file.read_into(memoryview(data), 0)
+    return bytes(data)
+
+
+def test_file_is_durable_once_its_directory_is() -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+
+    disk.write_durably(FILE, BUFFERS)
+    disk.fsync_directory(ROOT)
+
+    assert contents(files.after_power_cut(Survival.NOTHING), FILE) == b"headtail"
+
+
+def test_many_buffers_go_in_batches(tmp_path: Path) -> None:
+    """More than IOV_MAX, some of them empty."""
+    buffers = [memoryview(bytes([i % 251]) * (i % 4)) for i in range(5000)]
+
+    Disk().write_durably(tmp_path / "file", buffers)
+
+    assert (tmp_path / "file").read_bytes() == b"".join(buffers)
+
+
+class OneByteFileSystem(LocalFileSystem):
+    """Moves a single byte by each call."""
+
+    def write(self, handle: int, buffers: Sequence[memoryview], offset: int) -> int:
+        return super().write(handle, [buffers[0][:1]], offset)
+
+    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
+        return super().read(handle, buffer[:1], offset)
+
+
+def test_shortest_possible_writes_and_reads_complete(tmp_path: Path) -> None:
+    files = OneByteFileSystem()
+
+    Disk(files).write_durably(tmp_path / "file", BUFFERS)
+
+    assert contents(files, tmp_path / "file") == b"headtail"
+
+
+class FullFileSystem(FakeFileSystem):
+    """Takes no byte and reports no error."""
+
+    def write(self, handle: int, buffers: object, offset: int) -> int:
+        return 0
+
+
+def test_write_without_progress_fails_instead_of_spinning() -> None:
+    with pytest.raises(StorageFailed, match="takes no more bytes"):
+        Disk(FullFileSystem()).write_durably(FILE, BUFFERS)
+
+
+class InterruptedFileSystem(FakeFileSystem):
+    """Never completes a call."""
+
+    def mkdir(self, path: Path) -> None:
+        raise InterruptedError(errno.EINTR, "interrupted")
+
+
+def test_endless_interruptions_fail_instead_of_spinning() -> None:
+    with pytest.raises(StorageFailed, match="interrupted without end"):
+        Disk(InterruptedFileSystem()).make_directory(ROOT / "directory")
+
+
+@pytest.mark.parametrize("operation", ["allocate", "write", "fsync", "close"])
+def test_file_that_failed_is_removed_and_never_synced_again(operation: str) -> None:
+    probe = FakeFileSystem()
+    Disk(probe).write_durably(FILE, BUFFERS)
+    call = [text.split()[0] for text in probe.calls].index(operation)
+    files = FakeFileSystem()
+    files.fail_at(call, errno.EIO)
+
+    with pytest.raises(StorageFailed) as failure:
+        Disk(files).write_durably(FILE, BUFFERS)
+
+    later = [text.split()[0] for text in files.calls[call + 1 :]]
+    assert failure.value.errno == errno.EIO
+    assert later in (["close", "unlink"], ["unlink"])
+    assert files.list(ROOT) == ()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_missing_directory_sync_is_a_recorded_downgrade(number: int) -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, number)
+    files.fail_at(1, number)
+    disk = Disk(files)
+
+    disk.fsync_directory(ROOT)
+    disk.fsync_directory(ROOT)
+
+    assert len(disk.downgrades) == 1
+    assert "a power cut may lose names" in disk.downgrades[0]
+
+
+def test_failing_directory_sync_is_an_error() -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, errno.EIO)
+    disk = Disk(files)
+
+    with pytest.raises(StorageFailed):
+        disk.fsync_directory(ROOT)
+
+    assert disk.downgrades == ()
+
+
+def test_parent_that_may_not_be_read_is_a_downgrade_of_the_parent_only() -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, errno.EACCES)
+    files.fail_at(1, errno.EACCES)
+    disk = Disk(files)
+
+    disk.fsync_parent(FILE)
+    with pytest.raises(StorageFailed):
+        disk.fsync_directory(ROOT)
+
+    assert len(disk.downgrades) == 1
+
+
+def test_missing_reservation_is_a_recorded_downgrade() -> None:
+    files = FakeFileSystem()
+    files.fail_at(1, errno.ENOTSUP)
+    disk = Disk(files)
+
+    disk.write_durably(FILE, BUFFERS)
+
+    assert contents(files, FILE) == b"headtail"
+    assert disk.downgrades == ("space cannot be reserved ahead: a full disk shows late",)
+
+
+def test_downgrade_that_was_told_is_not_new() -> None:
+    files = FakeFileSystem()
+    files.fail_at(0, errno.EINVAL)
+    disk = Disk(files)
+    told: set[str] = set()
+    disk.fsync_directory(ROOT)
+
+    assert disk.new_downgrades(told) == disk.downgrades
+    assert disk.new_downgrades(told) == ()
+
+
+def test_full_device_fails_before_anything_is_written() -> None:
+    files = FakeFileSystem()
+    files.fail_at(1, errno.ENOSPC)
+
+    with pytest.raises(StorageFailed, match=r"cannot allocate /run/file: .*\(ENOSPC\); free space"):
+        Disk(files).write_durably(FILE, BUFFERS)
+
+    assert not any(text.startswith("write") for text in files.calls)
+
+
+@pytest.fixture
+def _small_writeback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH_BYTES", 4)
+
+
+@pytest.mark.usefixtures("_small_writeback")
+def test_disk_works_while_the_rest_is_written() -> None:
+    """Not for the end of the file, which the sync is about to write anyway."""
+    files = FakeFileSystem()
+
+    Disk(files).write_durably(FILE, [memoryview(b"abc"), memoryview(b"defghij")])
+
+    operations = [text.split()[0] for text in files.calls]
+    assert operations == [
+        *("create_exclusive", "allocate"),
+        *("write", "start_writeback"),
+        *("write", "fsync", "close"),
+    ]
+    assert contents(files, FILE) == b"abcdefghij"
+
+
+@pytest.mark.usefixtures("_small_writeback")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EINVAL, errno.ENOTSUP])
+def test_disk_that_cannot_begin_early_loses_no_guarantee(number: int) -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+    files.fail_at(3, number)
+
+    disk.write_durably(FILE, BUFFERS)
+
+    assert files.calls[3].startswith("start_writeback")
+    assert contents(files, FILE) == b"headtail"
+    assert disk.downgrades == ()
+
+
+@pytest.mark.usefixtures("_small_writeback")
+def test_failed_writeback_gives_the_file_up() -> None:
+    """A later sync might claim success: the pages may be marked as clean."""
+    files = FakeFileSystem()
+    files.fail_at(3, errno.EIO)
+
+    with pytest.raises(StorageFailed, match="cannot write back /run/file"):
+        Disk(files).write_durably(FILE, BUFFERS)
+
+    assert [text.split()[0] for text in files.calls[4:]] == ["close", "unlink"]
+
+
+@pytest.mark.parametrize("worth_a_thread", [0, 100])
+def test_what_is_done_beside_a_write_is_done_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, worth_a_thread: int
+) -> None:
+    monkeypatch.setattr(module, "_WORTH_A_THREAD_BYTES", worth_a_thread)
+    files = FakeFileSystem()
+    threads: list[int] = []
+
+    Disk(files).write_durably(FILE, BUFFERS, lambda: threads.append(threading.get_ident()))
+
+    assert contents(files, FILE) == b"headtail"
+    assert [thread == threading.get_ident() for thread in threads] == [worth_a_thread > 0]
+
+
+@pytest.mark.parametrize("worth_a_thread", [0, 100])
+def test_failure_of_what_is_done_beside_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, worth_a_thread: int
+) -> None:
+    monkeypatch.setattr(module, "_WORTH_A_THREAD_BYTES", worth_a_thread)
+    files = FakeFileSystem()
+
+    def fail() -> None:
+        raise KeyError("not what it was")
+
+    with pytest.raises(KeyError, match="not what it was"):
+        Disk(files).write_durably(FILE, BUFFERS, fail)
+
+    assert files.list(ROOT) == ()
+
+
+def test_existing_file_is_left_alone() -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+    disk.write_durably(FILE, [memoryview(b"first")])
+
+    with pytest.raises(StorageFailed, match="EEXIST"):
+        disk.write_durably(FILE, [memoryview(b"second")])
+
+    assert contents(files, FILE) == b"first"
+
+
+def test_reading_past_the_end_fails() -> None:
+    files = FakeFileSystem()
+    disk = Disk(files)
+    disk.write_durably(FILE, [memoryview(b"short")])
+
+    with disk.reading(FILE) as file, pytest.raises(StorageFailed, match="the file ends early"):
+        file.read_into(memoryview(bytearray(6)), 0)
+
+
+def test_removing_what_is_gone_is_no_failure() -> None:
+    Disk(FakeFileSystem()).remove_tree(ROOT / "missing")
+
+
+def test_tree_that_is_deeper_than_calls_may_be_is_removed(tmp_path: Path) -> None:
+    top = path = tmp_path / "top"
+    depth = sys.getrecursionlimit() + 100
+    for _ in range(depth):
+        path.mkdir()
+        path /= "d"
+    path.write_bytes(b"at the bottom")
+
+    Disk().remove_tree(top)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_tells_how_much_is_being_written_and_each_read() -> None:
+    """The bytes of a file count from before its first write until it is durable."""
+    files = FakeFileSystem()
+    disk = Disk(files)
+    told: list[int] = []
+    disk.watch(told.append)
+
+    disk.write_durably(FILE, BUFFERS, beside=lambda: told.append(1))
+
+    assert told == [8, 1, -8]
+    told.clear()
+    with disk.reading(FILE) as file:
+        file.read_into(memoryview(bytearray(8)), 0)
+        assert told == [0]
+    disk.remove_file(FILE)
+    assert told == [0, 0]
+
+
+def test_file_that_cannot_be_written_is_told_to_its_end() -> None:
+    disk = Disk(FullFileSystem())
+    told: list[int] = []
+    disk.watch(told.append)
+
+    with pytest.raises(StorageFailed):
+        disk.write_durably(FILE, BUFFERS)
+
+    assert told == [8, -8]
+
+
+class LostAnswer(LocalFileSystem):
+    """A server that renames; the client asks again, since no answer came, and is told this."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        super().rename_noreplace(source, target)
+        raise OSError(self._number, "the answer to the second question")
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EEXIST, errno.EIO, errno.ESTALE])
+def test_rename_whose_answer_was_lost_is_one_that_was_done(number: int, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").write_text("contents")
+
+    Disk(LostAnswer(number)).rename(tmp_path / "old", tmp_path / "new")
+
+    assert (tmp_path / "new" / "file").read_text() == "contents"
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_rename_that_found_another_one_at_its_target_has_failed(
+    *, has_source: bool, tmp_path: Path
+) -> None:
+    """Somebody else has removed the source, and made the target."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file").write_text("another's")
+    if has_source:
+        (tmp_path / "old").mkdir()
+
+    with pytest.raises(StorageFailed) as failure:
+        Disk().rename(tmp_path / "old", tmp_path / "new")
+
+    assert failure.value.errno == (errno.EEXIST if has_source else errno.ENOENT)
+    assert (tmp_path / "new" / "file").read_text() == "another's"

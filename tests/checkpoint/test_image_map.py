@@ -1,0 +1,108 @@
+"""Places in the memory of a snapshot follow from the layout, and have room for what HDF5 makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.digest import DigestKind
+from holdfast.checkpoint.errors import StateUnsupported
+from holdfast.checkpoint.image import ShardImage, ShareImage
+from holdfast.checkpoint.image_map import ImageMap, share_of
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.tensor import ShardLayout, TensorSpec, specs_of
+
+HEADER = Header("run", 3, 40)
+XXH3 = DigestKind.XXH3_128
+
+SHAPES = st.lists(st.integers(0, 40), max_size=4).map(tuple)
+NAMES = st.text("ab/é", min_size=1, max_size=24)
+STATES = st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from(["float32", "int64", "bool"])))
+
+
+def state_of(shapes: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(len(shapes))
+    return {
+        name: (1 + random.integers(0, 100, shape)).astype(dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
+
+
+@given(STATES, st.integers(1, 5), st.integers(1, 7), st.sampled_from(DigestKind))
+def test_shares_of_any_number_of_workers_make_the_shards_that_one_writer_makes(
+    shapes: dict[str, tuple[tuple[int, ...], str]], shards: int, parts: int, kind: DigestKind
+) -> None:
+    state = state_of(shapes)
+    layout = ShardLayout(specs_of(state), shards)
+    image_map = ImageMap.of(layout, kind)
+    memory = memoryview(bytearray(image_map.size))
+
+    for part in reversed(range(parts)):
+        share = ShareImage(image_map, share_of(image_map, part, parts), "run")
+        share.copy(memory, state, HEADER)
+        share.describe(memory, state, HEADER)
+
+    for shard in range(shards):
+        image = ShardImage(layout, shard, "run", kind)
+        expected = bytearray(image.size)
+        record = image.fill(memoryview(expected), state, HEADER)
+        assert image_map.record(memory, shard, HEADER) == record
+        assert image_map.image(memory, shard, record.size) == expected
+
+
+@given(st.lists(st.integers(0, 20_000), max_size=6), st.integers(1, 4), st.integers(1, 9))
+def test_shares_cover_each_byte_once_and_digest_each_piece_once(
+    sizes: list[int], shards: int, parts: int
+) -> None:
+    specs = tuple(TensorSpec(f"t{i}", "uint8", (size,)) for i, size in enumerate(sizes))
+    image_map = ImageMap.of(ShardLayout(specs, shards), XXH3)
+    shares = [share_of(image_map, part, parts) for part in range(parts)]
+
+    covered = sorted(s for share in shares for s in share.stretches)
+    by_piece: dict[tuple[int, int], int] = {}
+    for found in covered:
+        assert found.start == by_piece.get((found.shard, found.piece), 0)
+        by_piece[(found.shard, found.piece)] = found.stop
+    pieces = {
+        (shard, index): piece.nbytes
+        for shard, found in enumerate(image_map.pieces)
+        for index, piece in enumerate(found)
+        if piece.nbytes
+    }
+    assert by_piece == pieces
+    assert sorted(place for share in shares for place in share.digested) == sorted(pieces)
+    assert sorted(shard for share in shares for shard in share.framed) == list(range(shards))
+    assert sum(share.nbytes for share in shares) == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a" * 1024],
+        ["/".join("a" * 512)],
+        ["é" * 512],
+        [f"layer_{i}/{'/'.join(f'block{i}' for i in range(100))}/kernel" for i in range(50)],
+        [f"{'ab/' * 300}{i}" for i in range(200)],
+        [f"weight_{i}" for i in range(3000)],
+        [f"{i}/{'/'.join('a' * 500)}" for i in range(60)],
+    ],
+    ids=["long", "deep", "wide", "groups", "shared", "many", "apart"],
+)
+def test_room_holds_the_file_of_any_names(names: list[str]) -> None:
+    specs = tuple(TensorSpec(name, "float32", (1,) * 32) for name in sorted(names))
+    layout = ShardLayout(specs, 1)
+    image_map = ImageMap.of(layout, XXH3)
+
+    size = ShardImage(layout, 0, "r" * 1000).size
+
+    assert size < image_map.records[0] - image_map.bases[0]
+    assert len(image_map.image(memoryview(bytearray(image_map.size)), 0, size)) == size
+
+
+def test_file_that_is_larger_than_its_room_is_refused() -> None:
+    image_map = ImageMap.of(ShardLayout((TensorSpec("a", "float32", (3,)),), 1), XXH3)
+
+    with pytest.raises(StateUnsupported, match="the file of shard 0 needs 9000000 bytes"):
+        image_map.image(memoryview(b""), 0, 9_000_000)

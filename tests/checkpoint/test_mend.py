@@ -1,0 +1,407 @@
+"""A damaged step is whole again if each of its parts is sound in one of two holders."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from holders import RUN_ID, STEP, Copies, flip, manifest, shard, small_state
+
+from holdfast.checkpoint.disk import Disk
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    CheckpointInvalid,
+    MendImpossible,
+    StorageFailed,
+)
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.known_steps import OwnSteps
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.names import step_name
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.repair import (
+    Holders,
+    Inventory,
+    mend_step,
+    parts_of,
+    plan_mend,
+    take_inventory,
+)
+from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.store import CheckpointStore, save
+
+FIRST_PIECE = 4096  # pieces of a page or more begin at a page
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Copies:
+    return Copies.make(tmp_path)
+
+
+def repair(copies: Copies, run_id: str | None = RUN_ID):  # noqa: ANN201
+    return mend_step(Holders(copies.here, copies.there), STEP, run_id=run_id)
+
+
+def files_of(store: CheckpointStore, name: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (store.directory / name).iterdir()}
+
+
+def flip_in_a_piece(store: CheckpointStore) -> None:
+    flip(shard(store, 1), FIRST_PIECE)
+
+
+def flip_in_the_metadata(store: CheckpointStore) -> None:
+    flip(shard(store, 1), 9)
+
+
+def cut_short(store: CheckpointStore) -> None:
+    os.truncate(shard(store, 2), 5000)
+
+
+def make_longer(store: CheckpointStore) -> None:
+    with shard(store, 2).open("ab") as file:
+        file.write(b"more")
+
+
+def remove_a_shard(store: CheckpointStore) -> None:
+    shard(store, 0).unlink()
+
+
+def flip_in_the_manifest(store: CheckpointStore) -> None:
+    flip(manifest(store), 50)
+
+
+def remove_the_manifest(store: CheckpointStore) -> None:
+    manifest(store).unlink()
+
+
+DAMAGES = [
+    flip_in_a_piece,
+    flip_in_the_metadata,
+    cut_short,
+    make_longer,
+    remove_a_shard,
+    flip_in_the_manifest,
+    remove_the_manifest,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_step_has_the_same_bytes_again_and_is_kept_aside(
+    damage: Callable[[CheckpointStore], None], copies: Copies
+) -> None:
+    pristine = files_of(copies.there, step_name(STEP))
+    damage(copies.here)
+    damaged = files_of(copies.here, step_name(STEP))
+
+    found = repair(copies)
+
+    assert found.faults
+    assert files_of(copies.here, step_name(STEP)) == pristine
+    assert found.bad_name is not None
+    assert files_of(copies.here, found.bad_name) == damaged
+    assert copies.here.names() == (found.bad_name, step_name(STEP))
+    assert files_of(copies.there, step_name(STEP)) == pristine
+
+
+def test_whole_step_is_left_alone(copies: Copies) -> None:
+    before = copies.here.directory.stat().st_mtime_ns
+
+    found = repair(copies)
+
+    assert (found.faults, found.taken, found.bad_name) == ((), 0, None)
+    assert copies.here.directory.stat().st_mtime_ns == before
+
+
+def test_two_holders_with_different_damage_make_a_whole_one(copies: Copies) -> None:
+    remove_a_shard(copies.here)
+    cut_short(copies.there)
+    flip_in_the_manifest(copies.there)
+
+    found = repair(copies)
+
+    assert 0 < found.taken < found.parts
+    assert restore(copies.here, STEP).state.keys() == small_state().keys()
+
+
+def test_what_nobody_has_is_named_and_nothing_is_moved(copies: Copies) -> None:
+    flip_in_a_piece(copies.here)
+    flip_in_a_piece(copies.there)
+    before = copies.here.names()
+
+    with pytest.raises(MendImpossible) as caught:
+        repair(copies)
+
+    part = re.search(r"neither holder has (elements .* in shard 1) \(", str(caught.value))
+    assert part is not None
+    assert f"(in both: wrong digest of {part[1]}); use another holder" in str(caught.value)
+
+    assert copies.here.names() == before
+
+
+def test_step_that_the_other_holder_lacks_is_named(copies: Copies) -> None:
+    remove_a_shard(copies.here)
+    shutil.rmtree(copies.there.directory / step_name(STEP))
+
+    with pytest.raises(MendImpossible, match="shard-00000-of-00003"):
+        repair(copies)
+
+
+def test_manifest_of_another_run_is_not_taken(copies: Copies) -> None:
+    remove_the_manifest(copies.here)
+    shutil.rmtree(copies.there.directory)
+    save(copies.there, small_state(), header=Header("other", 2, STEP))
+
+    with pytest.raises(CheckpointError, match="belongs to run other, not to 4f0c2d"):
+        repair(copies)
+
+
+def test_manifest_is_not_taken_without_knowing_the_run(copies: Copies) -> None:
+    flip_in_the_manifest(copies.here)
+
+    with pytest.raises(MendImpossible, match=r"no RUN.json tells"):
+        repair(copies, run_id=None)
+
+
+def test_two_damaged_manifests_are_both_named(copies: Copies) -> None:
+    flip_in_the_manifest(copies.here)
+    remove_the_manifest(copies.there)
+
+    with pytest.raises(MendImpossible, match=r"damaged or cut short; and in .*there/checkpoints"):
+        repair(copies)
+
+
+def test_step_that_is_gone_is_taken_as_a_whole(copies: Copies) -> None:
+    shutil.rmtree(copies.here.directory / step_name(STEP))
+
+    found = repair(copies)
+
+    assert (found.taken, found.bad_name) == (found.parts, None)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
+@pytest.mark.parametrize("damage", [lambda _: None, remove_a_shard, remove_the_manifest])
+def test_parts_of_a_step_that_was_moved_aside_are_kept(
+    damage: Callable[[CheckpointStore], None], copies: Copies
+) -> None:
+    damage(copies.here)
+    flip_in_a_piece(copies.there)
+    aside = f".bad-{STEP:012d}-g2-a1"
+    (copies.here.directory / step_name(STEP)).rename(copies.here.directory / aside)
+
+    found = repair(copies)
+
+    assert (found.taken < found.parts, found.bad_name) == (True, None)
+    assert any(aside in fault or "shard" in fault or "MANIFEST" in fault for fault in found.faults)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+    assert copies.here.names() == (aside, step_name(STEP))
+
+
+@pytest.mark.parametrize(("older", "newer"), [("g9-a1", "g13-a1"), ("g2-a9", "g2-a10")])
+def test_newest_of_what_was_moved_aside_counts_as_ours(
+    copies: Copies, older: str, newer: str
+) -> None:
+    """Generations grow by the number of workers with each launch, and names sort as text."""
+    directory = copies.here.directory
+    (directory / f".bad-{STEP:012d}-{older}").mkdir()
+    (directory / step_name(STEP)).rename(directory / f".bad-{STEP:012d}-{newer}")
+    shutil.rmtree(copies.there.directory)
+
+    found = repair(copies)
+
+    assert (found.taken, any(newer in fault for fault in found.faults)) == (0, True)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
+def test_parts_of_all_that_was_moved_aside_make_a_whole_step(copies: Copies) -> None:
+    """A mend that was cut short has left two directories, and neither of them is whole."""
+    directory = copies.here.directory
+    older, newer = (directory / f".bad-{STEP:012d}-{save}" for save in ("g9-a1", "g13-a1"))
+    shutil.copytree(directory / step_name(STEP), older)
+    (older / "shard-00000-of-00003.h5").unlink()
+    (directory / step_name(STEP)).rename(newer)
+    (newer / "shard-00002-of-00003.h5").unlink()
+    (newer / "MANIFEST.json").unlink()
+    shutil.rmtree(copies.there.directory)
+
+    found = repair(copies)
+
+    assert (found.taken, found.bad_name) == (0, None)
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+    assert copies.here.names() == (newer.name, older.name, step_name(STEP))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_was_moved_aside_of_another_run_stops_no_mend(
+    copies: Copies, *, is_there: bool
+) -> None:
+    directory = copies.here.directory
+    own = directory / f".bad-{STEP:012d}-g2-a1"
+    (directory / step_name(STEP)).rename(own)
+    save(copies.here, small_state(1), header=Header("other", 2, STEP))
+    (directory / step_name(STEP)).rename(directory / f".bad-{STEP:012d}-g9-a1")
+    if is_there:
+        shutil.copytree(own, directory / step_name(STEP))
+        remove_the_manifest(copies.here)
+    shutil.rmtree(copies.there.directory)
+
+    assert repair(copies).taken == 0
+
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
+def test_step_in_its_place_is_made_whole_by_what_was_moved_aside(copies: Copies) -> None:
+    directory = copies.here.directory
+    shutil.copytree(directory / step_name(STEP), directory / f".bad-{STEP:012d}-g9-a1")
+    flip_in_a_piece(copies.here)
+    shutil.rmtree(copies.there.directory)
+
+    assert repair(copies).taken == 0
+
+    assert restore(copies.here, STEP).manifest.run_id == RUN_ID
+
+
+def test_second_repair_keeps_both_damaged_steps(copies: Copies) -> None:
+    names = []
+    for damage in (cut_short, remove_a_shard):
+        damage(copies.here)
+        names.append(repair(copies).bad_name)
+
+    assert len(set(names)) == 2
+    assert set(copies.here.names()) == {*names, step_name(STEP)}
+
+
+@pytest.mark.parametrize("is_moved_aside", [False, True])
+def test_other_holder_has_a_later_save_of_the_step(copies: Copies, *, is_moved_aside: bool) -> None:
+    """A damaged step is moved aside when it is saved again; a mirror has the second save."""
+    cut_short(copies.here)
+    if is_moved_aside:
+        bad = f".bad-{STEP:012d}-g5-a1"
+        (copies.here.directory / step_name(STEP)).rename(copies.here.directory / bad)
+    shutil.rmtree(copies.there.directory)
+    save(copies.there, small_state(), header=Header(RUN_ID, 5, STEP), writers=2)
+
+    found = repair(copies)
+
+    assert found.faults
+    assert restore(copies.here, STEP).manifest.generation == 5
+    assert files_of(copies.here, step_name(STEP)) == files_of(copies.there, step_name(STEP))
+
+
+class BadBlock(LocalFileSystem):
+    """A disk on which the first page of data of one shard cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._inode = path.stat().st_ino
+
+    def read(self, handle: int, buffer: memoryview, offset: int) -> int:
+        if os.fstat(handle).st_ino == self._inode and offset < FIRST_PIECE + 1 <= offset + 4096:
+            raise OSError(errno.EIO, "bad block")
+        return super().read(handle, buffer, offset)
+
+
+def test_bad_block_costs_only_what_lies_on_it(copies: Copies, tmp_path: Path) -> None:
+    here = CheckpointStore(tmp_path / "here", BadBlock(shard(copies.here, 1)))
+
+    found = repair(Copies(here, copies.there))
+
+    assert 0 < found.taken < found.parts
+    assert restore(here, STEP).manifest.step == STEP
+
+
+class FullDisk(LocalFileSystem):
+    """No byte more fits."""
+
+    def allocate(self, handle: int, size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class LastRename(LocalFileSystem):
+    """A disk that fails when a staged step is renamed to its name."""
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        if source.name.startswith(".tmp-") and target.name == step_name(STEP):
+            raise OSError(errno.EIO, "rename fails")
+        super().rename_noreplace(source, target)
+
+
+@pytest.mark.parametrize("filesystem", [FullDisk(), LastRename()])
+def test_failed_repair_leaves_the_damaged_step_where_it_was(
+    filesystem: LocalFileSystem, copies: Copies, tmp_path: Path
+) -> None:
+    cut_short(copies.here)
+    damaged = files_of(copies.here, step_name(STEP))
+
+    with pytest.raises(StorageFailed):
+        repair(Copies(CheckpointStore(tmp_path / "here", filesystem), copies.there))
+
+    assert copies.here.names() == (step_name(STEP),)
+    assert files_of(copies.here, step_name(STEP)) == damaged
+
+
+class Forgetful(LocalFileSystem):
+    """A disk that spoils a shard when the step gets its name, after all of it was synced."""
+
+    def rename_noreplace(self, source: Path, target: Path) -> None:
+        super().rename_noreplace(source, target)
+        if source.name.startswith(".tmp-") and target.name == step_name(STEP):
+            flip(target / "shard-00001-of-00003.h5", FIRST_PIECE)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_mended_step_that_does_not_verify_leaves_its_place_again(
+    copies: Copies, tmp_path: Path, *, is_there: bool
+) -> None:
+    cut_short(copies.here)
+    damaged = files_of(copies.here, step_name(STEP))
+    where = step_name(STEP) if is_there else f".bad-{STEP:012d}-g9-a1"
+    (copies.here.directory / step_name(STEP)).rename(copies.here.directory / where)
+
+    with pytest.raises(CheckpointInvalid, match="wrong digest"):
+        repair(Copies(CheckpointStore(tmp_path / "here", Forgetful()), copies.there))
+
+    assert files_of(copies.here, where) == damaged
+    assert copies.here.steps() == ((STEP,) if is_there else ())
+    assert prune(OwnSteps(copies.here), Retention()) == ()
+    assert copies.here.names() == (where,)
+
+
+def test_parts_of_a_shard_are_all_of_it_once(copies: Copies) -> None:
+    described: Manifest = copies.here.scan(STEP).manifest()
+
+    for entry, parts in zip(described.shards, parts_of(described), strict=True):
+        spans = sorted(span for part in parts for span in part.spans)
+        edges = [position for span in spans for position in span]
+        assert edges == sorted(edges)
+        assert sum(part.nbytes for part in parts) == entry.size
+
+
+def test_plan_takes_only_what_is_not_sound_here(copies: Copies) -> None:
+    described = copies.here.scan(STEP).manifest()
+    parts = [part for shard_parts in parts_of(described) for part in shard_parts]
+    here = Inventory(frozenset(parts[1:]), ("the first is gone",))
+    there = Inventory(frozenset(parts), ())
+
+    plan = plan_mend(described, here, there)
+
+    assert plan.taken == {parts[0]}
+    assert plan.kept == set(parts[1:])
+
+
+def test_inventory_tells_how_many_bytes_it_has_read(copies: Copies) -> None:
+    described = copies.here.scan(STEP).manifest()
+    counts: list[int] = []
+
+    found = take_inventory(
+        Disk(), copies.here.directory / step_name(STEP), described, counts.append
+    )
+
+    assert found.is_whole
+    assert sum(counts) == described.nbytes

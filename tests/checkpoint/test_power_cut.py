@@ -1,0 +1,121 @@
+"""The power goes at every single call of a save: what was acknowledged is restorable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from fake_filesystem import FakeFileSystem, PowerCut, Survival
+
+from holdfast.checkpoint.known_steps import OwnSteps
+from holdfast.checkpoint.reader import restore_newest
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.retention import Retention, prune
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor
+
+pytestmark = pytest.mark.usefixtures("early_writeback")
+
+RUN_DIR = Path("/run/job")
+STEPS = (10, 20, 30)
+
+
+class Cut(NamedTuple):
+    """A file system whose power went, and the last step that was acknowledged before."""
+
+    filesystem: FakeFileSystem
+    acknowledged: int
+
+
+CASES = [
+    (Survival.NOTHING, 0),
+    (Survival.NAMES, 0),
+    *((Survival.ANYTHING, seed) for seed in range(3)),
+    *(pytest.param(Survival.ANYTHING, seed, marks=pytest.mark.long) for seed in range(3, 8)),
+]
+
+
+def small_state(step: int) -> dict[str, Tensor]:
+    random = np.random.default_rng(step)
+    return {
+        "kernel": random.normal(size=(40, 70)).astype(np.float32),
+        "bias": random.normal(size=70).astype(np.float32),
+        "step": np.array(step, np.int64),
+    }
+
+
+def train(filesystem: FakeFileSystem, acknowledge: Callable[[int], None]) -> None:
+    """Save and prune a few steps, in the order of a job."""
+    store = CheckpointStore(RUN_DIR, filesystem)
+    for step in STEPS:
+        save(store, small_state(step), header=Header("run", 1, step), writers=2)
+        acknowledge(step)
+        prune(OwnSteps(store), Retention(2))
+
+
+def count_calls() -> int:
+    filesystem = FakeFileSystem()
+    train(filesystem, lambda _: None)
+    return len(filesystem.calls)
+
+
+@pytest.fixture(scope="module")
+def cuts() -> list[Cut]:
+    """Return one interrupted run for each call that a whole run makes."""
+    return [cut(call) for call in range(count_calls())]
+
+
+def cut(call: int) -> Cut:
+    filesystem = FakeFileSystem()
+    filesystem.cut_power_at(call)
+    acknowledged = [0]
+    with pytest.raises(PowerCut):
+        train(filesystem, acknowledged.append)
+    return Cut(filesystem, acknowledged[-1])
+
+
+@pytest.mark.parametrize(("survival", "seed"), CASES)
+def test_acknowledged_step_is_restorable_wherever_the_power_goes(
+    cuts: list[Cut], survival: Survival, seed: int, same_bytes: Callable[..., bool]
+) -> None:
+    for call, (filesystem, acknowledged) in enumerate(cuts):
+        after = CheckpointStore(RUN_DIR, filesystem.after_power_cut(survival, seed + call))
+
+        restored, _ = restore_newest(after)
+
+        found = restored.manifest.step if restored else 0
+        assert found >= acknowledged, f"call {call}: {filesystem.calls[-1]}"
+        assert restored is None or same_bytes(restored.state, small_state(found))
+
+
+@pytest.mark.parametrize(("survival", "seed"), CASES)
+def test_every_visible_step_is_whole_wherever_the_power_goes(
+    cuts: list[Cut], survival: Survival, seed: int
+) -> None:
+    """Visible means complete: after a cut no listed step is rejected."""
+    for call, (filesystem, _) in enumerate(cuts):
+        after = CheckpointStore(RUN_DIR, filesystem.after_power_cut(survival, seed + call))
+
+        for step in after.steps():
+            after.scan(step).verify()
+
+
+def test_saving_goes_on_after_a_power_cut_at_every_call(
+    cuts: list[Cut], same_bytes: Callable[..., bool]
+) -> None:
+    for call, (filesystem, _) in enumerate(cuts):
+        after = CheckpointStore(RUN_DIR, filesystem.after_power_cut(Survival.ANYTHING, call))
+
+        after.clean_staging(2)
+        save(after, small_state(50), header=Header("run", 2, 50))
+        reasons = prune(OwnSteps(after), Retention(2))
+
+        restored, rejections = restore_newest(after)
+        assert restored is not None
+        assert restored.manifest.step == 50
+        assert same_bytes(restored.state, small_state(50))
+        assert (reasons, rejections) == ((), ())
+        assert [name for name in after.names() if not name.startswith("step-")] == []

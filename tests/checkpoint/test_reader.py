@@ -1,0 +1,202 @@
+"""What comes back is bit for bit what was saved, by any number of writers."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from fake_filesystem import FakeFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from holdfast.checkpoint import reader as reader_module
+from holdfast.checkpoint.digest import state_sha256
+from holdfast.checkpoint.errors import CheckpointInvalid, CheckpointUnreadable, StorageFailed
+from holdfast.checkpoint.manifest import Manifest, Placed
+from holdfast.checkpoint.reader import StateReader, compare_specs, restore, restore_newest
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.checkpoint.tensor import Tensor, TensorSpec
+
+State = dict[str, Tensor]
+
+arrays = hnp.arrays(
+    st.sampled_from(["f4", "f8", "f2", "i8", "i4", "u8", "?", ">f4", ">i8"]),
+    hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=12),
+    elements=st.just(1),
+    fill=st.just(0),
+)
+states = st.dictionaries(
+    st.text(max_size=12).filter(lambda name: name.isprintable()), arrays, max_size=6
+)
+
+
+@pytest.mark.parametrize("writers", [1, 2, 3, 5, 8])
+def test_state_survives_any_number_of_writers(
+    store: CheckpointStore,
+    writers: int,
+    state_of: Callable[[int], State],
+    same_bytes: Callable[[State, State], bool],
+) -> None:
+    state = state_of(writers)
+    cursor = {"step": 30, "epoch": 2}
+
+    save(store, state, header=Header("run", 4, 30), writers=writers, cursor=cursor)
+    restored = restore(store, 30)
+
+    assert same_bytes(restored.state, state)
+    assert state_sha256(restored.state) == state_sha256(state)
+    assert restored.manifest.cursor == cursor
+    assert restored.manifest.writers == writers
+
+
+@given(states, st.integers(1, 6))
+def test_random_states_survive(state: State, writers: int) -> None:
+    store = CheckpointStore(Path("/run/job"), FakeFileSystem())
+
+    save(store, state, header=Header("run", 1, 1), writers=writers)
+    restored = restore(store, 1)
+
+    assert state_sha256(restored.state) == state_sha256(state)
+
+
+def test_restored_arrays_are_native_writable_and_their_own(store: CheckpointStore) -> None:
+    state: State = {"a": np.arange(5, dtype=">f4"), "b": np.arange(5, dtype=np.float32)}
+    save(store, state, header=Header("run", 1, 1))
+
+    restored = restore(store, 1).state
+
+    assert all(tensor.dtype == np.dtype(np.float32) for tensor in restored.values())
+    assert all(tensor.flags.writeable and tensor.flags.c_contiguous for tensor in restored.values())
+    assert not np.shares_memory(restored["a"], restored["b"])
+
+
+def test_special_values_keep_their_bits(store: CheckpointStore) -> None:
+    bits = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 1, 0x7F800000], np.uint32)
+    save(store, {"odd": bits.view(np.float32)}, header=Header("run", 1, 1))
+
+    restored = restore(store, 1).state["odd"]
+
+    assert restored.view(np.uint32).tolist() == bits.tolist()
+
+
+def test_newest_step_wins(store: CheckpointStore) -> None:
+    for step in (10, 30, 20):
+        save(store, {"a": np.array(step)}, header=Header("run", 1, step))
+
+    restored, rejections = restore_newest(store)
+
+    assert restored is not None
+    assert restored.manifest.step == 30
+    assert rejections == ()
+
+
+def test_nothing_saved_is_nothing_restored(store: CheckpointStore) -> None:
+    assert restore_newest(store) == (None, ())
+
+
+def test_steps_of_another_run_are_rejected(store: CheckpointStore) -> None:
+    for run_id, step in (("mine", 10), ("theirs", 20)):
+        save(store, {"a": np.array(step)}, header=Header(run_id, 1, step))
+
+    restored, rejections = restore_newest(store, run_id="mine")
+
+    assert restored is not None
+    assert restored.manifest.step == 10
+    assert [(r.step, r.reason) for r in rejections] == [
+        (20, "it belongs to run theirs, not to mine")
+    ]
+
+
+def test_missing_step_is_invalid(store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointInvalid, match="checkpoint step 7 is invalid: cannot open"):
+        restore(store, 7)
+
+
+def test_unreadable_step_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    filesystem = FakeFileSystem()
+    store = CheckpointStore(Path("/run/job"), filesystem)
+    save(store, {"a": np.zeros(3)}, header=Header("run", 1, 1))
+    filesystem.fail_at(len(filesystem.calls), 5)
+
+    with pytest.raises(CheckpointUnreadable, match=r"\(EIO\)"):
+        restore(store, 1)
+
+
+@pytest.mark.parametrize("where", ["state_reader.empty_tensor", "scan.Digest"])
+def test_step_that_there_is_no_memory_for_is_not_invalid(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    save(store, {"a": np.zeros(3)}, header=Header("run", 1, 1))
+
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(f"holdfast.checkpoint.store.{where}", fail)
+
+    with pytest.raises(CheckpointUnreadable, match=r"no memory for (tensor 'a'|shard 0)") as error:
+        restore(store, 1)
+    assert error.value.errno == errno.ENOMEM
+
+
+def test_pieces_are_sorted_by_shard_once_however_many_shards(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, {f"t{n}": np.zeros(8) for n in range(20)}, header=Header("run", 1, 1), writers=8)
+    reader = StateReader(store, 1)
+    reader.allocate()
+    calls: list[int] = []
+    plain = reader_module.pieces_by_shard
+
+    def sort(manifest: Manifest) -> list[list[Placed]]:
+        calls.append(manifest.step)
+        return plain(manifest)
+
+    monkeypatch.setattr(reader_module, "pieces_by_shard", sort)
+    sizes = [sum(len(part) for part in reader.contents(shard)) for shard in range(8)]
+
+    assert sum(sizes) == 20 * 8 * 8
+    assert calls == [1]
+
+
+def test_unlistable_store_is_an_error_not_an_empty_one() -> None:
+    """Taking it for empty would start the job again from nothing."""
+    filesystem = FakeFileSystem()
+    filesystem.fail_at(0, 5)
+
+    with pytest.raises(StorageFailed):
+        restore_newest(CheckpointStore(Path("/run/job"), filesystem))
+
+
+A = TensorSpec("a", "float32", (3, 4))
+B = TensorSpec("b", "int64", ())
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "difference"),
+    [
+        ([A, B], [B, A], None),
+        ([A, B], [A], "missing 'b' int64[]"),
+        ([A], [A, B], "extra 'b' int64[]"),
+        (
+            [A],
+            [TensorSpec("a", "float32", (4, 3))],
+            "'a' float32[3, 4] is 'a' float32[4, 3] there",
+        ),
+        (
+            [TensorSpec(f"t{i}", "bool", ()) for i in range(7)],
+            [],
+            "missing 't0' bool[]; missing 't1' bool[]; missing 't2' bool[]; "
+            "missing 't3' bool[]; missing 't4' bool[]; and 2 more",
+        ),
+    ],
+)
+def test_differences_of_tensors_are_one_line(
+    expected: list[TensorSpec], found: list[TensorSpec], difference: str | None
+) -> None:
+    assert compare_specs(expected, found) == difference

@@ -1,0 +1,236 @@
+"""Shards are ordinary HDF5 around data that HDF5 never touches."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.shard import ALIGNMENT_BYTES, Skeleton, build_skeleton
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.checkpoint.tensor import ShardLayout, Tensor, TensorSpec, specs_of
+
+HEADER = Header("run of ümläut", 7, 30)
+
+
+def written(store: CheckpointStore, state: dict[str, Tensor], writers: int) -> list[Path]:
+    layout = ShardLayout(specs_of(state), writers)
+    staging = store.staging(30, 7, 1)
+    for writer in range(writers):
+        staging.write_shard(state, layout, writer, HEADER)
+    return sorted(staging.path.iterdir())
+
+
+def datasets(path: Path) -> dict[str, h5py.Dataset]:
+    """Return name -> (values, attributes) of all datasets, read by plain h5py."""
+    found = {}
+    with h5py.File(path) as file:
+
+        def visit(_: str, item: object) -> None:
+            if isinstance(item, h5py.Dataset) and "name" in item.attrs:
+                found[item.attrs["name"].decode()] = (item[()], dict(item.attrs), item.name)
+
+        file.visititems(visit)
+    return found
+
+
+def test_single_shard_shows_every_tensor_to_plain_h5py(
+    store: CheckpointStore, state_of: Callable[[int], dict[str, Tensor]]
+) -> None:
+    state = state_of(1)
+
+    (path,) = written(store, state, 1)
+
+    found = datasets(path)
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        values, attributes, _ = found[name]
+        assert np.asarray(values).tobytes() == tensor.tobytes(), name
+        assert np.shape(values) == tensor.shape
+        assert attributes["dtype"].decode() == tensor.dtype.name
+
+
+def test_cut_tensors_are_rows_of_elements_with_their_place(store: CheckpointStore) -> None:
+    state: dict[str, Tensor] = {"kernel": np.arange(9000, dtype=np.float32).reshape(90, 100)}
+
+    paths = written(store, state, 3)
+
+    parts = []
+    for writer, path in enumerate(paths):
+        values, attributes, _ = datasets(path)["kernel"]
+        assert attributes["shape"].tolist() == [90, 100]
+        assert attributes["stop"] - attributes["start"] == len(values)
+        parts.append(values)
+        with h5py.File(path) as file:
+            assert file.attrs["writer"] == writer
+    assert np.concatenate(parts).tobytes() == state["kernel"].tobytes()
+
+
+def test_shard_says_which_save_it_belongs_to(store: CheckpointStore) -> None:
+    (path,) = written(store, {"a": np.zeros(3)}, 1)
+
+    with h5py.File(path) as file:
+        found = dict(file.attrs)
+        mark = file["%save"]
+        assert mark.attrs["fields"] == b"generation step"
+        assert mark[()].tolist() == [7, 30]
+
+    assert found.pop("run_id").decode() == "run of ümläut"
+    assert found == {"writer": 0, "writers": 1}
+
+
+def test_datasets_are_contiguous_without_filters_and_links(
+    store: CheckpointStore, state_of: Callable[[int], dict[str, Tensor]]
+) -> None:
+    (path,) = written(store, state_of(2), 1)
+
+    with h5py.File(path) as file:
+
+        def visit(name: str, item: object) -> None:
+            assert isinstance(file.get(name, getlink=True), h5py.HardLink)
+            if isinstance(item, h5py.Dataset):
+                assert item.chunks is None
+                assert item.external is None
+                assert not item.is_virtual
+                assert item.id.get_create_plist().get_nfilters() == 0
+
+        file.visititems(visit)
+
+
+def test_large_pieces_lie_at_multiples_of_a_page() -> None:
+    specs = tuple(TensorSpec(f"t{n:05d}", "float32", (n,)) for n in range(1000, 1060))
+    layout = ShardLayout(specs, 1)
+
+    skeleton = build_skeleton(layout, 0, HEADER.run_id)
+
+    for piece, offset in zip(layout.pieces(0), skeleton.offsets, strict=True):
+        assert piece.nbytes < ALIGNMENT_BYTES or offset % ALIGNMENT_BYTES == 0
+
+
+def total(skeleton: Skeleton) -> int:
+    return sum(map(len, skeleton.gaps))
+
+
+def test_skeleton_stays_small_whatever_the_size_of_the_data() -> None:
+    """4 TiB in 5 tensors: HDF5 lays them out without a byte of data in memory."""
+    specs = tuple(TensorSpec(f"t{i}", "float32", (2**18, 2**20)) for i in range(5))
+    layout = ShardLayout(specs, 2)
+
+    skeleton = build_skeleton(layout, 1, HEADER.run_id)
+
+    assert skeleton.size > 2.5 * 2**40
+    assert total(skeleton) < 256 * 1024
+
+
+def test_gaps_and_pieces_are_the_whole_file() -> None:
+    specs = tuple(TensorSpec(f"t{i}", "bool", (i * 700,)) for i in range(9))
+    layout = ShardLayout(specs, 1)
+
+    skeleton = build_skeleton(layout, 0, HEADER.run_id)
+
+    assert total(skeleton) + layout.nbytes == skeleton.size
+    assert len(skeleton.gaps) == len(skeleton.order) + 1
+
+
+def test_skeleton_is_built_once_for_all_saves_of_a_layout(
+    state_of: Callable[[int], dict[str, Tensor]],
+) -> None:
+    first, second = (
+        build_skeleton(ShardLayout(specs_of(state_of(3)), 2), 1, "run") for _ in range(2)
+    )
+
+    assert first is second
+
+
+def test_skeleton_is_the_same_whenever_it_is_built(
+    state_of: Callable[[int], dict[str, Tensor]],
+) -> None:
+    layout = ShardLayout(specs_of(state_of(3)), 2)
+
+    first = build_skeleton(layout, 1, "run")
+    build_skeleton.cache_clear()
+
+    assert build_skeleton(layout, 1, "run") == first
+
+
+@pytest.mark.parametrize("header", [Header("r", 8, 30), Header("r", 7, 31)])
+@pytest.mark.parametrize("names", [["a"], ["a", "b" * 900, "c/d/e"], []])
+def test_saves_differ_in_their_mark_only(header: Header, names: list[str]) -> None:
+    """Equal tensors of two steps must not make interchangeable shards."""
+    layout = ShardLayout(tuple(TensorSpec(name, "float32", (3,)) for name in names), 1)
+    skeleton = build_skeleton(layout, 0, "r")
+
+    old, new = b"".join(skeleton.marked(Header("r", 7, 30))), b"".join(skeleton.marked(header))
+
+    places = [place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+    assert len(places) == 1
+
+
+def test_other_runs_have_other_bytes() -> None:
+    layout = ShardLayout((TensorSpec("a", "float32", (3,)),), 1)
+
+    assert build_skeleton(layout, 0, "r").gaps != build_skeleton(layout, 0, "s").gaps
+
+
+def test_empty_state_makes_a_readable_shard(store: CheckpointStore) -> None:
+    (path,) = written(store, {}, 1)
+
+    assert datasets(path) == {}
+
+
+def test_many_tensors_in_one_group_are_all_there(store: CheckpointStore) -> None:
+    """More than 8 links or attributes make HDF5 use its other storage for them."""
+    state: dict[str, Tensor] = {f"layer/{i}/kernel": np.full(5, i) for i in range(300)}
+
+    (path,) = written(store, state, 1)
+
+    found = datasets(path)
+    assert all(found[name][0].tolist() == tensor.tolist() for name, tensor in state.items())
+    assert all(found[name][2] == f"/{name}" for name in state)
+
+
+def test_thousands_of_tensors_are_laid_out_alike_by_every_process() -> None:
+    """HDF5 places metadata by what it did before; what is remembered of types must not count."""
+    names = [f"layer/{i // 4:04d}/{i % 4}" for i in range(1500)]
+    layout = ShardLayout(tuple(TensorSpec(name, "float32", (4, 3)) for name in names), 1)
+    build = f"""
+import hashlib
+from holdfast.checkpoint.tensor import ShardLayout, TensorSpec
+from holdfast.checkpoint.shard import build_skeleton
+layout = ShardLayout(tuple(TensorSpec(name, "float32", (4, 3)) for name in {names!r}), 1)
+print(hashlib.sha256(repr(build_skeleton(layout, 0, "r")).encode()).hexdigest())
+"""
+    command = [sys.executable, "-c", build]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    build_skeleton.cache_clear()
+    mine = build_skeleton(layout, 0, "r")
+
+    assert hashlib.sha256(repr(mine).encode()).hexdigest() == found.stdout.strip()
+
+
+def test_tensors_before_and_after_a_group_within_their_group_are_there() -> None:
+    """The groups of the last name stay open."""
+    names = ["a/b!", "a/b/1", "a/b/c/1", "a/b/d", "a/b0", "b/c/1", "b/e", "c"]
+    layout = ShardLayout(tuple(TensorSpec(name, "float32", (2,)) for name in names), 1)
+    skeleton = build_skeleton(layout, 0, "r")
+    data = io.BytesIO(b"".join(_interleaved(skeleton)))
+
+    with h5py.File(data) as file:
+        assert all(file[name].shape == (2,) for name in names)
+
+
+def _interleaved(skeleton: Skeleton) -> Iterator[bytes]:
+    """Yield the whole file, with zeros for the pieces."""
+    for gap, piece in itertools.zip_longest(skeleton.gaps, skeleton.order):
+        yield gap
+        yield b"" if piece is None else bytes(skeleton.pieces[piece].nbytes)

@@ -1,0 +1,300 @@
+"""Real ``tf.data`` pipelines: each pass can be opened anywhere, and the first one is Keras's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.runtime.data.batch import make_batch
+from holdfast.runtime.data.feed import Feed, FeedTerms, steps_of
+from holdfast.runtime.data.source import ForwardSource
+from holdfast.runtime.errors import ProgramError
+
+pytestmark = pytest.mark.tensorflow
+
+SAMPLES, SEED, PASSES = 24, 7, 3
+
+
+def _in_order(tf: Any) -> Any:
+    return tf.data.Dataset.range(SAMPLES)
+
+
+def _random(value: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(value, tf.float32) + tf.random.uniform([])
+
+
+def _with_generator(tf: Any, parallel: int | None) -> Any:
+    generator = tf.random.Generator.from_seed(1)
+    return _in_order(tf).map(
+        lambda value: tf.cast(value, tf.float32) + generator.uniform([]),
+        num_parallel_calls=parallel,
+    )
+
+
+def _augmented(tf: Any, parallel: int | None) -> Any:
+    import keras
+
+    layers = [keras.layers.RandomContrast(0.5, seed=3), keras.layers.RandomBrightness(0.2)]
+    images = np.arange(SAMPLES * 16, dtype="float32").reshape(SAMPLES, 4, 4, 1)
+
+    def augment(image: Any) -> Any:
+        for layer in layers:
+            image = layer(image, training=True)
+        return image
+
+    dataset = tf.data.Dataset.from_tensor_slices(images).batch(8)
+    return dataset.map(augment, num_parallel_calls=parallel).unbatch()
+
+
+def _with_words(tf: Any) -> Any:
+    import keras
+
+    words = np.array([f"w{i % 7} w{i % 5}" for i in range(SAMPLES)])
+    layer = keras.layers.TextVectorization(max_tokens=9, output_sequence_length=3)
+    layer.adapt(words)
+    return tf.data.Dataset.from_tensor_slices(words).shuffle(9).map(layer, num_parallel_calls=4)
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "shuffle": lambda tf: _in_order(tf).shuffle(16),
+    "shuffle with seed": lambda tf: _in_order(tf).shuffle(16, seed=3),
+    "one order": lambda tf: _in_order(tf).shuffle(16, reshuffle_each_iteration=False),
+    "two shuffles": lambda tf: _in_order(tf).shuffle(16).batch(2).shuffle(4).unbatch(),
+    "shuffle, cache": lambda tf: _in_order(tf).shuffle(16).cache(),
+    "cache, shuffle": lambda tf: _in_order(tf).cache().shuffle(16),
+    "random, cache": lambda tf: _with_generator(tf, None).cache(),
+    "repeat, shuffle": lambda tf: _in_order(tf).repeat(2).shuffle(16),
+    "shuffle, repeat": lambda tf: _in_order(tf).shuffle(16).repeat(2),
+    "random": lambda tf: _in_order(tf).map(_random),
+    "random in parallel": lambda tf: _in_order(tf).map(_random, num_parallel_calls=4),
+    "generator": lambda tf: _with_generator(tf, None),
+    "generator in parallel": lambda tf: _with_generator(tf, 4),
+    "layers": lambda tf: _augmented(tf, None),
+    "layers in parallel": lambda tf: _augmented(tf, 4),
+    "interleave": lambda tf: tf.data.Dataset.range(6).interleave(
+        lambda i: tf.data.Dataset.range(4).map(lambda j: i * 4 + j),
+        cycle_length=4,
+        num_parallel_calls=4,
+    ),
+    "in any order": lambda tf: _in_order(tf).map(
+        lambda value: value, num_parallel_calls=4, deterministic=False
+    ),
+    "words": _with_words,
+    "sampled": lambda tf: tf.data.Dataset.sample_from_datasets(
+        [_in_order(tf), _in_order(tf).map(lambda value: value + 100)]
+    ),
+    "zip": lambda tf: tf.data.Dataset.zip(_in_order(tf).shuffle(9), _in_order(tf).shuffle(9)),
+    "window": lambda tf: _in_order(tf).shuffle(9).window(2).flat_map(lambda w: w.batch(2)),
+}
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    import keras
+    import tensorflow
+
+    keras.utils.set_random_seed(SEED)
+    return tensorflow
+
+
+@pytest.fixture(params=MAKERS)
+def dataset(request: pytest.FixtureRequest, tf: Any) -> Any:
+    return MAKERS[request.param](tf).batch(4, drop_remainder=True)
+
+
+def digests(elements: Iterator[Any]) -> list[int]:
+    return [make_batch(0, (element,)).digest for element in elements]
+
+
+def source(dataset: Any) -> Any:
+    from holdfast.runtime.data.tf_source import DatasetSource
+
+    return DatasetSource(dataset, SEED)
+
+
+def test_any_pass_is_the_same_in_another_source(dataset: Any) -> None:
+    one, other = source(dataset), source(dataset)
+    in_order = [digests(one.open(number, 0)[1]) for number in range(PASSES)]
+    backwards = [digests(other.open(number, 0)[1]) for number in reversed(range(PASSES))]
+    assert backwards[::-1] == in_order
+    assert all(in_order)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in MAKERS if "parallel" not in name and "any" not in name]
+)
+def test_first_pass_is_that_of_plain_keras(name: str, tf: Any) -> None:
+    dataset = MAKERS[name](tf).batch(4)
+    ours = digests(source(dataset).open(0, 0)[1])
+    assert ours == digests(iter(dataset))
+
+
+@pytest.mark.parametrize("name", ["shuffle", "shuffle with seed", "one order", "zip"])
+def test_later_passes_of_shuffles_are_those_of_plain_keras(name: str, tf: Any) -> None:
+    dataset = MAKERS[name](tf).batch(4)
+    ours = source(dataset)
+    for number in range(PASSES):
+        assert digests(ours.open(number, 0)[1]) == digests(iter(dataset))
+
+
+@pytest.mark.parametrize("name", ["layers", "layers in parallel", "words"])
+def test_look_at_a_batch_before_training_changes_no_pass(name: str, tf: Any) -> None:
+    dataset = MAKERS[name](tf).batch(4)
+    unseen = digests(source(dataset).open(0, 0)[1])
+
+    next(iter(dataset.prefetch(2)))  # reads ahead, by chance one batch or several
+
+    assert digests(source(dataset).open(0, 0)[1]) == unseen
+
+
+@pytest.mark.parametrize("name", ["generator", "layers", "shuffle, repeat"])
+def test_passes_of_random_pipelines_differ(name: str, tf: Any) -> None:
+    ours = source(MAKERS[name](tf).batch(4))
+    assert len({tuple(digests(ours.open(number, 0)[1])) for number in range(PASSES)}) == PASSES
+
+
+FITS: dict[str, tuple[Callable[[Any], Any], int | None]] = {
+    "shuffle": (lambda numbers: numbers.shuffle(16).batch(5), None),
+    "cache": (lambda numbers: numbers.cache().shuffle(16, seed=2).batch(5).prefetch(2), None),
+    "one order": (
+        lambda numbers: numbers.shuffle(16, reshuffle_each_iteration=False).batch(5),
+        None,
+    ),
+    "steps": (lambda numbers: numbers.shuffle(16).batch(5), 2),
+    "repeat": (lambda numbers: numbers.shuffle(16).batch(5).repeat(), 7),
+    "unknown": (lambda numbers: numbers.shuffle(16).filter(lambda x: x > 3).batch(5), None),
+    "python": (
+        lambda numbers: numbers.shuffle(16, seed=2).batch(5).map(_through_python),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_all_batches_of_three_epochs_are_those_of_plain_fit(name: str, tf: Any) -> None:
+    make, steps = FITS[name]
+    seen: list[Any] = []
+
+    class Seeing(tf.keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            seen.append(data)
+            return {"loss": tf.constant(0.0)}
+
+    model = Seeing()
+    model.compile("sgd", "mse", run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of input that runs out
+        model.fit(_seeded(tf, make), epochs=3, steps_per_epoch=steps, verbose=0)
+    feed = _feed(_seeded(tf, make), steps)
+
+    alone: Any = _Alone()
+    ours = [feed.train_batch(step, alone).digest for step in range(len(seen))]
+    assert ours == digests(iter(seen))
+    each = feed.pass_batches
+    assert len(seen) == 3 * feed.steps if each is None or each == feed.steps else 2 + 2 + 1
+
+
+class _Alone:
+    """A world of one worker."""
+
+    size, rank = 1, 0
+
+
+def _seeded(tf: Any, make: Callable[[Any], Any]) -> Any:
+    """Return the dataset as a script makes it that sets its seed first."""
+    tf.keras.utils.set_random_seed(SEED)
+    return make(_in_order(tf))
+
+
+def _feed(dataset: Any, steps: int | None) -> Feed:
+    from holdfast.runtime.data.source import Passes
+    from holdfast.runtime.data.tf_source import source_of
+
+    source = source_of(dataset, SEED, passes=Passes.SHUFFLED, steps=steps, tell=lambda text: None)
+    return Feed(source, FeedTerms(steps_of(source, steps, "steps_per_epoch")))
+
+
+def _through_python(numbers: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.ensure_shape(tf.py_function(lambda x: x + 1, [numbers], numbers.dtype), [None])
+
+
+def test_shuffle_without_any_seed_follows_the_run(tf: Any) -> None:
+    from tensorflow.python.eager import context
+
+    before = context.context()._seed
+    context.context()._seed = None
+    try:
+        dataset = _in_order(tf).shuffle(16).batch(4)
+    finally:
+        context.context()._seed = before
+    one, other = source(dataset), source(dataset)
+    assert digests(one.open(0, 0)[1]) == digests(other.open(0, 0)[1])
+
+
+def test_endless_repeat_at_the_end_is_passes(tf: Any) -> None:
+    dataset = _in_order(tf).shuffle(16).batch(5).repeat().prefetch(2)
+    found = source(dataset)
+    assert (found.batches, found.is_endless) == (5, False)
+    inner = source(_in_order(tf).shuffle(16, seed=3).batch(5).repeat())
+    assert digests(inner.open(2, 0)[1]) == digests(
+        source(_in_order(tf).shuffle(16, seed=3).batch(5)).open(2, 0)[1]
+    )
+
+
+def test_repeat_before_batch_is_endless(tf: Any) -> None:
+    found = source(_in_order(tf).repeat().shuffle(16).batch(5))
+    assert (found.batches, found.is_endless) == (None, True)
+
+
+def test_large_arrays_stay_outside_of_the_graph(tf: Any) -> None:
+    rows = np.random.default_rng(1).normal(size=(50, 1000)).astype("float32")
+    found = source(tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(20))
+    assert found._made.graph.ByteSize() < 20_000
+    assert len(found._constants) == 1
+    assert digests(found.open(0, 0)[1])[0] == make_batch(0, ((rows[:20], rows[:20, 0]),)).digest
+
+
+def test_functions_of_python_are_only_read_on(tf: Any) -> None:
+    from holdfast.runtime.data.tf_source import dataset_source
+
+    random = np.random.default_rng(3)
+
+    def numbers() -> Iterator[Any]:
+        yield from random.normal(size=8)
+
+    dataset = tf.data.Dataset.from_generator(
+        numbers, output_signature=tf.TensorSpec([], tf.float64)
+    )
+    found = dataset_source(dataset.batch(4), SEED)
+    assert isinstance(found, ForwardSource)
+    with pytest.raises(ValueError, match="cannot go back"):
+        [*found.open(1, 0)[1], *found.open(0, 0)[1]]
+
+
+def test_ragged_elements_are_refused_with_advice(tf: Any) -> None:
+    from holdfast.runtime.data.tf_source import dataset_source
+
+    ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).batch(2)
+    with pytest.raises(ProgramError, match=r"RaggedTensors: .*\.to_tensor\(\)"):
+        dataset_source(ragged, SEED)
+
+
+def test_weights_that_are_none_are_no_weights(tf: Any) -> None:
+    rows = np.arange(12.0, dtype="float32").reshape(6, 2)
+
+    def without_weights(x: Any, y: Any) -> tuple[Any, Any, None]:
+        return x, y, None
+
+    pairs = tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(4)
+    found = source(pairs.map(without_weights))
+    assert digests(found.open(0, 0)[1]) == digests(source(pairs).open(0, 0)[1])
+    first = make_batch(0, next(found.open(0, 0)[1]), found.array)
+    assert first.parts[2] is None

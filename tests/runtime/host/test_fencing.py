@@ -1,0 +1,357 @@
+"""Workers that stand still are asked first and killed then, with a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.recovery.detector import HeartbeatView
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.evidence.stacks import MOST_S, Frame, Stacks, Thread
+from holdfast.runtime.host import fencing as module
+from holdfast.runtime.host.fencing import Fencing
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+
+SEEN = Stacks((Thread("main thread", (Frame("/home/ann/train.py", "42", "contribute"),)),))
+
+
+class FakeWorker:
+    """A worker that lives as long as nobody kills it."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = WorkerId(worker)
+        self.pid = 100 + worker
+        self.page = HeartbeatPage.create()
+        self.page.phase = Phase.TRAINING
+        self.page.commit(6)
+        self.page.commit(7)
+        self.stacks = Stacks()
+        self.place = ""
+        self.limit: str | None = None
+        self.is_buried = self.is_condemned = False
+        self.served = 0
+        self.may_leave = False
+        self.samples = {"microbatch": worker}
+        self.causes: list[str] = []
+
+    @property
+    def view(self) -> HeartbeatView:
+        return HeartbeatView(self.page.counter, self.page.phase)
+
+    def fence(self, limit: str, seconds: float) -> None:
+        self.limit = limit
+        self.kill(f"{limit} {seconds:.1f}")
+
+    def kill(self, why: str) -> None:
+        self.is_condemned = True
+        self.causes.append(why)
+
+
+class FakeInquiry:
+    """An inquiry whose answer comes when the test wants it."""
+
+    all: list[FakeInquiry] = []  # noqa: RUF012  (cleared by the fixture)
+
+    def __init__(self, pid: int, page: HeartbeatPage, now: float) -> None:
+        self.pid = pid
+        self.began = now
+        self.stacks = Stacks()
+        self.is_over = self.is_closed = False
+        self.all.append(self)
+
+    def answer(self) -> None:
+        self.stacks, self.is_over = SEEN, True
+
+    def look(self, now: float) -> None:
+        self.is_over = self.is_over or now - self.began >= MOST_S
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class World:
+    """Three workers that are looked at ten times a second."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.workers = [FakeWorker(n) for n in range(3)]
+        self.fencing = Fencing(self.told.append, heartbeat_timeout_s=2.0)
+        self.now = 50.0
+        self.read: dict[int, int] = {}
+
+    def pass_time(self, seconds: float, *beating: int) -> None:
+        for _ in range(round(10 * seconds)):
+            self.now += 0.1
+            for worker in beating:
+                self.workers[worker].page.beat()
+            living = [w for w in self.workers if not w.is_condemned]
+            self.fencing.look(living, self.now)  # type: ignore[arg-type]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.told if message["kind"] == kind]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(module, "Inquiry", FakeInquiry)
+    world = World()
+    monkeypatch.setattr(module, "characters_read", lambda pid: world.read.get(pid, 0))
+    yield world
+    FakeInquiry.all.clear()
+    for worker in world.workers:
+        worker.page.close()
+
+
+def test_silent_worker_is_killed_when_its_stacks_are_known(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+    assert world.fencing.is_inquiring
+    assert world.told == []
+
+    FakeInquiry.all[0].answer()
+    world.pass_time(0.1, 1, 2)
+
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["limit"]) == (0, "heartbeat")
+    assert fenced["where"] == "contribute (train.py:42)"
+    assert world.workers[0].stacks is SEEN
+    assert [cause.split()[0] for cause in world.workers[0].causes] == ["heartbeat"]
+    assert not world.fencing.is_inquiring
+
+
+def test_silent_worker_that_answers_nothing_is_killed_all_the_same(world: World) -> None:
+    world.fencing.begin(0.0)
+
+    world.pass_time(2.3 + MOST_S, 1, 2)
+
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["where"]) == (0, "")
+    assert [inquiry.is_closed for inquiry in FakeInquiry.all] == [True]
+
+
+def test_worker_that_beats_again_after_it_was_found_is_killed_all_the_same(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+
+    world.pass_time(MOST_S + 0.1, 0, 1, 2)
+
+    assert world.workers[0].is_condemned
+
+
+def test_worker_that_dies_while_it_is_asked_is_not_fenced(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+
+    world.workers[0].is_buried = world.workers[0].is_condemned = True
+    world.pass_time(MOST_S + 0.1, 1, 2)
+
+    assert world.told == []
+    assert not world.fencing.is_inquiring
+
+
+def all_wait_for_worker_0(world: World) -> None:
+    for worker in world.workers:
+        worker.page.begin_turn(waits_for_peers=worker.worker != 0)
+
+
+def test_worker_that_all_wait_for_is_told_and_then_killed(world: World) -> None:
+    world.fencing.begin(20.0)
+    all_wait_for_worker_0(world)
+
+    world.pass_time(19.0, 0, 1, 2)
+    (suspected,) = world.of_kind("worker_suspected")
+    assert (suspected["worker"], suspected["limit_s"]) == (0, 20.0)
+    assert suspected["samples"] == {"microbatch": 0}
+    assert world.of_kind("worker_fenced") == []
+
+    world.pass_time(1.0 + 3 * MOST_S, 0, 1, 2)
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["limit"]) == (0, "stall")
+    assert len(world.of_kind("worker_suspected")) == 1
+
+
+def test_place_of_a_worker_that_all_wait_for_is_found_out_once_for_people(world: World) -> None:
+    world.fencing.begin(None)
+    all_wait_for_worker_0(world)
+
+    world.pass_time(5.2, 0, 1, 2)
+    FakeInquiry.all[0].answer()
+    world.pass_time(30.0, 0, 1, 2)
+
+    assert world.fencing.standing_s() == {0: pytest.approx(35.0, abs=0.3)}
+    assert world.workers[0].place == "contribute (train.py:42)"
+    assert world.workers[0].stacks == Stacks()  # those of its death are another matter
+    assert len(FakeInquiry.all) == 1
+    assert world.told == []
+    world.workers[0].page.begin_turn(waits_for_peers=True)
+    world.pass_time(0.1, 0, 1, 2)
+    assert world.fencing.standing_s() == {}
+
+
+def fails(world: World, *workers: int) -> None:
+    for worker in workers:
+        world.workers[worker].page.begin_turn(waits_for_peers=False)
+        world.workers[worker].page.phase = Phase.FAILED
+
+
+def test_worker_whose_training_has_failed_is_killed_if_all_others_wait_for_it(world: World) -> None:
+    world.fencing.begin(0.0)  # no limit for stalls: nobody needs to guess here
+    all_wait_for_worker_0(world)
+    fails(world, 0)
+
+    world.pass_time(2.0, 0, 1, 2)
+    assert world.told == []
+    world.pass_time(0.4 + MOST_S, 0, 1, 2)
+
+    (fenced,) = world.of_kind("worker_fenced")
+    assert (fenced["worker"], fenced["limit"], fenced["phase"]) == (0, "failed", "failed")
+
+
+def test_nobody_is_killed_while_another_one_trains_or_if_all_have_failed_alike(
+    world: World,
+) -> None:
+    world.fencing.begin(0.0)
+    all_wait_for_worker_0(world)
+    fails(world, 1)
+    world.pass_time(20.0, 0, 1, 2)
+
+    fails(world, 0, 2)
+    world.pass_time(20.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+def test_never_means_never(world: World) -> None:
+    world.fencing.begin(0.0)
+    all_wait_for_worker_0(world)
+
+    world.pass_time(2000.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+@pytest.mark.parametrize("phase", [Phase.RESTORING, Phase.CONCLUDING, Phase.LEAVING])
+def test_worker_outside_the_loop_may_take_its_time(world: World, phase: Phase) -> None:
+    world.fencing.begin(2.0)
+    all_wait_for_worker_0(world)
+    world.workers[0].page.phase = phase
+
+    world.pass_time(100.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+def test_launch_whose_workers_wait_for_each_other_ends_with_all_their_stacks(world: World) -> None:
+    world.fencing.begin(2.0)
+    for worker in world.workers:
+        worker.page.begin_turn(waits_for_peers=True)
+
+    world.pass_time(10.3, 0, 1, 2)
+    assert len(FakeInquiry.all) == 3
+    for inquiry in FakeInquiry.all:
+        inquiry.answer()
+    world.pass_time(0.1, 0, 1, 2)
+
+    (stalled,) = world.of_kind("stalled")
+    assert stalled["workers"] == [0, 1, 2]
+    assert [worker.limit for worker in world.workers] == ["standstill"] * 3
+    assert all(worker.stacks is SEEN for worker in world.workers)
+
+
+def restore(world: World, **read: int) -> None:
+    """Let all workers restore; some have read so many bytes."""
+    for worker in world.workers:
+        worker.page.phase = Phase.RESTORING
+        world.read[worker.pid] = read.get(f"w{worker.worker}", 0)
+
+
+def test_launch_ends_when_none_of_its_workers_gets_a_byte_to_restore(world: World) -> None:
+    world.fencing.begin(0.0)
+    restore(world, w0=100)
+    world.pass_time(299.0, 0, 1, 2)
+    assert world.told == []
+
+    world.pass_time(2.0 + MOST_S, 0, 1, 2)
+
+    (stalled,) = world.of_kind("stalled")
+    assert (stalled["limit"], stalled["workers"]) == ("reading", [0, 1, 2])
+    assert [worker.limit for worker in world.workers] == ["reading"] * 3
+
+
+def test_workers_that_wait_before_they_read_again_are_let_alone(world: World) -> None:
+    world.fencing.begin(0.0)
+    restore(world)
+
+    for _ in range(8):
+        with world.workers[1].page.needing_no_peer():
+            world.pass_time(100.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+def test_workers_that_wait_for_the_mend_of_the_writer_are_let_alone(world: World) -> None:
+    """They read nothing while it reads and writes a whole step."""
+    world.fencing.begin(0.0)
+    restore(world)
+
+    for _ in range(8):
+        for worker in world.workers:
+            worker.served += 1
+        world.pass_time(100.0, 0, 1, 2)
+    assert world.told == []
+    world.pass_time(302.0 + MOST_S, 0, 1, 2)
+
+    assert [stalled["limit"] for stalled in world.of_kind("stalled")] == ["reading"]
+
+
+def test_workers_that_wait_for_the_one_that_reads_are_let_alone(world: World) -> None:
+    world.fencing.begin(0.0)
+
+    for read in range(8):
+        restore(world, w0=read)
+        world.pass_time(100.0, 0, 1, 2)
+
+    assert world.told == []
+
+
+def test_worker_that_holds_the_lock_while_it_restores_has_a_minute(world: World) -> None:
+    world.fencing.begin(0.0)
+    restore(world)
+
+    world.pass_time(59.0, 1, 2)
+    assert world.told == []
+
+    world.pass_time(2.0 + MOST_S, 1, 2)
+    assert [fenced["worker"] for fenced in world.of_kind("worker_fenced")] == [0]
+
+
+def test_workers_that_may_leave_and_do_not_are_killed_after_a_minute(world: World) -> None:
+    """As long as one has not come to its end, its script may take its time."""
+    world.fencing.begin(0.0)
+    for worker in world.workers:
+        worker.page.phase = Phase.LEAVING
+    for worker in world.workers[:2]:
+        worker.may_leave = True
+    world.pass_time(200.0, 0, 1, 2)
+    assert world.told == []
+
+    world.workers[2].may_leave = True
+    world.pass_time(59.0, 0, 1, 2)
+    assert world.told == []
+    world.pass_time(2.0 + MOST_S, 0, 1, 2)
+
+    (stalled,) = world.of_kind("stalled")
+    assert (stalled["limit"], stalled["workers"]) == ("leaving", [0, 1, 2])
+    assert [worker.limit for worker in world.workers] == ["leaving"] * 3
+
+
+def test_another_launch_closes_what_was_asked_of_the_one_before(world: World) -> None:
+    world.fencing.begin(0.0)
+    world.pass_time(2.2, 1, 2)
+
+    world.fencing.begin(0.0)
+
+    assert FakeInquiry.all[0].is_closed
+    assert not world.fencing.is_inquiring

@@ -1,0 +1,171 @@
+"""A launch that was told to stop is halted, with a clock of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.recovery.world import WorkerId
+from holdfast.runtime.host.halting import Halting
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.heartbeat import HaltOrder, HeartbeatPage, Phase
+
+
+class FakeWorker:
+    """A worker that answers when the test says so."""
+
+    def __init__(self, worker: int, phase: Phase = Phase.TRAINING) -> None:
+        self.worker = WorkerId(worker)
+        self.page = HeartbeatPage.create()
+        self.page.phase = phase
+        self.page.generation = 1
+        self.page.resume(7)
+        self.halted: Message | None = None
+        self.halt_failure: str | None = None
+        self.killed = ""
+
+    def kill(self, why: str) -> None:
+        self.killed = why
+
+    def holds(
+        self, step: int, *, is_saved: bool = False, words: str = "more is done again"
+    ) -> None:
+        card = {"version": step, "is_settled": True, "saves": 4, "is_saved": is_saved}
+        self.halted = {**card, "step": step, "words": words}
+
+
+class Launch:
+    """Some workers, the order, and what was told of them."""
+
+    def __init__(self, *workers: FakeWorker) -> None:
+        self.workers = workers
+        self.told: list[tuple[int, Message]] = []
+        self.halting = Halting(lambda worker, report: self.told.append((worker, report)))
+        self.halting.order(100.0)
+
+    def look(self, now: float) -> list[bool]:
+        living: Any = [one for one in self.workers if not one.killed]
+        self.halting.look(living, now)
+        return [one.page.is_halt_asked for one in self.workers]
+
+    def words(self) -> list[tuple[int, str]]:
+        return [
+            (worker, report.get("words", report.get("message"))) for worker, report in self.told
+        ]
+
+
+def test_newest_state_is_saved_by_its_holders_and_all_leave_afterwards() -> None:
+    ahead, too, behind = (FakeWorker(number) for number in range(3))
+    launch = Launch(ahead, too, behind)
+
+    assert launch.look(102.9) == [False] * 3
+    assert launch.look(103.0) == [True] * 3
+    ahead.holds(8)
+    behind.holds(7)
+    launch.look(103.5)
+    assert not ahead.page.halt_orders  # one may hold more
+    too.holds(8)
+    launch.look(104.0)
+    assert [one.page.halt_order for one in (ahead, too)] == [
+        HaltOrder(5, 0, 2), HaltOrder(5, 1, 2),
+    ]  # fmt: skip
+    assert not behind.page.halt_orders
+    ahead.halt_failure = ""
+    launch.look(104.5)
+    assert not launch.told
+    too.halt_failure = ""
+    launch.look(105.0)
+    launch.look(105.5)
+
+    assert [one.page.halt_order for one in launch.workers] == [HaltOrder()] * 3
+    assert launch.words() == [(who, "saved step 8; more is done again") for who in (0, 1)]
+
+
+def test_worker_that_does_not_answer_is_killed_and_the_others_save() -> None:
+    well, hangs = FakeWorker(0), FakeWorker(1)
+    launch = Launch(well, hangs)
+    launch.look(103.0)
+    well.holds(8)
+
+    launch.look(105.9)
+    assert not hangs.killed
+    launch.look(106.1)
+    launch.look(106.2)
+
+    assert hangs.killed == "it did not answer the order to stop"
+    assert well.page.halt_order == HaltOrder(5, 0, 1)
+    assert well.page.halt_orders == 1
+
+
+def test_death_of_a_saver_begins_the_save_anew() -> None:
+    one, other = FakeWorker(0), FakeWorker(1)
+    launch = Launch(one, other)
+    launch.look(103.0)
+    one.holds(8)
+    other.holds(8)
+    launch.look(103.1)
+    other.killed = "by somebody"
+    one.halt_failure = "another worker has died meanwhile"
+
+    launch.look(103.2)
+
+    assert one.page.halt_order == HaltOrder(6, 0, 1)
+    assert one.halt_failure is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (None, [(0, "it was saved before"), (1, "it was saved before")]),
+        ("no space is left", [
+            (worker, "step 8 could not be saved: no space is left; run again: the run goes on "
+            "from its newest checkpoint") for worker in (0, 1)
+        ]),
+    ],
+)  # fmt: skip
+def test_end_says_what_was_saved(failure: str | None, expected: list[tuple[int, str]]) -> None:
+    launch = Launch(FakeWorker(0), FakeWorker(1))
+    launch.look(103.0)
+    for worker in launch.workers:
+        worker.holds(8, is_saved=failure is None, words="it was saved before")
+    launch.look(103.1)
+    for worker in launch.workers:
+        worker.halt_failure = failure
+    launch.look(103.2)
+
+    assert launch.words() == expected
+    assert {worker.page.halt_order for worker in launch.workers} == {HaltOrder()}
+
+
+@pytest.mark.parametrize(
+    ("phase", "asked_after_s"),
+    [(Phase.RESTORING, 3.0), (Phase.STARTING, 4.0), (Phase.CONCLUDING, 4.0), (Phase.SAVING, None)],
+)
+def test_script_has_a_moment_to_end_and_a_last_save_its_own_bound(
+    phase: Phase, asked_after_s: float | None
+) -> None:
+    launch = Launch(FakeWorker(0, phase))
+
+    if asked_after_s is None:
+        assert launch.look(10_000.0) == [False]
+    else:
+        assert launch.look(100.0 + asked_after_s - 0.1) == [False]
+        assert launch.look(100.0 + asked_after_s) == [True]
+
+
+def test_no_worker_that_answers_ends_the_launch() -> None:
+    beating, silent = FakeWorker(0), FakeWorker(1)
+    launch = Launch(beating, silent)
+    launch.look(103.0)
+    beating.page.beat()
+
+    launch.look(107.0)
+    assert (beating.killed, silent.killed) == ("", "it did not answer the order to stop")
+    launch.look(164.0)
+
+    assert beating.killed == "it did not answer the order to stop"
+    assert launch.words() == [
+        (0, "stopped at step 7: no worker answered the order to stop, so what came after the "
+         "newest checkpoint is lost"),
+    ]  # fmt: skip

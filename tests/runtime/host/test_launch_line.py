@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.host.launchers import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    Launcher,
+    LaunchLine,
+    outside_of_batch,
+    outside_of_mpi,
+)
+
+LINE = LaunchLine(
+    mpiexec=Path("/opt/mpi/bin/mpiexec"),
+    ranks=4,
+    directory=Path("/tmp/holdfast-1"),
+    guard=("python", "-I", "guard.py"),
+)
+
+
+def test_line_of_one_host_with_ulfm() -> None:
+    assert " ".join(LINE.command()) == (
+        "/opt/mpi/bin/mpiexec --with-ft ulfm "
+        "--prtemca state_base_recoverable 1 --prtemca state_base_notify_errors 1 "
+        "--oversubscribe --bind-to none --map-by slot:OVERSUBSCRIBE "
+        "--prtemca prte_default_hostfile none "
+        "--mca pml ob1 --mca btl self,sm --mca coll ^han,adapt "
+        "--mca mpi_add_procs_cutoff 1024 --mca shmem mmap --mca opal_signal  "
+        "--mca btl_sm_backing_directory /tmp/holdfast-1 -n 4 python -I guard.py"
+    )
+
+
+def test_line_without_shrinking_asks_for_no_fault_tolerance() -> None:
+    command = dataclasses.replace(LINE, ulfm=False).command()
+
+    assert "--with-ft" not in command
+    assert "state_base_recoverable" not in command
+    assert command[-5:] == ("-n", "4", "python", "-I", "guard.py")
+
+
+def test_root_has_to_be_allowed() -> None:
+    assert dataclasses.replace(LINE, as_root=True).command()[1] == "--allow-run-as-root"
+    assert "--allow-run-as-root" not in LINE.command()
+
+
+@pytest.mark.parametrize("ulfm", [True, False])
+def test_no_parameter_is_given_twice(ulfm: bool) -> None:  # noqa: FBT001
+    """mpiexec refuses to start when one is."""
+    command = dataclasses.replace(LINE, ulfm=ulfm).command()
+
+    names = [command[i + 1] for i, word in enumerate(command) if word in ("--mca", "--prtemca")]
+
+    assert len(names) == len(set(names))
+
+
+def test_environment_is_private_to_the_launch_and_free_of_an_enclosing_job() -> None:
+    base = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "TMPDIR": "/var/tmp",
+        "PMIX_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "PRTE_LAUNCHED": "1",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "PMIX_MCA_gds": "hash",
+        "OPAL_PREFIX": "/opt/mpi",
+    }
+
+    environment = LINE.environment(base, HOLDFAST_GENERATION="2")
+
+    assert environment == {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "TMPDIR": "/tmp/holdfast-1",
+        "OMPI_MCA_btl_tcp_if_include": "eth0",
+        "PMIX_MCA_gds": "hash",
+        "OPAL_PREFIX": "/opt/mpi",
+        "HOLDFAST_GENERATION": "2",
+        "UCX_HANDLE_ERRORS": "none",
+    }
+    assert base["PMIX_RANK"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [(MPICH, "-launcher fork -bind-to none"), (INTEL_MPI, "-launcher fork")],
+)
+def test_line_of_hydra(launcher: Launcher, options: str) -> None:
+    line = dataclasses.replace(LINE, ulfm=False, as_root=True, launcher=launcher)
+
+    assert " ".join(line.command()) == f"/opt/mpi/bin/mpiexec {options} -n 4 python -I guard.py"
+
+
+@pytest.mark.parametrize("launcher", [MPICH, INTEL_MPI])
+def test_no_worker_outlives_a_death_under_hydra(launcher: Launcher) -> None:
+    with pytest.raises(ValueError, match=f"outlives a death under {launcher.library}"):
+        dataclasses.replace(LINE, launcher=launcher)
+
+
+def test_ranks_of_hydra_listen_on_no_network_unless_the_site_wants_it() -> None:
+    line = dataclasses.replace(LINE, ulfm=False, launcher=MPICH)
+
+    assert line.environment({})["UCX_TLS"] == "posix,cma,self"
+    assert line.environment({"UCX_TLS": "all"})["UCX_TLS"] == "all"
+
+
+def test_hydra_does_not_take_itself_for_a_rank_of_an_enclosing_job() -> None:
+    base = {"PMI_RANK": "1", "PMI_FD": "9", "HYDI_CONTROL_FD": "7", "MPI_LOCALRANKID": "1"}
+    line = dataclasses.replace(LINE, ulfm=False, launcher=INTEL_MPI)
+
+    assert not base.keys() & line.environment(base).keys()
+    assert line.environment({"HYDRA_IFACE": "lo"})["HYDRA_IFACE"] == "lo"
+
+
+def test_new_ranks_are_reached_by_tcp() -> None:
+    command = dataclasses.replace(LINE, launcher=OPEN_MPI.reaching_new_ranks()).command()
+
+    assert command[command.index("btl") + 1] == "self,sm,tcp"
+
+
+def test_launch_without_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 rank, got 0"):
+        dataclasses.replace(LINE, ranks=0)
+
+
+def test_launch_without_a_guard_is_refused() -> None:
+    with pytest.raises(ValueError, match="guard's command"):
+        dataclasses.replace(LINE, guard=())
+
+
+def test_batch_job_is_kept_from_mpiexec() -> None:
+    """In an allocation mpiexec would start daemons by srun, on all of its hosts."""
+    job = {"SLURM_JOB_ID": "7", "PBS_NODEFILE": "/f", "LSB_JOBID": "8", "JOB_ID": "9", "HOME": "/h"}
+
+    environment = LINE.environment(job)
+
+    assert environment == {
+        "HOME": "/h",
+        "TMPDIR": str(LINE.directory),
+        "UCX_HANDLE_ERRORS": "none",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PMIX_RANK", "OMPI_UNIVERSE_SIZE", "PRTE_LAUNCHED", "PMI_SIZE", "PMI2_RANK"),
+        *("HYDI_CONTROL_FD", "HYDRA_BSTRAP_X", "MPI_LOCALNRANKS"),
+    ],
+)
+def test_variable_of_an_enclosing_mpi_job_is_left_out(name: str) -> None:
+    assert outside_of_mpi({name: "1", "HOME": "/h"}) == {"HOME": "/h"}
+
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_NODELIST", "PBS_JOBID", "LSB_HOSTS", "LSF_BINDIR", "SGE_ROOT", "PE_HOSTFILE"]
+)
+def test_variable_of_a_batch_job_is_left_out_for_mpiexec_alone(name: str) -> None:
+    assert outside_of_batch({name: "1", "HOME": "/h"}) == {"HOME": "/h"}
+    assert outside_of_mpi({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PMIX_MCA_gds", "OMPI_MCA_btl", "PRTE_MCA_state", "I_MPI_FABRICS", "HYDRA_IFACE"),
+        *("OPAL_PREFIX", "MY_SLURM_JOB_ID", "JOB_ID_OF_MINE", "MPI_HOME", "XPMI_RANK"),
+    ],
+)
+def test_choice_of_the_user_stays(name: str) -> None:
+    assert LINE.environment({name: "1"})[name] == "1"
+
+
+def test_caller_has_the_last_word_on_the_environment() -> None:
+    line = dataclasses.replace(LINE, ulfm=False, launcher=MPICH)
+
+    environment = line.environment({"HOLDFAST_AGENT": "of another job"}, HOLDFAST_AGENT="/run/sock")
+
+    assert environment["HOLDFAST_AGENT"] == "/run/sock"
+
+
+@pytest.mark.parametrize("home", ["", "/somewhere"])
+def test_launcher_has_a_home_also_for_a_user_without_a_name(
+    monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    def no_entry(_: int) -> None:
+        raise KeyError
+
+    base = {"HOME": home} if home else {}
+    users = pwd.getpwuid(os.getuid()).pw_dir
+    assert LINE.environment(base)["HOME"] == (home or users)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    assert LINE.environment(base)["HOME"] == (home or str(LINE.directory))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PRTE_MCA_rmaps_default_mapping_policy", "PRTE_MCA_ras", "OMPI_MCA_rmaps_base_mapping_policy"],
+)
+def test_sites_settings_of_where_ranks_go_are_left_out(name: str) -> None:
+    assert name not in LINE.environment({name: "ppr:1:node"})

@@ -1,0 +1,189 @@
+"""The agent's mpiexec, with a shell script in its place and a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.host.launchers import LAUNCHERS, Launcher
+from holdfast.runtime.host.mpi_host import LINGERS_S, HostState, MpiHost, MpiOrder
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.processes import wait_all_ended
+from holdfast.runtime.system.reactor import Reactor
+
+pytestmark = pytest.mark.process
+
+BOUND_S = 90.0
+RUNNING = HostState(is_empty=False, had_guards=True, ended_well=True)
+ALL_LEFT = HostState(is_empty=True, had_guards=True, ended_well=True)
+ALL_DIED = HostState(is_empty=True, had_guards=True, ended_well=False)
+NONE_CAME = HostState(is_empty=True, had_guards=False, ended_well=True)
+
+
+class Host:
+    """An `MpiHost` whose mpiexec is a script, and what it has told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[Message] = []
+        self.folder = folder
+        self.real = MpiHost(Reactor(), self.told.append, folder)
+        self.mpiexec = folder / "mpiexec"
+
+    def begin(self, script: str, generation: int = 1) -> int:
+        """Start a launch; return its process id."""
+        self.mpiexec.write_text(f"#!/bin/sh\n{script}\n")
+        self.mpiexec.chmod(0o755)
+        self.real.begin(generation, MpiOrder(self.mpiexec, ulfm=True), 2, self.folder / "sock")
+        assert self.real.pid is not None
+        return self.real.pid
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.real.close()
+
+
+def test_end_of_a_launch_is_told_once_when_workers_and_mpiexec_are_gone(host: Host) -> None:
+    assert wait_all_ended([host.begin("exit 0")], BOUND_S) == ()
+
+    host.real.look(0.0, RUNNING)
+    assert host.told == []
+    host.real.look(1.0, ALL_LEFT)
+    host.real.look(2.0, ALL_LEFT)
+
+    assert host.told == [{"kind": "launch_ended", "generation": 1, "words": ""}]
+    assert not (host.folder / "launch-1").exists()
+
+
+def test_mpiexec_that_started_no_rank_is_quoted(host: Host) -> None:
+    assert wait_all_ended([host.begin("echo no slots; exit 1")], BOUND_S) == ()
+
+    host.real.look(0.0, NONE_CAME)
+
+    assert host.told[0]["words"] == "no slots"
+
+
+def test_mpiexec_that_outlives_workers_that_left_is_killed_after_a_while(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+
+    host.real.look(0.0, ALL_LEFT)
+    host.real.look(0.9 * LINGERS_S, ALL_LEFT)
+    assert wait_all_ended([pid], 0.0) == (pid,)
+    host.real.look(1.1 * LINGERS_S, ALL_LEFT)
+
+    assert wait_all_ended([pid], BOUND_S) == ()
+    host.real.look(5.0, ALL_LEFT)
+    assert [told["kind"] for told in host.told] == ["launch_ended"]
+
+
+def test_mpiexec_that_outlives_workers_that_died_is_killed_at_once(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+
+    host.real.look(0.0, ALL_DIED)
+
+    assert wait_all_ended([pid], BOUND_S) == ()
+
+
+def test_mpiexec_that_has_yet_to_start_its_ranks_is_left_alone(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+
+    host.real.look(0.0, NONE_CAME)
+    host.real.look(1000.0, NONE_CAME)
+
+    assert wait_all_ended([pid], 0.0) == (pid,)
+    assert host.told == []
+
+
+def test_next_launch_ends_the_last_one_without_a_word(host: Host) -> None:
+    first = host.begin("exec sleep 600")
+
+    second = host.begin("exec sleep 600", generation=2)
+
+    assert wait_all_ended([first], BOUND_S) == ()
+    assert wait_all_ended([second], 0.0) == (second,)
+    assert host.told == []
+
+
+def test_signals_of_batch_systems_do_not_reach_mpiexec(host: Host) -> None:
+    pid = host.begin("exec sleep 600")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        os.kill(pid, number)
+
+    host.real.look(0.0, RUNNING)
+
+    assert wait_all_ended([pid], 0.2) == (pid,)
+
+
+def test_mpiexec_that_is_missing_is_said(host: Host) -> None:
+    order = MpiOrder(host.folder / "nothing", ulfm=True)
+    host.real.begin(1, order, 2, host.folder / "sock")
+    assert host.real.pid is not None
+    assert wait_all_ended([host.real.pid], BOUND_S) == ()
+
+    host.real.look(0.0, NONE_CAME)
+
+    assert "No such file" in host.told[0]["words"]
+
+
+def test_time_of_an_mpiexec_that_lingers_begins_anew_with_new_workers(host: Host) -> None:
+    """Workers of a repaired world may leave one after the other."""
+    pid = host.begin("exec sleep 600")
+    host.real.look(0.0, ALL_LEFT)
+    host.real.look(0.9 * LINGERS_S, RUNNING)
+
+    host.real.look(1.1 * LINGERS_S, ALL_LEFT)
+    host.real.look(2.0 * LINGERS_S, ALL_LEFT)
+
+    assert wait_all_ended([pid], 0.0) == (pid,)
+    host.real.look(2.1 * LINGERS_S, ALL_LEFT)
+    assert wait_all_ended([pid], BOUND_S) == ()
+
+
+def test_end_of_a_killed_launch_is_told_as_usual(host: Host) -> None:
+    pid = host.begin("exec sleep 600", generation=4)
+
+    host.real.kill()
+    assert wait_all_ended([pid], BOUND_S) == ()
+    host.real.look(0.0, ALL_DIED)
+
+    assert host.told == [{"kind": "launch_ended", "generation": 4, "words": ""}]
+    assert host.real.pid is None
+
+
+def test_launch_has_a_private_directory_and_tells_guards_where_to_go(host: Host) -> None:
+    pid = host.begin('echo "$@"; echo "$HOLDFAST_AGENT $HOLDFAST_GENERATION"', generation=9)
+    assert (host.folder / "launch-9").stat().st_mode & 0o777 == 0o700
+    assert wait_all_ended([pid], BOUND_S) == ()
+
+    host.real.look(0.0, NONE_CAME)
+
+    command, environment = host.told[0]["words"].splitlines()
+    assert re.search(r" -n 2 \S+ -I -S /\S+/guard\.py$", command)
+    assert environment == f"{host.folder}/sock 9"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS.values(), ids=lambda launcher: launcher.library)
+def test_order_names_the_launcher_by_its_library(launcher: Launcher) -> None:
+    fields: dict[str, Any] = {"mpiexec": "/opt/bin/mpiexec", "ulfm": 0, "more": 1}
+
+    order = MpiOrder.of(fields | {"library": launcher.library})
+
+    assert order == MpiOrder(Path("/opt/bin/mpiexec"), ulfm=False, launcher=launcher)
+    assert order.ulfm is False
+
+
+@pytest.mark.parametrize("missing", ["mpiexec", "ulfm", "library"])
+def test_order_without_a_part_is_an_error(missing: str) -> None:
+    fields: dict[str, Any] = {"mpiexec": "/opt/bin", "ulfm": True, "library": "Open MPI"}
+    del fields[missing]
+
+    with pytest.raises(KeyError, match=missing):
+        MpiOrder.of(fields)

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import os
+import select
+import threading
+import tty
+
+import pytest
+from open_files import open_files
+
+from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.system.line_sink import ERASE
+
+BOUND_S = 90.0
+NOISE = b"Error in NBC_Start_round() (-1)\n"
+
+
+class Terminal:
+    """Where the output goes: a pipe, so that it can be slow or gone."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+
+    def rest(self) -> bytes:
+        """Return everything up to the end, after all writers are gone."""
+        os.close(self.write_fd)
+        with open(self.read_fd, "rb") as stream:
+            return stream.read()
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+def test_lines_are_prefixed(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "[w3] ", terminal.write_fd)
+
+    os.write(write_end, b"one\n\ntwo\nno end")
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"[w3] one\n[w3] \n[w3] two\n[w3] no end\n"
+
+
+def test_line_erases_the_live_line_of_a_terminal_and_of_nothing_else(terminal: Terminal) -> None:
+    controller, screen = os.openpty()
+    tty.setraw(screen)
+    output = OutputForwarder(verbose=False)
+    output.erase_live_line(is_there=True)
+    for sink_fd in (screen, terminal.write_fd):
+        read_end, write_end = os.pipe()
+        output.forward(read_end, "", sink_fd)
+        os.write(write_end, b"one\n")
+        os.close(write_end)
+
+    output.close(BOUND_S)
+
+    assert os.read(controller, 100) == ERASE + b"one\n"
+    assert terminal.rest() == b"one\n"
+    os.close(screen)
+    os.close(controller)
+
+
+def test_line_is_forwarded_when_it_is_complete(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+
+    for byte in b"step 1\nste":
+        os.write(write_end, bytes([byte]))
+
+    assert os.read(terminal.read_fd, 100) == b"step 1\n"
+    assert select.select([terminal.read_fd], [], [], 0)[0] == []
+    os.close(write_end)
+    output.close(BOUND_S)
+    assert terminal.rest() == b"ste\n"
+
+
+def test_lines_of_several_workers_are_never_mixed(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    writers = []
+    for worker in range(3):
+        read_end, write_end = os.pipe()
+        output.forward(read_end, f"[w{worker}] ", terminal.write_fd)
+        writers.append(write_end)
+
+    halves = (b"first half, ", b"second half\n")
+    for _ in range(50):
+        for half in halves:
+            for write_end in writers:
+                os.write(write_end, half)
+    for write_end in writers:
+        os.close(write_end)
+    output.close(BOUND_S)
+
+    lines = terminal.rest().splitlines()
+    assert len(lines) == 150
+    assert set(lines) == {b"[w%d] first half, second half" % worker for worker in range(3)}
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [(False, b"loss 1\n"), (True, NOISE + b"loss 1\n")])
+def test_noise_is_shown_only_when_asked_for(
+    terminal: Terminal, *, verbose: bool, shown: bytes
+) -> None:
+    output = OutputForwarder(verbose=verbose)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+
+    os.write(write_end, NOISE + b"loss 1\n")
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == shown
+
+
+def test_thread_may_see_the_end_before_it_is_woken_for_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = set(threading.enumerate())
+    output = OutputForwarder(verbose=False)
+    (forwarding,) = set(threading.enumerate()) - others
+    read_end, write_end = os.pipe()
+    forwarded = output.forward(read_end, "", terminal.write_fd)
+    os.write(write_end, b"loss 1\n")
+    assert forwarded.last_lines() == ("loss 1",)
+    write, ours = os.write, threading.get_ident()
+
+    def write_late(fd: int, data: bytes) -> int:
+        if threading.get_ident() == ours:
+            os.close(write_end)
+            forwarding.join(BOUND_S)
+            assert not forwarding.is_alive()
+        return write(fd, data)
+
+    monkeypatch.setattr("os.write", write_late)
+    output.close(BOUND_S)
+    monkeypatch.undo()
+
+    assert terminal.rest() == b"loss 1\n"
+
+
+def test_descriptors_of_an_ended_output_are_closed(terminal: Terminal) -> None:
+    others = open_files()
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+    opened = open_files() - others
+    assert opened
+
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert not opened & open_files()
+    terminal.rest()
+
+
+def test_rule_at_the_very_end_is_not_lost(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "[w0] ", terminal.write_fd)
+
+    os.write(write_end, b"-" * 74)
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"[w0] " + b"-" * 74 + b"\n"
+
+
+def test_endless_line_is_cut_rather_than_kept(
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.host.output._LONGEST_LINE_BYTES", 1000)
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+
+    os.write(write_end, b"x" * 1500)
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"x" * 1500 + b"\n"
+
+
+def test_long_lines_arrive_whole(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "> ", terminal.write_fd)
+    line = b"y" * 10_000 + b"\n"
+
+    os.write(write_end, b"short\n" + line + b"short\n")
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"> short\n> " + line + b"> short\n"
+
+
+def test_worker_can_go_on_when_nobody_reads_its_output(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+    os.close(terminal.read_fd)
+
+    for _ in range(100):
+        os.write(write_end, b"z" * 8191 + b"\n")
+
+    os.close(write_end)
+    output.close(BOUND_S)
+    assert output.dropped == 100
+    os.close(terminal.write_fd)
+
+
+def test_pipe_that_never_ends_does_not_hold_up_the_end(terminal: Terminal) -> None:
+    """A helper that a worker has started may keep its pipe open."""
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", terminal.write_fd)
+    os.write(write_end, b"complete\nno end")
+    assert os.read(terminal.read_fd, 100) == b"complete\n"
+
+    output.close(0.0)
+
+    assert terminal.rest() == b"no end\n"
+    os.close(write_end)
+
+
+def test_output_goes_to_a_new_place_although_the_old_one_is_held(terminal: Terminal) -> None:
+    """Another supervisor takes over while a write to the terminal of the last one hangs."""
+    held_read, held_write = os.pipe()
+    os.set_blocking(held_write, False)
+    while select.select([], [held_write], [], 0)[1]:
+        os.write(held_write, b"." * 4096)
+    os.set_blocking(held_write, True)
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    output.forward(read_end, "", held_write)
+    os.write(write_end, b"before\n")
+
+    os.dup2(terminal.write_fd, held_write)
+    output.redirect()
+    os.write(write_end, b"after\n")
+
+    assert b"after\n" in _until(terminal.read_fd, b"after\n")
+    os.close(write_end)
+    os.close(held_read)
+    output.close(BOUND_S)
+    os.close(held_write)
+    terminal.rest()
+
+
+def _until(fd: int, end: bytes) -> bytes:
+    """Read until ``end`` was read."""
+    data = b""
+    while end not in data:
+        assert select.select([fd], [], [], BOUND_S)[0]
+        data += os.read(fd, 4096)
+    return data
+
+
+def test_last_lines_are_those_that_the_pipe_holds_by_now(terminal: Terminal) -> None:
+    """A worker that has died has written all that it will; nobody waits for the thread."""
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    forwarded = output.forward(read_end, "[w3] ", terminal.write_fd)
+
+    for number in range(50):
+        os.write(write_end, b"line %d\n" % number)
+        assert forwarded.last_lines()[-1] == f"line {number}"
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert forwarded.last_lines()[-1] == "line 49"
+    assert terminal.rest() == b"".join(b"[w3] line %d\n" % number for number in range(50))
+
+
+def test_noise_is_none_of_the_last_lines(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    read_end, write_end = os.pipe()
+    forwarded = output.forward(read_end, "", terminal.write_fd)
+
+    os.write(write_end, b"sorrow\n" + NOISE)
+    os.close(write_end)
+    output.close(BOUND_S)
+
+    assert forwarded.last_lines() == ("sorrow",)
+    terminal.rest()
+
+
+def test_only_the_speaker_is_heard_until_another_worker_speaks(terminal: Terminal) -> None:
+    output = OutputForwarder(verbose=False)
+    output.speaker = 4
+    writers = {}
+    for worker in (4, 7):
+        read_end, writers[worker] = os.pipe()
+        forwarded = output.forward(read_end, f"[w{worker}] ", terminal.write_fd, worker)
+        os.write(writers[worker], b"early\n")
+        forwarded.last_lines()  # all that was written is read by now
+
+    output.speaker = 7
+    for worker, write_end in writers.items():
+        os.write(write_end, b"late line of %d\n" % worker)
+        os.close(write_end)
+    output.close(BOUND_S)
+
+    assert terminal.rest() == b"early\nlate line of 7\n"

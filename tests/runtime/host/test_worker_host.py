@@ -1,0 +1,424 @@
+"""Who is watched and who is fenced, with a clock of our own and processes that only sleep."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from configs import worker_config
+
+from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch
+from holdfast.runtime.host.output import OutputForwarder
+from holdfast.runtime.host.pool_process import ForkRequest, PoolSettings
+from holdfast.runtime.host.worker_host import WorkerHost
+from holdfast.runtime.saving.save_memory import SaveMemory
+from holdfast.runtime.system.channel import FDS, Channel, Message, pair
+from holdfast.runtime.system.heartbeat import HeartbeatPage, Phase
+from holdfast.runtime.system.processes import UNKILLABLE_AFTER_S
+from holdfast.runtime.system.reactor import Reactor
+from holdfast.runtime.system.usage import Resource, Usage
+
+CONFIG = worker_config(0, (0, 1), run_id="run", microbatches=2, seed=1)
+LAUNCH = HostedLaunch(CONFIG, {})
+
+
+class FakePool:
+    """A pool that keeps what was asked of it."""
+
+    def __init__(self, reactor: Reactor, settings: PoolSettings, owner: WorkerHost) -> None:
+        self.pages: dict[int, HeartbeatPage] = {}
+        self.controls: dict[int, Channel] = {}
+        """The workers' ends of their channels."""
+        self.is_warm = True
+        self.pid = os.getpid()
+
+    def request(self, request: ForkRequest) -> None:
+        self.pages[request.worker] = HeartbeatPage(os.dup(request.fds[1]))
+        if request.worker in self.controls:
+            self.controls[request.worker].close()
+        self.controls[request.worker] = Channel.adopt(os.dup(request.fds[0]))
+
+    def look(self, now: float) -> None: ...
+
+    def close(self) -> None:
+        for page in self.pages.values():
+            page.close()
+        for control in self.controls.values():
+            control.close()
+
+
+class FakeWriter:
+    """A writer that keeps what it was given, and settles when it is told to."""
+
+    def __init__(self, reactor: Reactor, owner: WorkerHost) -> None:
+        self.told: list[Message] = []
+        self.waiting: list[Callable[[Message], None]] = []
+        self.pid = None
+        self.progress = 0
+
+    @property
+    def is_settling(self) -> bool:
+        return bool(self.waiting)
+
+    def start(self) -> None: ...
+
+    def use(self, memory: Message, fds: Sequence[int]) -> None:
+        self.told.append({**memory, "buffers": len(fds)})
+
+    def plan(self, message: Message) -> None:
+        self.told.append(message)
+
+    def copied(self, message: Message) -> None:
+        self.told.append(message)
+
+    def ask(self, question: Message, then: Callable[[Message], None]) -> None:
+        self.told.append(question)
+        then({"kind": "kept", "step": 30})
+
+    def settle(self, then: Callable[[Message], None], *, is_urgent: bool) -> None:
+        self.waiting.append(then)
+
+    def settled(self, step: int | None) -> None:
+        self.waiting.pop()({"kind": "settled", "step": step})
+
+    def look(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Host:
+    """A host whose time, beats and guards are in the test's hands."""
+
+    def __init__(self) -> None:
+        self.events: list[Message] = []
+        self.reactor = Reactor()
+        self.output = OutputForwarder(verbose=True)
+        self.real = WorkerHost(
+            self.reactor,
+            self.output,
+            self.events.append,
+            heartbeat_timeout_s=1.0,
+            pool=PoolSettings((), "none:none"),
+        )
+        self.pages: dict[int, HeartbeatPage] = self.real.pool.pages  # type: ignore[attr-defined]
+        self.guards: list[Channel] = []
+        self.now = 1000.0
+        self.real.begin(LAUNCH)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def fork(self, worker: int) -> None:
+        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self._processes.append(process)
+        self.real.on_forked(1, worker, process.pid)
+
+    def guard(self, rank: int) -> None:
+        ours, theirs = pair()
+        self.guards.append(theirs)
+        self.real.take_guard(GuardLink(ours, None), GuardHello(rank, 1, "/", {}))
+
+    def pass_time(self, seconds: float, *beating: int) -> None:
+        """Look four times a second while the given workers beat."""
+        for _ in range(int(4 * seconds)):
+            self.now += 0.25
+            for worker in beating:
+                self.pages[worker].beat()
+            self.real.look(self.now)
+
+    @property
+    def writer(self) -> FakeWriter:
+        writer: FakeWriter = self.real.writer  # type: ignore[attr-defined]
+        return writer
+
+    def end(self, worker: int) -> None:
+        """Let a worker die, and its end be seen."""
+        self._processes[worker].kill()
+        while ("worker_exited", worker) not in self.ends and not self.writer.is_settling:
+            self.reactor.run_once(10.0)
+
+    def control(self, worker: int) -> Channel:
+        """The worker's end of its channel to the agent."""
+        controls: dict[int, Channel] = self.real.pool.controls  # type: ignore[attr-defined]
+        return controls[worker]
+
+    def ask(self, worker: int, question: Message) -> Message:
+        """Ask the agent as a worker does, and return its answer."""
+        self.control(worker).send(question)
+        answers: list[Message] = []
+        while not answers:
+            self.reactor.run_once(10.0)
+            answers = self.control(worker).drain()
+        return answers[0]
+
+    @property
+    def notices(self) -> list[str]:
+        return [event["report"]["text"] for event in self.events if "report" in event]
+
+    @property
+    def ends(self) -> list[tuple[str, int]]:
+        return [(event["kind"], event["worker"]) for event in self.events if "worker" in event]
+
+    def of_kind(self, kind: str) -> list[Any]:
+        return [event["worker"] for event in self.events if event["kind"] == kind]
+
+    def close(self) -> None:
+        self.real.close()
+        self.reactor.close()
+        self.output.close(10.0)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for guard in self.guards:
+            guard.close()
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr("holdfast.runtime.host.worker_host.WarmPool", FakePool)
+    monkeypatch.setattr("holdfast.runtime.host.worker_host.WriterLink", FakeWriter)
+    host = Host()
+    host.fork(0)
+    host.fork(1)
+    yield host
+    host.close()
+
+
+def test_workers_may_wait_for_their_launch_as_long_as_it_takes(host: Host) -> None:
+    host.pass_time(600)
+
+    assert host.events == []
+
+
+def test_worker_begins_when_it_has_process_and_guard(host: Host) -> None:
+    host.guard(1)
+
+    assert host.of_kind("worker_started") == [1]
+
+
+def test_silent_worker_in_training_is_fenced_after_the_timeout(host: Host) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = Phase.TRAINING
+
+    host.pass_time(1, 0)
+    assert host.of_kind("worker_fenced") == []
+    host.pass_time(1, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+def test_silent_worker_is_fenced_once(host: Host) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = Phase.TRAINING
+
+    host.pass_time(10, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.JOINING])
+def test_start_may_take_a_minute(host: Host, phase: Phase) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = phase
+
+    host.pass_time(59, 0)
+    assert host.of_kind("worker_fenced") == []
+    host.pass_time(3, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+def test_worker_whose_guard_never_comes_is_given_up(host: Host) -> None:
+    """The other ranks would wait for it inside ``MPI_Init`` for ever."""
+    host.guard(0)
+
+    host.pass_time(62, 0)
+
+    assert host.of_kind("worker_fenced") == [1]
+
+
+def test_agent_that_was_away_accuses_nobody(host: Host) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+        host.pages[worker].phase = Phase.TRAINING
+    host.pass_time(1, 0, 1)
+
+    host.now += 3600.0
+    host.real.look(host.now)
+
+    assert host.of_kind("worker_fenced") == []
+
+
+def test_writer_that_mends_counts_for_the_workers_that_wait_for_it(host: Host) -> None:
+    for worker in (0, 1):
+        host.guard(worker)
+
+    host.writer.progress = 7
+    host.pass_time(1, 0, 1)
+
+    assert [hosted.served for hosted in host.real.workers] == [7, 7]
+
+
+def test_end_of_the_last_worker_is_told_once_its_snapshots_are_settled(host: Host) -> None:
+    """A relaunch begins with that event, and must find on the disk what memory held."""
+    host.end(0)
+    assert host.of_kind("worker_exited") == [0]
+
+    host.end(1)
+    assert host.of_kind("worker_exited") == [0]
+    assert not host.real.is_idle
+
+    host.writer.settled(30)
+    assert host.of_kind("worker_exited") == [0, 1]
+    assert [event["report"] for event in host.events if event["kind"] == "worker_report"] == [
+        {"kind": "checkpoint", "step": 30}
+    ]
+    assert host.real.is_idle
+
+
+def test_outcome_of_a_save_reaches_the_pages_of_all_its_workers(host: Host) -> None:
+    def answer(kind: str, attempt: int, **fields: object) -> None:
+        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 30, **fields}
+        host.real.on_written(message)
+
+    answer("saved", 4)
+    for page in host.pages.values():
+        assert (page.is_answered(4), page.failed_save) == (True, 0)
+    assert host.notices == []
+
+    answer("unsaved", 5, reason="the disk is full")
+    for page in host.pages.values():
+        assert (page.is_answered(5), page.failed_save) == (True, 5)
+    assert host.notices == ["the checkpoint of step 30 failed: the disk is full"]
+
+    answer("unsaved", 6, is_expected=True)
+    assert host.pages[0].failed_save == 6
+    assert len(host.notices) == 1, "its workers have begun another save"
+
+    host.real.on_written({"kind": "saved", "launch": 9, "attempt": 7, "step": 30})
+    assert not host.pages[0].is_answered(7), "another launch counts its saves anew"
+
+
+def test_saves_go_on_again_once_the_run_directory_takes_one(host: Host) -> None:
+    """The local directory takes those meanwhile that nobody has asked for."""
+
+    def answer(kind: str, attempt: int, **fields: object) -> None:
+        message = {"kind": kind, "launch": 1, "attempt": attempt, "step": 10 * attempt, **fields}
+        host.real.on_written(message)
+
+    answer("unsaved", 1, reason="it is full", is_of_run=True)
+    answer("saved", 2, place="local directory")
+    answer("unsaved", 3, reason="it is full", is_of_run=True)
+    answer("saved", 4)
+
+    assert host.notices == [
+        "the checkpoint of step 10 failed: it is full",
+        "the checkpoint of step 30 failed for the same reason",
+        "checkpoints are saved again, from step 40 on",
+    ]
+
+
+def test_sentence_of_the_writer_is_shown(host: Host) -> None:
+    host.real.on_writer_notice({"kind": "notice", "text": "checkpoints are at risk: no sync"})
+
+    assert host.notices == ["checkpoints are at risk: no sync"]
+
+
+QUESTION = {"kind": "memory", "layout": "L", "size": 2**21, "bytes": 2**20}
+
+
+def test_all_workers_have_the_same_memory_and_the_writer_is_told_it_once(host: Host) -> None:
+    found = [host.ask(worker, QUESTION) for worker in (0, 1)]
+
+    inodes = [[os.fstat(fd).st_ino for fd in answer[FDS]] for answer in found]
+    for fd in (*found[0][FDS], *found[1][FDS]):
+        os.close(fd)
+    assert inodes[0] == inodes[1]
+    assert len(set(inodes[0])) == 2
+    assert host.writer.told == [{**QUESTION, "launch": 1, "buffers": 2}]
+    assert host.notices == []
+
+
+def test_want_of_memory_is_told_once(host: Host) -> None:
+    full = [Usage(Resource.MEMORY, "the host", 2**24, 2**24 + 2**19)]
+    host.real._memory = SaveMemory(lambda: full)
+
+    answers = [host.ask(worker, QUESTION) for worker in (0, 1)]
+
+    assert [answer.get(FDS, []) for answer in answers] == [[], []]
+    (notice,) = host.notices
+    assert notice.startswith("two snapshots of 1 MiB do not fit: the host has 524288 bytes left; ")
+
+
+def test_plan_and_parts_are_handed_to_the_writer(host: Host) -> None:
+    host.control(0).send({"kind": "plan"})
+    host.control(1).send({"kind": "copied", "part": 1})
+    while len(host.writer.told) < 2:
+        host.reactor.run_once(10.0)
+
+    assert sorted(message["kind"] for message in host.writer.told) == ["copied", "plan"]
+    assert host.events == [], "the supervisor does not hear of it"
+
+
+def test_question_of_a_worker_is_answered_by_the_writer(host: Host) -> None:
+    assert host.ask(1, {"kind": "keeps"}) == {"kind": "kept", "step": 30}
+
+
+def test_last_words_of_a_worker_are_its_part_of_a_save(host: Host) -> None:
+    """It may die right after it has copied its part."""
+    host.control(0).send({"kind": "copied", "part": 0})
+
+    host.end(0)
+
+    assert [message["kind"] for message in host.writer.told] == ["copied"]
+
+
+def test_killed_worker_that_does_not_end_is_written_off(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL does nothing to a process that hangs in the kernel."""
+    for rank in (0, 1):
+        host.guard(rank)
+    monkeypatch.setattr("holdfast.runtime.host.hosted_worker.kill_group", lambda pid: None)
+
+    host.real.kill_all("killed by the supervisor")
+    host.pass_time(UNKILLABLE_AFTER_S)
+    assert host.of_kind("worker_exited") == []
+    host.pass_time(1)
+
+    assert host.of_kind("worker_exited") == [0]
+    host.writer.settled(None)
+    assert host.of_kind("worker_exited") == [0, 1]
+    cause = host.events[-1]["cause"]
+    assert cause.startswith("killed by the supervisor; process ")
+    assert cause.endswith(" does not end")
+    assert host.real.is_idle
+
+
+def test_worker_that_no_descriptor_is_left_for_is_given_up(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.end(1)
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    host.real.begin(replace(LAUNCH, config=replace(LAUNCH.config, generation=2)))
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    host.real.on_forked(2, 1, process.pid)
+    monkeypatch.undo()
+
+    exited = host.events[-1]
+    assert (exited["kind"], exited["worker"], exited["generation"]) == ("worker_exited", 1, 2)
+    assert exited["cause"] == "not started: it cannot be watched: [Errno 24] Too many open files"
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    process.returncode = -signal.SIGKILL  # the host has waited for it

@@ -1,0 +1,184 @@
+"""A step of a script's own in microbatches is the step that Keras makes of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import custom_models
+import numpy as np
+import pytest
+from custom_models import ALONE, BATCH
+from extended import shortened
+from keras_oracle import fresh_model, parts_of
+
+from holdfast.runtime.exchange.memory import aligned_vector
+from holdfast.runtime.model.replica import Microbatch, map_leaves
+
+pytestmark = pytest.mark.tensorflow
+
+STEPS = 3
+CASES = {
+    "autoencoder": (custom_models.autoencoder, ALONE),
+    "distilled": (custom_models.distilled, BATCH),
+    "penalised": (custom_models.penalised, BATCH),
+    "together": (custom_models.together, ALONE),
+    "adversarial": (custom_models.adversarial, ALONE),
+    "trailing": (custom_models.trailing, BATCH),
+    "augmented": (custom_models.augmented, BATCH),
+    "counting": (custom_models.counting, BATCH),
+    "triplets": (custom_models.triplets, ALONE),
+    "measured": (custom_models.measured, BATCH),
+    "logged": (custom_models.logged, BATCH),
+}
+
+
+def replica_for(tf: SimpleNamespace, make: Callable[..., Any], batch: Microbatch) -> Any:
+    return tf.module.KerasReplica(fresh_model(tf, make), batch.x, batch.y, batch.weights)
+
+
+def parts(batch: Microbatch, count: int) -> list[Microbatch]:
+    """Return parts that know how large their batch is, and draw what the whole batch draws."""
+    return [
+        Microbatch(p.x, p.y, batch.seed, p.weights, batch.samples) for p in parts_of(batch, count)
+    ]
+
+
+def train(replica: Any, batch: Microbatch, count: int, steps: int = STEPS) -> np.ndarray:
+    """Train in parts; return the sums of the metrics of all steps."""
+    sums = np.zeros(replica.shape.metrics)
+    for _ in range(steps):
+        is_done = False
+        while not is_done:
+            total = aligned_vector(replica.shape.total)
+            total[:] = 0.0
+            for part in parts(batch, count):
+                out = aligned_vector(total.size)
+                out[:] = np.nan
+                replica.contribute(part, out)
+                total += out
+            replica.apply(total, batch.samples)
+            sums += total[replica.shape.gradient :]
+            is_done = replica.turn == 0
+    return sums
+
+
+def fit(model: Any, batch: Microbatch) -> dict[str, float]:
+    """Train a Keras model with the same batch so often; return the logs of the epoch."""
+    x, y = map_leaves(lambda a: np.concatenate([a] * STEPS), (batch.x, batch.y))
+    history = model.fit(x, y, batch_size=batch.samples, shuffle=False, verbose=0).history
+    return {name: values[-1] for name, values in history.items()}
+
+
+@pytest.mark.parametrize("count", shortened([1, 2, 3], here=[3]))
+@pytest.mark.parametrize("case", CASES)
+def test_step_in_parts_is_the_step_of_keras(tf: SimpleNamespace, case: str, count: int) -> None:
+    make, batch = CASES[case]
+    replica = replica_for(tf, make, parts(batch, count)[0])
+    model = fresh_model(tf, make)
+
+    sums = train(replica, batch, count)
+    logs = fit(model, batch)
+
+    for mine, theirs in zip(replica.model.variables, model.variables, strict=True):
+        if "seed_generator" not in mine.path:
+            np.testing.assert_allclose(
+                mine.value, theirs.value, rtol=2e-4, atol=1e-6, err_msg=mine.path
+            )
+    shown = replica.results(sums, STEPS * batch.samples)
+    assert set(shown) == set(logs)
+    assert replica.notices == ()
+    for name, value in logs.items():
+        np.testing.assert_allclose(shown[name], value, rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("case", shortened(["noisy", "adversarial"], here=["noisy"]))
+def test_bytes_do_not_depend_on_who_computes_what(tf: SimpleNamespace, case: str) -> None:
+    """Two workers, of which one joins in the middle of a step, end as one worker does."""
+    make, batch = CASES["adversarial"]
+    if case == "noisy":
+        make, batch = partial(custom_models.autoencoder, noise=1.0), ALONE
+    workers = [replica_for(tf, make, batch) for _ in range(3)]
+    train(workers[0], batch, 3)
+
+    for turn in range(STEPS * (2 if case == "adversarial" else 1)):
+        total = aligned_vector(workers[1].shape.total)
+        total[:] = 0.0
+        for m, part in enumerate(parts(batch, 3)):
+            out = aligned_vector(total.size)
+            workers[1 + (m + turn) % 2].contribute(part, out)
+            total += out
+        workers[1].apply(total, batch.samples)
+        workers[2].load({name: array.copy() for name, array in workers[1].state().items()})
+
+    expected = {name: array.tobytes() for name, array in workers[0].state().items()}
+    for worker in workers[1:]:
+        assert {name: array.tobytes() for name, array in worker.state().items()} == expected
+
+
+@pytest.mark.parametrize("case", ["penalised", "logged"])
+def test_own_test_step_is_that_of_keras(tf: SimpleNamespace, case: str) -> None:
+    make, batch = CASES[case]
+    replica = replica_for(tf, make, batch)
+    out = np.empty(replica.shape.metrics, np.float32)
+
+    sums = np.zeros(out.size)
+    for part in parts(batch, 3):
+        replica.evaluate(part, out)
+        sums += out
+    shown = replica.results(sums, batch.samples)
+    expected = replica.model.evaluate(batch.x, batch.y, batch_size=13, verbose=0, return_dict=True)
+
+    assert shown == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_the_parts_of_a_batch_cannot_measure_is_named(tf: SimpleNamespace) -> None:
+    replica = replica_for(tf, partial(custom_models.logged, oddly=True), BATCH)
+
+    metric, number = replica.notices
+
+    assert metric.startswith("metric 'steepest' of Logged.train_step is neither a sum nor a mean")
+    assert number.startswith("'norm' in the logs of Logged.train_step is neither a mean nor a sum")
+
+
+@pytest.mark.parametrize(("scale", "overflows"), [(2.0**10, False), (2.0**40, True)])
+def test_scaled_loss_of_an_own_step(tf: SimpleNamespace, scale: float, *, overflows: bool) -> None:
+    """An overflow skips the step; otherwise the gradients are those of the loss."""
+    make = partial(custom_models.augmented, scale=scale)
+    replica = replica_for(tf, make, BATCH)
+    plain = replica_for(tf, custom_models.augmented, BATCH)
+    total = np.zeros(replica.shape.total, np.float32)
+
+    for part in parts(BATCH, 2):
+        out = aligned_vector(total.size)
+        replica.contribute(part, out)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            total += out
+    before = [np.asarray(v.value) for v in replica.model.trainable_variables]
+    is_taken = replica.takes_overflow(total)
+    replica.apply(total, BATCH.samples)
+    train(plain, BATCH, 2, steps=1)
+
+    assert np.isfinite(total).all() != overflows
+    assert is_taken == overflows
+    assert float(replica.model.optimizer.dynamic_scale) == (scale / 2 if overflows else scale)
+    expected = before if overflows else [v.value for v in plain.model.trainable_variables]
+    for variable, value in zip(replica.model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.value, value, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(("y", "is_tuple"), [((), True), (None, False)])
+def test_step_gets_x_alone_as_the_pipeline_gives_it(
+    tf: SimpleNamespace, y: Any, is_tuple: Any
+) -> None:
+    from holdfast.runtime.model.captured_step import data_of
+    from holdfast.runtime.model.model_call import Batch
+
+    batch = Batch.of(Microbatch(np.ones((2, 3), np.float32), y, 0))
+
+    data = data_of(batch)
+
+    assert isinstance(data, tuple) is is_tuple
+    assert batch.targets is None

@@ -1,0 +1,102 @@
+"""Which variables a value of a graph has read, where, and whether it depends on the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+import tensorflow
+
+from holdfast.runtime.model.step_plan import GraphReads
+
+pytestmark = pytest.mark.tensorflow
+
+A, B = 0, 1
+
+Body = Callable[[Any, Any, Any], Any]
+"""What a step makes of data and two variables: one value, or several."""
+
+
+def looked_at(body: Body, look: Callable[[GraphReads, Any], Any]) -> Any:
+    """Return what ``look`` finds out about what ``body`` makes, while both are traced."""
+    a, b = keras.Variable(1.0), keras.Variable(2.0)
+    found: list[Any] = []
+
+    def trace(data: Any) -> None:
+        made = body(data, a, b)
+        reads = GraphReads(tensorflow.compat.v1.get_default_graph(), {A: a, B: b})
+        found.append(look(reads, made))
+
+    specification = tensorflow.TensorSpec((), tensorflow.float32)
+    tensorflow.function(trace, autograph=False).get_concrete_function(specification)
+    return found[0]
+
+
+def within_a_function(data: Any, a: Any, b: Any) -> Any:
+    inner = tensorflow.function(lambda x: x * b.value, autograph=False)
+    return inner(a.value + 1.0)
+
+
+VALUES: dict[str, tuple[Body, bool, set[int]]] = {
+    "data": (lambda data, a, b: data * 2.0, True, set()),
+    "constant": (lambda data, a, b: tensorflow.constant(2.0) * 3.0, False, set()),
+    "variable": (lambda data, a, b: b.value + 1.0, False, {B}),
+    "variable with data": (lambda data, a, b: tensorflow.exp(a.value * data) + 1.0, True, {A}),
+    "both variables": (lambda data, a, b: a.value * 2.0 + b.value, False, {A, B}),
+    "within a function": (within_a_function, False, {A, B}),
+    "number of Python": (lambda data, a, b: 2.5, False, set()),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_value_depends_on_what_it_was_computed_from(name: str) -> None:
+    body, is_of_data, variables = VALUES[name]
+
+    found = looked_at(body, lambda reads, value: (reads.depends_on_data(value), reads.reads(value)))
+
+    assert found[0] is is_of_data
+    assert {variable for variable, _ in found[1]} == variables
+
+
+def test_read_before_an_update_comes_before_it_and_the_next_one_after_it() -> None:
+    def step(data: Any, a: Any, b: Any) -> Any:
+        before = a.value * data
+        a.value.assign(tensorflow.constant(5.0))
+        graph = tensorflow.compat.v1.get_default_graph()
+        return before, len(graph.get_operations()), a.value * data
+
+    def look(reads: GraphReads, made: Any) -> Any:
+        before, update, after = made
+        return reads.reads(before), update, reads.reads(after)
+
+    ((_, first),), update, ((_, second),) = looked_at(step, look)
+
+    assert first < update <= second
+
+
+def test_reads_of_several_values_are_those_of_each_once() -> None:
+    def step(data: Any, a: Any, b: Any) -> Any:
+        read = a.value + 0.0
+        return read * data, read * b.value, tensorflow.constant(1.0)
+
+    found = looked_at(step, lambda reads, made: (reads.reads(*made), reads.reads(made[0])))
+
+    assert [variable for variable, _ in found[0]] == [A, B]
+    assert found[1] == found[0][:1]
+
+
+def test_variable_that_nobody_numbered_is_no_read_and_no_data() -> None:
+    stranger = keras.Variable(3.0)
+
+    found = looked_at(
+        lambda data, a, b: stranger.value * a.value,
+        lambda reads, value: (reads.depends_on_data(value), reads.reads(value)),
+    )
+
+    assert found[0] is False
+    assert [variable for variable, _ in found[1]] == [A]

@@ -1,0 +1,184 @@
+"""The logs of an own step: results of metrics, and numbers that belong to the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+from holdfast.runtime.errors import ProgramError
+from holdfast.runtime.model.step_logs import Number, Result, StepLogs, noted_results, scalars
+
+pytestmark = pytest.mark.tensorflow
+
+STEP = "Tracked.train_step"
+NONE = np.zeros(0)
+
+
+class Range(keras.metrics.Metric):  # type: ignore[misc,name-defined]
+    """A metric whose result has two values."""
+
+    def __init__(self) -> None:
+        super().__init__(name="range")
+        self.top = self.add_variable((), "zeros", name="top")
+
+    def update_state(self, value: Any) -> None:
+        self.top.assign(value)
+
+    def result(self) -> Any:
+        return {"low": -self.top, "high": self.top + 0.0}
+
+
+class Tracked(keras.Model):  # type: ignore[misc,name-defined]
+    """A model with two metrics: one of one value, and one of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = keras.metrics.Mean(name="error")
+        self.range = Range()
+
+
+def tensor(value: Any) -> Any:
+    return keras.ops.convert_to_tensor(value)
+
+
+def logged(model: Any, **numbers: Any) -> tuple[StepLogs, dict[str, Any]]:
+    """Return what the logs of a step consist of, and the logs: the metrics and some numbers."""
+    with noted_results(model.metrics) as noted:
+        logs = {"error": model.error.result(), **numbers, "range": model.range.result()}
+    return StepLogs.of(model, logs, noted, STEP), logs
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [(None, "nothing"), ("tensor", "a tensor"), ((1.0,), "an object of type tuple")],
+    ids=["None", "tensor", "tuple"],
+)
+def test_step_that_returns_no_dictionary_is_refused(logs: Any, said: str) -> None:
+    returned = tensor(1.0) if logs == "tensor" else logs
+
+    with pytest.raises(ProgramError, match=f"{STEP} returns {said}, not its logs: return a dict"):
+        StepLogs.of(Tracked(), returned, {}, STEP)
+
+
+def test_results_of_metrics_are_told_from_numbers_of_the_batch() -> None:
+    model = Tracked()
+
+    logs, _ = logged(model, norm=tensor([3.0, 4.0]), plain=2.5)
+
+    assert logs.entries == (
+        Result("error", model.error, ()),
+        Number("norm", (2,)),
+        Number("plain", ()),
+        Result("low", model.range, ("low",)),
+        Result("high", model.range, ("high",)),
+    )
+    assert logs.numbers == (Number("norm", (2,)), Number("plain", ()))
+
+
+def test_result_that_is_computed_with_is_a_number() -> None:
+    model = Tracked()
+    with noted_results(model.metrics) as noted:
+        logs = {"error": model.error.result() * 2.0}
+
+    assert StepLogs.of(model, logs, noted, STEP).numbers == (Number("error", ()),)
+
+
+def test_logs_with_all_metrics_alone_are_the_metrics_as_keras_shows_them() -> None:
+    """Keras drops the values of such logs, even of a number that has the name of a metric."""
+    model = Tracked()
+    logs = {"low": tensor(1.0), "high": tensor(2.0), "error": tensor(3.0)}
+    found = StepLogs.of(model, logs, {}, STEP)
+    model.error.update_state(7.0)
+    model.range.update_state(5.0)
+
+    assert found.numbers == ()
+    assert found.numbers_in(logs) == []
+    assert found.shown(NONE) == {"error": 7.0, "low": -5.0, "high": 5.0}
+
+
+def test_tensors_of_numbers_come_in_the_order_of_the_numbers() -> None:
+    norm, plain = tensor([3.0, 4.0]), tensor(1.0)
+
+    found, logs = logged(Tracked(), norm=norm, plain=plain)
+
+    assert [id(value) for value in found.numbers_in(logs)] == [id(norm), id(plain)]
+
+
+def test_logs_are_shown_from_the_variables_of_metrics_and_the_floats_of_numbers() -> None:
+    model = Tracked()
+    found, _ = logged(model, norm=tensor([[1.0], [1.0]]), plain=tensor(1.0))
+    model.error.update_state(2.0)
+    model.range.update_state(5.0)
+
+    shown = found.shown(np.array([0.5, 0.25, 9.0]))
+
+    assert list(shown.items()) == [
+        ("error", 2.0),
+        ("norm/0", 0.5),
+        ("norm/1", 0.25),
+        ("plain", 9.0),
+        ("low", -5.0),
+        ("high", 5.0),
+    ]
+
+
+def test_metrics_are_as_before_even_if_the_step_fails() -> None:
+    model, during = Tracked(), []
+
+    def fail() -> None:
+        with noted_results(model.metrics) as noted:
+            during.append((model.error.result(), noted))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    after = model.error.result()
+
+    ((result, noted),) = during
+    assert noted[id(result)][0] is model.error
+    assert id(after) not in noted
+    assert all("result" not in vars(metric) for metric in model.metrics)
+
+
+def test_value_of_a_metric_may_have_another_name() -> None:
+    model = Tracked()
+    with noted_results(model.metrics) as noted:
+        logs = {"widest": model.range.result()["high"]}
+    found = StepLogs.of(model, logs, noted, STEP)
+    model.range.update_state(5.0)
+
+    assert found.shown(NONE) == {"widest": 5.0}
+
+
+def test_number_beside_all_metrics_is_shown_too() -> None:
+    model = Tracked()
+    logs = {"low": tensor(1.0), "high": tensor(2.0), "error": tensor(3.0), "norm": tensor(4.0)}
+
+    found = StepLogs.of(model, logs, {}, STEP)
+
+    assert [number.name for number in found.numbers] == ["low", "high", "error", "norm"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((), 1), ((2, 3), 6), ((0,), 0)], ids=["scalar", "matrix", "empty"]
+)
+def test_size_of_a_number_follows_from_its_shape(shape: tuple[int, ...], size: int) -> None:
+    assert Number("norm", shape).size == size
+
+
+def test_values_of_several_numbers_are_numbered() -> None:
+    logs = {"a": 1, "inner": {"b": np.array([[2.0, 3.0]]), "c": {"d": tensor(4.0)}}, "e": [5.0]}
+
+    assert list(scalars(logs)) == [
+        ("a", 1.0),
+        ("b/0", 2.0),
+        ("b/1", 3.0),
+        ("d", 4.0),
+        ("e/0", 5.0),
+    ]

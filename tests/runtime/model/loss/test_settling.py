@@ -1,0 +1,127 @@
+"""From the metrics of batches to the sums of an epoch, or of a pass over validation data."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.model.replica import PassLayout, Settling, pass_sums, step_sums
+
+METRICS = 2
+
+
+class Quotient:
+    """A replica whose loss is a numerator by a denominator, as under a mask."""
+
+    def __init__(self, *, is_additive: bool = False) -> None:
+        self.is_additive = is_additive
+
+    def settle(self, sums: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
+        return np.array([samples * sums[0] / sums[1], samples])
+
+
+def leaf_of(layout: PassLayout) -> npt.NDArray[np.float32]:
+    return np.zeros(layout.size, np.float32)
+
+
+def metrics_of(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def test_sums_of_a_step_are_doubles_that_outlive_the_total() -> None:
+    total = metrics_of(0.5, 3.0)
+
+    sums = step_sums(object(), total, 4)
+    total[:] = 0.0
+
+    assert sums.dtype == np.float64
+    assert sums.tolist() == [0.5, 3.0]
+
+
+def test_step_of_quotients_is_settled_with_its_samples() -> None:
+    assert isinstance(Quotient(), Settling)
+    assert step_sums(Quotient(), metrics_of(6.0, 3.0), 5).tolist() == [10.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "replica", [object(), Quotient(is_additive=True)], ids=["no quotients", "additive"]
+)
+def test_pass_of_sums_needs_one_block_for_all_batches(replica: object) -> None:
+    layout = PassLayout(replica, METRICS, batches=7)
+    leaf = leaf_of(layout)
+
+    for batch in (0, 3, 6):
+        layout.add(leaf, batch, metrics_of(1.0, 0.25), samples=2)
+
+    assert layout.size == METRICS
+    assert pass_sums(replica, METRICS, leaf).tolist() == [3.0, 0.75]
+
+
+def test_batches_of_quotients_stand_apart_with_their_samples() -> None:
+    layout = PassLayout(Quotient(), METRICS, batches=3)
+    leaf = leaf_of(layout)
+
+    layout.add(leaf, 1, metrics_of(6.0, 3.0), samples=4)
+    layout.add(leaf, 1, metrics_of(2.0, 1.0), samples=1)
+    layout.add(leaf, 2, metrics_of(5.0, 5.0), samples=2)
+
+    assert leaf.reshape(3, METRICS + 1).tolist() == [[0, 0, 0], [8, 4, 5], [5, 5, 2]]
+
+
+def test_batches_are_numbered_on_from_pass_to_pass() -> None:
+    layout = PassLayout(Quotient(), METRICS, batches=3)
+    leaf = leaf_of(layout)
+
+    layout.add(leaf, 3 * 8 + 1, metrics_of(6.0, 3.0), samples=4)
+
+    assert np.flatnonzero(leaf).tolist() == [3, 4, 5]
+
+
+def test_batch_without_samples_adds_nothing_to_a_pass() -> None:
+    """Its quotient would be 0 / 0."""
+    layout = PassLayout(Quotient(), METRICS, batches=4)
+    leaf = leaf_of(layout)
+    layout.add(leaf, 2, metrics_of(6.0, 3.0), samples=4)
+
+    assert pass_sums(Quotient(), METRICS, leaf).tolist() == [8.0, 4.0]
+
+
+def test_pass_without_any_samples_has_sums_of_zero() -> None:
+    leaf = leaf_of(PassLayout(Quotient(), METRICS, batches=2))
+
+    assert pass_sums(Quotient(), METRICS, leaf).tolist() == [0.0, 0.0]
+
+
+PARTS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(-50, 50),
+        st.integers(1, 9),
+        st.integers(1, 9),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=20,
+)
+"""Microbatches: batch, numerator, denominator, samples, and the worker that computes it."""
+
+
+@given(PARTS)
+def test_pass_depends_on_batches_and_not_on_who_computes_what(
+    parts: list[tuple[int, int, int, int, int]],
+) -> None:
+    layout = PassLayout(Quotient(), METRICS, batches=4)
+    leaves = [leaf_of(layout) for _ in range(3)]
+    for batch, above, below, samples, worker in parts:
+        layout.add(leaves[worker], batch, metrics_of(above, below), samples)
+
+    found = pass_sums(Quotient(), METRICS, leaves[0] + leaves[1] + leaves[2])
+
+    expected = np.zeros(METRICS)
+    for batch in {part[0] for part in parts}:
+        _, above, below, samples, _ = np.sum([p for p in parts if p[0] == batch], axis=0)
+        expected += samples * above / below, samples
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)

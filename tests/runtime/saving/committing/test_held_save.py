@@ -1,0 +1,132 @@
+"""A save in memory is used only as far as its records confirm it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from committing_report import Told
+from host_saves import STEP, Workers, plan_of, state_of
+
+from holdfast.checkpoint.errors import CheckpointError, CommitRefused, SnapshotDamaged
+from holdfast.checkpoint.reader import restore
+from holdfast.checkpoint.store import CheckpointStore
+from holdfast.runtime.saving.committer import Committer
+from holdfast.runtime.saving.held_save import HeldSave, Parts
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(plan_of(tmp_path, shards=3))
+    yield workers
+    workers.close()
+
+
+def test_save_is_complete_with_its_last_part(workers: Workers) -> None:
+    parts = Parts(workers.ticket(STEP, 1, parts=3))
+    found = []
+    for part in (2, 0, 0, 1):
+        parts.digests[part] = "00"
+        found.append(parts.is_complete)
+
+    assert found == [False, False, False, True]
+
+
+def test_states_that_differ_are_refused(workers: Workers) -> None:
+    ticket = workers.ticket(STEP, 1, parts=3)
+    parts = Parts(ticket, {0: "00", 1: "00", 2: "01"})
+
+    with pytest.raises(CommitRefused, match="states differ after step 30"):
+        HeldSave.of(workers.plan, workers.image_map, parts, workers.buffers[ticket.buffer])
+
+
+def test_images_can_be_read_as_a_store_of_their_own(workers: Workers, tmp_path: Path) -> None:
+    save = workers.held()
+
+    restored = restore(save.as_store(CheckpointStore(tmp_path)), STEP)
+
+    assert restored.manifest == save.manifest()
+    assert restored.manifest.cursor == {"stage": 0, "step": STEP, "epoch": STEP}
+    for name, tensor in state_of(STEP).items():
+        assert restored.state[name].tobytes() == tensor.tobytes()
+
+
+def test_records_are_those_of_the_last_part_and_not_of_the_next_save(workers: Workers) -> None:
+    save = workers.held(step=30, attempt=1)
+    before = save.records
+    workers.copy_all(workers.ticket(50, 3))
+
+    assert save.records == before
+    assert not save.is_whole
+    with pytest.raises(SnapshotDamaged, match="changed in the memory of the snapshot"):
+        save.records[0].check(save.image(save.records[0]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bit_anywhere_in_images_or_records_is_noticed(workers: Workers, seed: int) -> None:
+    dice = random.Random(seed)
+    shard = dice.randrange(3)
+    sizes = [record.size for record in workers.held().records]
+    records = RECORD_BYTES * (1 + len(workers.image_map.pieces[shard]))
+    in_image = bool(seed % 2)
+    start = workers.image_map.bases[shard] if in_image else workers.image_map.records[shard]
+    place = start + dice.randrange(sizes[shard] if in_image else records)
+    memory = workers.buffers[1]
+    memory[place] ^= 1 << dice.randrange(8)
+
+    assert is_whole(workers) is not (in_image or _counts(place - start))
+
+
+RECORD_BYTES = 56
+
+
+def _counts(offset: int) -> bool:
+    """Return whether a byte of the records counts: a digest of xxh3 does not fill its place."""
+    return not 8 + 16 <= offset % RECORD_BYTES < 8 + 32
+
+
+def is_whole(workers: Workers) -> bool:
+    """Return whether what is in the second buffer is taken for a whole save."""
+    ticket = workers.ticket(STEP, 1)
+    parts = Parts(ticket, {0: "", 1: ""})
+    try:
+        save = HeldSave.of(workers.plan, workers.image_map, parts, workers.buffers[1])
+    except SnapshotDamaged:
+        return False
+    return save.is_whole
+
+
+@pytest.mark.parametrize("shards", [(), (0,), (0, 1), (0, 1, 2)])
+def test_shards_of_two_saves_in_one_buffer_make_no_save(
+    workers: Workers, shards: tuple[int, ...]
+) -> None:
+    """All bytes and digests of each shard agree, but some are those of the next save."""
+    workers.held(step=40, attempt=1)
+    later = bytes(workers.buffers[1])
+    workers.held(step=STEP, attempt=1)
+    image_map = workers.image_map
+    ends = (*image_map.bases[1:], image_map.records[0])
+    starts = (*image_map.bases, *image_map.records)
+    for shard in shards:
+        for number in (shard, len(image_map.bases) + shard):
+            stop = (*ends, *image_map.records[1:], image_map.size)[number]
+            workers.buffers[1][starts[number] : stop] = later[starts[number] : stop]
+
+    assert is_whole(workers) is not bool(shards)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rubbish_for_records_is_an_error_of_the_save_and_nothing_else(
+    workers: Workers, tmp_path: Path, seed: int
+) -> None:
+    workers.held()
+    memory, start = workers.buffers[1], workers.image_map.records[0]
+    memory[start:] = random.Random(seed).randbytes(len(memory) - start)
+    parts = Parts(workers.ticket(STEP, 1), {0: "", 1: ""})
+    with pytest.raises(CheckpointError):
+        Committer(workers.plan, Told()).commit(
+            HeldSave.of(workers.plan, workers.image_map, parts, memory)
+        )
+    assert CheckpointStore(tmp_path).names() == ()
