@@ -22,7 +22,7 @@ from holdfast.recovery.order import chain
 from holdfast.recovery.step import Decision, Effects
 from holdfast.recovery.work_plan import NO_END, Work
 from holdfast.runtime.data.feed import Feed, FeedTerms, check_class_weight, check_steps, steps_of
-from holdfast.runtime.data.source import ListSource, Passes, changes_by_epochs
+from holdfast.runtime.data.source import ListSource, Passes, Source, changes_by_epochs
 from holdfast.runtime.data.stream import Mark, Position
 from holdfast.runtime.data.tf_source import is_pipeline, source_of
 from holdfast.runtime.data.views import SampleRange, WeighedByClass, class_weights_of, no_classes
@@ -122,6 +122,7 @@ def _first_steps(data: Data, call: FitCall) -> Data:
     if steps is None:
         return data
     check_steps("validation_steps", steps)
+    steps = call.in_executions(steps) or steps
     return SampleRange(data, 0, min(len(data), steps * call.validation_batch(len(data))))
 
 
@@ -209,13 +210,15 @@ class FedCompanion:
 
     def acts_after(self, commit: Commit) -> bool:
         """Return whether code of the script runs after the commit."""
-        return self._companion.acts_after(commit)
+        return self._companion.acts_after(self._seen(commit))
 
     def after(self, commit: Commit) -> None:
         """See a commit, and tell whether its batch was the last one."""
-        if commit.work is Work.TRAIN and self._feed.is_at_end:
-            commit = replace(commit, data_ended=True)
-        self._companion.after(commit)
+        self._companion.after(self._seen(commit))
+
+    def _seen(self, commit: Commit) -> Commit:
+        is_last = commit.work is Work.TRAIN and self._feed.is_at_end
+        return replace(commit, data_ended=True) if is_last else commit
 
     def end(self) -> None:
         """See that the stage is over."""
@@ -335,7 +338,7 @@ def training_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
         tell=tell,
         is_once=call.epochs_to_train == 1,
     )
-    steps = steps_of(source, call.steps_per_epoch, "steps_per_epoch")
+    steps = steps_of(source, _asked(source, call, call.steps_per_epoch), "steps_per_epoch")
     if isinstance(source, ListSource) and call.epochs_to_train > 1:
         raise ProgramError(
             f"the generator ended after {steps} batches, and fit(epochs={call.epochs}) reads it "
@@ -364,7 +367,13 @@ def validation_feed(call: FitCall, seed: int, tell: Tell) -> Feed:
         steps=call.validation_steps,
         tell=tell,
     )
-    steps = steps_of(source, call.validation_steps, "validation_steps")
+    steps = steps_of(source, _asked(source, call, call.validation_steps), "validation_steps")
     feed = Feed(source, FeedTerms(steps, is_validation=True))
     feed.first()  # now, on every worker: some pipelines cannot go back to it later
     return feed
+
+
+def _asked(source: Source, call: FitCall, steps: int | None) -> int | None:
+    """Return the steps that ``call`` asks for, whole executions if none can lack data."""
+    is_known = source.batches is not None or source.repeats
+    return call.in_executions(steps) if is_known else steps

@@ -37,6 +37,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from keras.src.utils import file_utils
 
 from holdfast.recovery.order import SampleOrder
 from holdfast.recovery.world import World, assign
-from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat
+from holdfast.runtime.callbacks.callback_rules import ends_at_nan, flat, steps_per_execution
 from holdfast.runtime.callbacks.callback_run import CallbackRun
 from holdfast.runtime.data.feed import Feed
 from holdfast.runtime.errors import JobError, ProgramError, UsageError
@@ -240,7 +241,7 @@ def fit(model: Any, call: FitCall) -> Any:
         JobError: the job cannot go on; one sentence gives the reason.
         StopRequested: the job was asked to stop.  It is no ``Exception``.
     """
-    call = _limited(call)
+    call = replace(_limited(call), per_execution=steps_per_execution(model))
     if not call.epochs_to_train:
         return _empty_history(model, call)
     if is_refused(model, lambda: _first_inputs(call)):
@@ -358,7 +359,8 @@ class _Training:
 
     def _build(self, job: TrainingJob, context: WorkerContext) -> Replica:
         if not job.work_plan.is_open:
-            self._steps_per_epoch = job.work_plan.steps_per_epoch
+            steps = job.work_plan.steps_per_epoch
+            self._steps_per_epoch = min(steps, self._call.steps_per_epoch or steps)
         if job.stage.number == 1 and self._call.shown != SILENT:
             context.inform(_announcement(self._model, job, len(context.config.workers)))
         few = self._few_samples(job, context)
