@@ -14,7 +14,7 @@ charged.  Only a commit of the worn world renews: the disk takes checkpoints the
 will not fail.  A launch that follows one without a checkpoint is as large as the last world.  It is
 smaller if the world that made the newest checkpoint was.
 
-Each wait for such an event has a bound (`recovery.launch_clock`).  A launch that is overdue
+Each wait for such an event has a bound (`recovery.launch`).  A launch that is overdue
 is killed; one that does not even end then is killed together with its agent.
 
 Invariant: a worker id is never used twice, and no two launches share a generation.  So

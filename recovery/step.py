@@ -18,7 +18,7 @@ there.  After any failure the way back is the same: repair, catch up, and do the
 transaction again.
 
 Callbacks of the user's script run after a commit.  They may look at a clock or throw dice,
-so their effects are agreed on (``AGREEING``, `recovery.vote`) before the next
+so their effects are agreed on (``AGREEING``, `recovery.step`) before the next
 transaction.  A death on the way changes no cursor.  So after the repair ``CATCHING_UP``
 leads back to the agreement that is still due.
 

@@ -10,7 +10,7 @@
 | ``leaving`` | all workers, when their scripts have ended, all may leave, and none does |
 
 Who is found is decided in `recovery.detector` and `recovery.stall`.  A worker that was found
-is killed within two seconds, with or without its stacks (`evidence.inquiry`): a sign of life in
+is killed within two seconds, with or without its stacks (`evidence.stacks`): a sign of life in
 between changes nothing.
 """
 

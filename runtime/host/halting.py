@@ -8,7 +8,7 @@
 | the save is durable, or has failed | all leave |
 
 A worker that does not answer hangs in code that never lets a thread of Python run, or is stopped.
-It is killed, and the others save without it.  What is saved by whom is decided in `recovery.halt`.
+It is killed, and the others save without it.  What is saved by whom is decided in `recovery.launch`.
 
 The ends of the scripts of a launch: its workers leave together, or not at all.
 

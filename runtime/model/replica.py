@@ -187,7 +187,7 @@ class Replica(Protocol):
     def results(self, sums: npt.NDArray[np.float64], samples: int) -> dict[str, float]:
         """Return named metric values, ``loss`` among them, from sums over ``samples`` samples.
 
-        Sums of a replica that settles batches are settled (`loss.settling`).
+        Sums of a replica that settles batches are settled (`settle`).
         """
 
     def state(self) -> Tensors:

@@ -2,7 +2,7 @@
 
 A save costs the training loop one copy of this worker's share of the state.  The committer
 of the host does the rest: the agent's writer (`agent_way`), or the first worker where there
-is no agent (`own_way`).  Votes tell when all know the outcome (`recovery.vote`), so all
+is no agent (`own_way`).  Votes tell when all know the outcome (`recovery.step`), so all
 workers always agree on the save in flight.
 
 How many shards the state of a host is written as.

@@ -1,7 +1,7 @@
 """A worker that is told to stop leaves, also if its main thread hangs.
 
 Theory.  The loop obeys an order to stop at its next step.  If that does not come in time, the agent
-asks all workers to halt (`agent.halt_order`).  A thread of each worker then takes the lock that the
+asks all workers to halt (`host.halting`).  A thread of each worker then takes the lock that the
 main thread holds while it changes the state, and never gives it back.  So the state stays what it
 is, although the main thread goes on in the script, in a library, or in MPI.  The thread tells the
 agent what this worker holds, saves its part if it is told to, and ends the process.

@@ -128,7 +128,7 @@ def test_unreadable_step_is_told_from_a_damaged_one(tmp_path: Path) -> None:
         restore(store, 1)
 
 
-@pytest.mark.parametrize("where", ["state_reader.empty_tensor", "scan.Digest"])
+@pytest.mark.parametrize("where", ["reader.empty_tensor", "scan.Digest"])
 def test_step_that_there_is_no_memory_for_is_not_invalid(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -137,7 +137,7 @@ def test_step_that_there_is_no_memory_for_is_not_invalid(
     def fail(*_: object) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr(f"holdfast.checkpoint.store.{where}", fail)
+    monkeypatch.setattr(f"holdfast.checkpoint.{where}", fail)
 
     with pytest.raises(CheckpointUnreadable, match=r"no memory for (tensor 'a'|shard 0)") as error:
         restore(store, 1)

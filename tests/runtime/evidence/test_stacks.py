@@ -72,8 +72,8 @@ def holdfasts(room: str, name: str, line: int) -> Frame:
 FIT = Frame("/home/ann/train.py", "99", "<module>")
 HOOK = Frame("/home/ann/train.py", "12", "on_epoch_end")
 BATCHES = Frame("/home/ann/train.py", "30", "batches")
-NEXT = holdfasts("pipelines/read_ahead.py", "__next__", 46)
-READ = holdfasts("pipelines/read_ahead.py", "_read", 70)
+NEXT = holdfasts("data/tf_source.py", "__next__", 46)
+READ = holdfasts("data/tf_source.py", "_read", 70)
 PY_FUNC = Frame("/venv/site-packages/tensorflow/python/ops/script_ops.py", "269", "__call__")
 
 

@@ -36,8 +36,8 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_buckets(patch: pytest.MonkeyPatch, floats: int) -> None:
-    for module in ("fold", "shared_sum", "message_sum"):
-        patch.setattr(f"holdfast.runtime.exchange.{module}.BUCKET_FLOATS", floats)
+    for name in ("BUCKET_FLOATS", "MESSAGE_FLOATS"):
+        patch.setattr(f"holdfast.runtime.exchange.sums.{name}", floats)
 
 
 class Party:

@@ -90,8 +90,8 @@ def test_script_ends_as_in_python(tmp_path: Path) -> None:
 
 TOLD = """
 import os, sys, threading
-from holdfast.runtime.worker import process_end
-process_end.TOLD_AFTER_S, process_end.CUT_AFTER_S = 1, 2
+from holdfast.runtime.worker import worker
+worker.TOLD_AFTER_S, worker.CUT_AFTER_S = 1, 2
 def tell(text):
     print(text, flush=True)
     told.set()
@@ -100,8 +100,8 @@ def cut():
     os._exit(0)
 told, never = threading.Event(), threading.Event()
 exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"))
-with process_end.EndWatch(tell, cut if "cut" in sys.argv else None):
-    process_end.end_as_python()
+with worker.EndWatch(tell, cut if "cut" in sys.argv else None):
+    worker.end_as_python()
 print("over", flush=True)
 os._exit(0)
 """
