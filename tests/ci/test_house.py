@@ -37,9 +37,7 @@ def test_page_of_a_package_names_its_noun_its_files_and_its_invariant(package: P
     assert len(page.splitlines()) <= MOST_LINES_OF_A_PAGE
 
 
-@pytest.mark.parametrize(
-    "package", [*BELOW_RUNTIME, ROOT / "recovery", ROOT / "checkpoint"], ids=_id_of
-)
+@pytest.mark.parametrize("package", PACKAGES, ids=_id_of)
 def test_init_of_a_package_holds_a_docstring_and_nothing_else(package: Path) -> None:
     module = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
 
@@ -69,7 +67,6 @@ def test_packages_stand_in_the_layers_and_in_the_picture() -> None:
 def test_no_modules_import_each_other_not_even_late() -> None:
     paths = [path for top in TOP for path in (ROOT / top).rglob("*.py")]
     names = {_name_of(path): path for path in paths if "__pycache__" not in path.parts}
-    del names["holdfast.runtime"]  # it names public homes; nobody imports a name from there
     graph = {
         name: {
             node.module
