@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +24,6 @@ from holdfast.runtime.cli.option_flags import (
     given_flags,
     stray_flag,
 )
-from holdfast.runtime.host.early_agent import EarlyAgent
-from holdfast.runtime.host.launchers import job_environment
-from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.options.option import RUN
 from holdfast.runtime.options.sources import Sources, build_options, mistyped_variables
 from holdfast.runtime.supervisor.screen import say
@@ -61,23 +56,13 @@ def run(
         click.echo("\n".join(built.lines()))
         return
     if allocation is None:
-        sys.exit(_run_alone(built.options))
+        from holdfast.runtime.supervisor.job_run import run_job
+
+        sys.exit(run_job(built.options, paint=painter()))
     from holdfast.runtime.supervisor.job_run import run_batch_job
 
     refuse_copies(allocation)
     sys.exit(run_batch_job(built.options, allocation, painter()))
-
-
-def _run_alone(options: JobOptions) -> int:
-    """Run a job outside of batch systems; an agent starts while this process imports."""
-    with ExitStack() as begun:
-        early = None
-        with contextlib.suppress(OSError):  # nothing to spare: the supervisor tries again
-            environment = job_environment(options.new_threads)
-            early = begun.enter_context(EarlyAgent.begin(environment))
-        from holdfast.runtime.supervisor.job_run import run_job
-
-        return run_job(options, paint=painter(), early=early)
 
 
 @click.command(context_settings=SETTINGS)

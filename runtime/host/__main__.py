@@ -1,26 +1,21 @@
 """The agent's entry: ``python -m holdfast.runtime.host``.
 
-With ``--early FD STARTER`` it starts before its job is known, and so does its pool.  Its
-arguments and the lease then come over the socket FD.  If that closes, or the process STARTER
-ends, there is no job.
+The pool's imports are most of a job's start, so it is started before the agent's own imports.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.runtime.host.early_agent import EARLY, await_job
-from holdfast.runtime.host.pool_process import BegunPool, PoolProcess, PoolSettings, PoolStart
+from holdfast.runtime.host.pool_process import PoolProcess, PoolSettings, PoolStart
 from holdfast.runtime.system.own_process import (
     adopt_orphans,
     allow_many_files,
-    die_with_parent,
     name_process,
 )
 from holdfast.runtime.system.owned_directory import hold
@@ -34,28 +29,12 @@ _REMOVED_WITHIN_S = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent with command line arguments; return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     name_process("holdfast-agent")
     adopt_orphans()
     # 9 descriptors for each worker; workers get the limit that the user has set.
     files = allow_many_files()
-    begun = None
-    if arguments[:1] == [EARLY]:
-        fd, starter = map(int, arguments[1:])
-        die_with_parent(starter)
-        begun = _early_pool()
-        late = await_job(fd)
-        if late is None:
-            if begun is not None:
-                begun.end()
-            return 0
-        arguments = late
-    options = _parse(arguments)
-    settings = PoolSettings(_names(options.preload), options.entry, files)
-    return _run(options, _first_pool(settings) if begun is None else begun.tell(settings))
-
-
-def _run(options: argparse.Namespace, pool: PoolStart) -> int:
+    options = _parse(argv)
+    pool = _first_pool(PoolSettings(_names(options.preload), options.entry, files))
     from holdfast.runtime.host.agent import Agent, AgentSettings  # while the pool imports
 
     hold(options.directory)
@@ -79,12 +58,6 @@ def _run(options: argparse.Namespace, pool: PoolStart) -> int:
         block()
         if is_last:
             _remove(options.directory)
-
-
-def _early_pool() -> BegunPool | None:
-    with contextlib.suppress(OSError):  # asked again once the job is known
-        return BegunPool.begin()
-    return None
 
 
 def _first_pool(settings: PoolSettings) -> PoolStart:

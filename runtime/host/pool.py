@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     agent = Channel.adopt(options.control_fd)
     order = agent.receive()
     if order is None:
-        return  # the agent was started for a job that has not come
+        return  # the agent is gone
     gc.disable()  # imports make objects that stay; to look through them takes a tenth of the time
     watch = _ThreadWatch()
     sys.meta_path.insert(0, watch)

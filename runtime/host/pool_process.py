@@ -1,8 +1,7 @@
 """A pool as a process: its command, its channel, and its output.
 
 The imports of the pool are most of a job's start.  So the agent starts its first pool before
-it imports anything else, and before it knows its job if it was started early itself.  A pool
-waits for the names of the modules.
+it imports anything else.
 
 The agent's handle on its pool: asks it for workers and replaces it when it dies.
 
@@ -44,20 +43,21 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BegunPool:
-    """A pool that was started, and waits to be told what it shall import.
+class PoolProcess:
+    """A pool that imports or has imported, and the means to speak with it.
 
     ``stdout`` and ``stderr`` are descriptors to read its output from.
     """
 
+    settings: PoolSettings
     process: subprocess.Popen[bytes]
     channel: Channel
     stdout: int
     stderr: int
 
     @staticmethod
-    def begin() -> BegunPool:
-        """Start a pool, a child of this process.
+    def start(settings: PoolSettings) -> PoolProcess:
+        """Start a pool, a child of this process, and tell it what to import.
 
         Raises:
             OSError: the system has no process or descriptor to spare; nothing is left open.
@@ -70,11 +70,7 @@ class BegunPool:
             stderr, its_stderr = _pipe(kept, given)
             process = _spawn(theirs, (its_stdout, its_stderr))
             kept.pop_all()
-        return BegunPool(process, ours, stdout, stderr)
-
-    def tell(self, settings: PoolSettings) -> PoolProcess:
-        """Let it import."""
-        self.channel.post(
+        ours.post(
             {
                 "kind": "import",
                 "modules": list(settings.preload),
@@ -82,35 +78,7 @@ class BegunPool:
                 "files": settings.files,
             }
         )
-        return PoolProcess(settings, self.process, self.channel, self.stdout, self.stderr)
-
-    def end(self) -> None:
-        """End it: there is nothing to import."""
-        self.process.kill()
-        self.process.wait()
-        self.channel.close()
-        os.close(self.stdout)
-        os.close(self.stderr)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolProcess:
-    """A pool that imports or has imported, and the means to speak with it."""
-
-    settings: PoolSettings
-    process: subprocess.Popen[bytes]
-    channel: Channel
-    stdout: int
-    stderr: int
-
-    @staticmethod
-    def start(settings: PoolSettings) -> PoolProcess:
-        """Start a pool with these settings.
-
-        Raises:
-            OSError: the system has no process or descriptor to spare; nothing is left open.
-        """
-        return BegunPool.begin().tell(settings)
+        return PoolProcess(settings, process, ours, stdout, stderr)
 
 
 PoolStart: TypeAlias = PoolSettings | PoolProcess

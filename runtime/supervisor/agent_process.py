@@ -53,17 +53,14 @@ class AgentTerms:
 
     def command(self) -> list[str]:
         """Return the agent's command line."""
-        agent = module_command("holdfast.runtime.host")
-        return [*agent, *self.arguments(), "--lease-fd", str(self.lease)]
-
-    def arguments(self) -> list[str]:
-        """Return the arguments of an agent, but for the lease, which differs by process."""
         return [
+            *module_command("holdfast.runtime.host"),
             *("--directory", str(self.directory), "--private"),
             # The agent may begin after this process has died, and cannot ask for its old parent.
             *("--parent", str(os.getpid())),
             *("--heartbeat-timeout", str(self.heartbeat_timeout_s)),
             *("--preload", ",".join(self.preload)),
+            *("--lease-fd", str(self.lease)),
             *(["--verbose"] if self.verbose else []),
         ]
 

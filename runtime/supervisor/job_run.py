@@ -14,20 +14,18 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.runtime.batch.schedulers import CHAIN, Allocation, find_allocation
 from holdfast.runtime.errors import ExitCode, RunDirectoryBusy, UsageError
-from holdfast.runtime.host.early_agent import EarlyAgent
 from holdfast.runtime.host.supervisor_link import SOCKET_NAME
 from holdfast.runtime.options.job_options import JobOptions
 from holdfast.runtime.run.files import answering
 from holdfast.runtime.run.find_run import moved_to, refuse_no_job
 from holdfast.runtime.run.journal import TAIL_BYTES, JournalReader, completed_step
 from holdfast.runtime.run.run_directory import RunDirectory
-from holdfast.runtime.supervisor.agent_process import AgentTerms, begin_agent, dismiss_agent
+from holdfast.runtime.supervisor.agent_process import begin_agent, dismiss_agent
 from holdfast.runtime.supervisor.batch_job import BatchJob, ChainLink
 from holdfast.runtime.supervisor.job_setup import JobSetup, prepare_job, setup_of_takeover
 from holdfast.runtime.supervisor.screen import Paint, say
@@ -58,7 +56,6 @@ def run_job(
     link: ChainLink | None = None,
     *,
     paint: Paint | None = None,
-    early: EarlyAgent | None = None,
 ) -> ExitCode:
     """Run the job of ``options`` to its end; return the exit code.
 
@@ -69,7 +66,6 @@ def run_job(
         batch: the batch job around it, which minds its time.
         link: the incarnation that this is for the batch system.
         paint: colours the live line; None for none.
-        early: an agent that waits for a job.
 
     Raises:
         JobError: the job cannot begin; nothing was started.
@@ -77,13 +73,11 @@ def run_job(
     around = batch or BatchJob.of(options, None, os.environ)
     setup = _prepare(options)
     if isinstance(setup, Takeover):
-        if early is not None:
-            early.dismiss()
         return _go_on(setup, options, batch or batch_of(setup), paint)
     try:
         if link is not None:
             around.incarnation = link.begin(setup.record.run_id)
-        supervised, begun = _begun(setup, paint, early)
+        supervised, begun = _begun(setup, paint)
     except BaseException:
         setup.lease.end()
         raise
@@ -91,14 +85,16 @@ def run_job(
 
 
 def _begun(
-    setup: JobSetup, paint: Paint | None, early: EarlyAgent | None
+    setup: JobSetup, paint: Paint | None
 ) -> tuple[SupervisedJob, subprocess.Popen[bytes] | None]:
     """Return the job with everything that runs it, and its agent, which is starting."""
     removed = remove_dead_directories(_MEMORY, tempfile.gettempdir())
     base = make_owned_directory(_memory_directory(setup.options))
     with contextlib.suppress(OSError):  # a full disk: only nobody could take this job over
         setup.lease.name_agent(base / SOCKET_NAME)
-    begun = _begin_agent(setup.agent_terms(base, setup.lease), setup.environment, early)
+    begun = None
+    with contextlib.suppress(OSError):  # nothing to spare: it is tried again
+        begun = begin_agent(setup.agent_terms(base, setup.lease), setup.environment)
     try:
         supervised = _supervised(setup, base, paint)  # imports while the pool does
     except BaseException:
@@ -198,22 +194,6 @@ def _go_on(
         setup.lease.keep()
     hold(takeover.directory)
     return _supervised(setup, takeover.directory, paint).run(takeover, batch)
-
-
-def _begin_agent(
-    terms: AgentTerms, environment: Mapping[str, str], early: EarlyAgent | None
-) -> subprocess.Popen[bytes] | None:
-    """Start the agent before this process is ready to speak to it; None if it must be tried again.
-
-    The imports of the agent's pool are most of a job's start.
-    """
-    if early is not None:
-        told = early.tell(terms.arguments(), environment, terms.lease)
-        if told is not None:
-            return told
-    with contextlib.suppress(OSError):
-        return begin_agent(terms, environment)
-    return None
 
 
 def _supervised(setup: JobSetup, base: Path, paint: Paint | None) -> SupervisedJob:

@@ -64,11 +64,6 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def outlive_parent() -> None:
-    """Take `die_with_parent` back."""
-    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(0))
-
-
 def reap_strays(ours: Collection[int]) -> None:
     """Reap ended children that this process has not started, as process 1 and subreapers get them.
 
