@@ -35,9 +35,8 @@ from typing import Any
 from holdfast.recovery.detector import PauseWatch
 from holdfast.recovery.launch import LaunchLimits
 from holdfast.runtime.errors import ExitCode
-from holdfast.runtime.host.host_limits import HostLimits
-from holdfast.runtime.host.host_watch import HostWatch
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedWorker
+from holdfast.runtime.host.limits import HostLimits, HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost
 from holdfast.runtime.host.orders import Orders
 from holdfast.runtime.host.output import OutputForwarder

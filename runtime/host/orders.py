@@ -8,8 +8,8 @@ from pathlib import Path
 
 from holdfast.recovery.launch import KILLED_WITH_ITS_LAUNCH
 from holdfast.runtime.errors import JobError
-from holdfast.runtime.host.host_watch import HostWatch
 from holdfast.runtime.host.hosted_worker import HostedLaunch
+from holdfast.runtime.host.limits import HostWatch
 from holdfast.runtime.host.mpi_host import MpiHost, MpiOrder
 from holdfast.runtime.host.supervisor_link import SupervisorLink
 from holdfast.runtime.host.worker_host import WorkerHost

@@ -20,8 +20,8 @@ from pathlib import Path
 from holdfast.recovery.world import WorkerId
 from holdfast.runtime.host.fencing import Fencing
 from holdfast.runtime.host.halting import Halting, look_at_ends
-from holdfast.runtime.host.host_limits import HostLimits
 from holdfast.runtime.host.hosted_worker import GuardHello, GuardLink, HostedLaunch, HostedWorker
+from holdfast.runtime.host.limits import HostLimits
 from holdfast.runtime.host.mpi_host import HostState
 from holdfast.runtime.host.output import OutputForwarder
 from holdfast.runtime.host.pool_process import ForkRequest, PoolStart, WarmPool

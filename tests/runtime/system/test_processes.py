@@ -132,7 +132,7 @@ def test_process_without_a_descriptor_left_reads_nothing_and_does_not_fail() -> 
         "import os, resource\n"
         "from pathlib import Path\n"
         "from holdfast.runtime.system.processes import count_open_files, resident_bytes\n"
-        "from holdfast.runtime.host.host_limits import HostLimits\n"
+        "from holdfast.runtime.host.limits import HostLimits\n"
         "limits = HostLimits(Path('/dev/shm/job'))\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
         "assert resident_bytes(os.getpid()) is None\n"

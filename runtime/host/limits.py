@@ -1,0 +1,487 @@
+"""The limits of this host: what they are, how much is in use, and what a job hears of them.
+
+*Limits.*  Memory in use is what the kernel cannot take back by itself: pages of files are no part
+of it, because a limit drops them first.  Swap is not counted: a job that swaps is close enough to
+its end.  A container or batch system sets limits by control groups, which are files (cgroups(7)).
+Version 1 has one tree for each controller, version 2 one for all.  A limit of any ancestor binds,
+so all levels count.  ``/proc/self/cgroup`` names a group by its path below the mount.  Inside a
+container that may be the path of the host, and then the mount itself is the container's group.
+
+*Victims of the OOM killer.*  The kernel counts one before it sends the SIGKILL
+(``__oom_kill_process`` in mm/oom_kill.c).  So a death by SIGKILL that nobody of the job sent, and a
+counter that went up, belong together.  A process with much memory takes a while to end, and may
+be seen a look later.
+
+*The watch* stands between the agent and its supervisor: each event passes through it, and a death
+that was the OOM killer's gets its cause on the way.  Its looks cost well under a thousandth of a
+core.
+
+Invariant: a file that cannot be read is a limit that is not watched, and never an error.  Each
+count of a victim explains one death at most.
+
+Everything is read below a root directory, so tests can make a host of files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.processes import count_open_files, count_threads_of_user
+from holdfast.runtime.system.usage import Resource, Usage
+from holdfast.runtime.system.witnessed_time import witnessed_s
+
+HOST = "the host"
+
+LOOK_EVERY_S = 2.0
+_COUNTED_EACH = 10
+"""Files and processes are counted at every so many looks."""
+
+_FULL = 0.9
+_ROOMY_AGAIN = 0.8
+
+_MOUNT = "sys/fs/cgroup"
+
+_VERSIONS = (
+    ("memory.current", "memory.max", ("inactive_file", "active_file", "slab_reclaimable")),
+    (
+        "memory.usage_in_bytes",
+        "memory.limit_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+)
+"""Files of versions 2 and 1, and the memory of ``memory.stat`` that a limit drops first."""
+
+_NO_LIMIT_BYTES = 1 << 60
+"""Version 1 writes a limit near 2^63 where there is none."""
+
+_OOM_KILLS = ("memory.events.local", "memory.events", "memory.oom_control")
+"""Files with a count of victims: of this group alone, with its subgroups, and of version 1."""
+
+_NOT_OURS = "signal SIGKILL"
+"""The cause of a death by a SIGKILL that no process of the job has sent."""
+
+_CLAIMED_WITHIN_S = 60.0
+
+_NEEDS: dict[Resource, tuple[int, int]] = {
+    Resource.SHARED_MEMORY: (0, 1 << 24),  # Open MPI's btl_sm_segment_size
+    Resource.PROCESSES: (12, 6),
+    Resource.FILES: (40, 9),
+}
+"""What the host's processes need by themselves, and for each worker.
+
+Processes and files were counted in jobs of 2, 4 and 8 NumPy workers of one thread.  TensorFlow
+starts more threads.
+"""
+
+_REMEDIES = {
+    Resource.MEMORY: "use fewer workers or smaller microbatches, or raise the limit",
+    Resource.SHARED_MEMORY: "use fewer workers, or make room: a larger /dev/shm (docker: "
+    "--shm-size), or another TMPDIR",
+    Resource.PROCESSES: "use fewer workers, or raise the limit (pids.max, kernel.pid_max)",
+    Resource.FILES: "use fewer workers, or raise the limit (ulimit -n)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """Victims of the OOM killer: those of this process's own group, or all of the host.
+
+    The group of a victim counts it for any reason, also if the whole host had no memory left.
+    """
+
+    count: int
+    are_ours: bool
+
+
+class HostLimits:
+    """Reads limits; what cannot be read is left out.
+
+    Args:
+        directory: where the shared memory files of a job lie.
+        root: the root of the file system.
+        statvfs: tells the size of a file system.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        root: Path = Path("/"),
+        statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
+    ) -> None:
+        self._directory = directory
+        self._root = root
+        self._statvfs = statvfs
+        self._memory = find_levels(root, "memory")
+        self._pids = find_levels(root, "pids")
+        self._vmstat = root / "proc/vmstat"
+        self._victims = self._find_victims()
+
+    def memory(self) -> list[Usage]:
+        """Return memory in use, of each control group with a limit and of the host."""
+        levels = ((level, _memory_of(level)) for level in self._memory)
+        found = [Usage(Resource.MEMORY, _name(level), *pair) for level, pair in levels if pair]
+        fields = _read_fields(self._root / "proc/meminfo")
+        total, free = fields.get("MemTotal", 0), fields.get("MemAvailable")
+        if total and free is not None:
+            found.append(Usage(Resource.MEMORY, HOST, 1024 * (total - free), 1024 * total))
+        return found
+
+    def shared_memory(self) -> list[Usage]:
+        """Return the use of the file system of shared memory files."""
+        try:
+            size = self._statvfs(self._directory)
+        except OSError:
+            return []
+        limit = size.f_blocks * size.f_frsize
+        used = limit - size.f_bavail * size.f_frsize
+        place = str(self._directory.parent)
+        return [Usage(Resource.SHARED_MEMORY, place, used, limit)] if limit else []
+
+    def processes(self) -> list[Usage]:
+        """Return the number of processes and threads, of each limited group and of the host."""
+        found = []
+        for level in self._pids:
+            used, limit = _read_number(level / "pids.current"), _read_number(level / "pids.max")
+            if used is not None and limit:
+                found.append(Usage(Resource.PROCESSES, _name(level), used, limit))
+        return [*found, *self._processes_of_host()]
+
+    def oom_kills(self) -> OomKills | None:
+        """Return how many processes the OOM killer has killed so far; None if that is not known."""
+        count = _read_fields(self._victims).get("oom_kill")
+        return None if count is None else OomKills(count, are_ours=self._victims != self._vmstat)
+
+    def _find_victims(self) -> Path:
+        """Return the file that counts victims; it stays the same, as counts are compared."""
+        for level in self._memory:
+            for name in _OOM_KILLS:
+                if "oom_kill" in _read_fields(level / name):
+                    return level / name
+        return self._vmstat
+
+    def _processes_of_host(self) -> Iterator[Usage]:
+        """Yield the number of threads of the host, of which each has a process id."""
+        limits = [
+            _read_number(self._root / "proc/sys/kernel" / name)
+            for name in ("pid_max", "threads-max")
+        ]
+        known = [limit for limit in limits if limit]
+        try:
+            used = int((self._root / "proc/loadavg").read_text().split()[3].partition("/")[2])
+        except (OSError, ValueError, IndexError):
+            return
+        if known:
+            yield Usage(Resource.PROCESSES, HOST, used, min(known))
+
+
+def _memory_of(level: Path) -> tuple[int, int] | None:
+    """Return used and limit of a control group; None if it has no limit."""
+    for used_name, limit_name, reclaimable in _VERSIONS:
+        used, limit = _read_number(level / used_name), _read_number(level / limit_name)
+        if used is None or not limit or limit >= _NO_LIMIT_BYTES:
+            continue
+        fields = _read_fields(level / "memory.stat")
+        return max(0, used - sum(fields.get(name, 0) for name in reclaimable)), limit
+    return None
+
+
+def _name(level: Path) -> str:
+    return f"the cgroup {level}"
+
+
+def find_levels(root: Path, controller: str) -> tuple[Path, ...]:
+    """Return the directories that bind this process under ``controller``, its own group first.
+
+    Args:
+        root: the root of the file system.
+        controller: ``memory`` or ``pids``.
+    """
+    paths = dict(_parse(_lines(root / "proc/self/cgroup")))
+    if controller in paths and (root / _MOUNT / controller).is_dir():
+        return _walk_up(root / _MOUNT / controller, paths[controller])
+    for mount in (root / _MOUNT, root / _MOUNT / "unified"):
+        if (mount / "cgroup.controllers").is_file():
+            return _walk_up(mount, paths.get("", "/"))
+    return ()
+
+
+def _read_number(path: Path) -> int | None:
+    """Return the number in a file; None if there is none, or it is ``max``."""
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].isdecimal() else None
+
+
+def _read_fields(path: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number on each line."""
+    pairs = (line.split() for line in _lines(path))
+    return {
+        words[0].rstrip(":"): int(words[1])
+        for words in pairs
+        if len(words) > 1 and words[1].isdecimal()
+    }
+
+
+def _parse(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """Yield controller and path; the tree of version 2 has the controller ""."""
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        yield from ((controller, path) for controller in controllers.split(","))
+
+
+def _walk_up(mount: Path, path: str) -> tuple[Path, ...]:
+    """Return the group and its ancestors, up to the mount."""
+    own = mount / path.lstrip("/")
+    if ".." in own.parts:
+        return (mount,)
+    levels = [own, *own.parents]
+    return tuple(levels[: levels.index(mount) + 1])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # not of this kernel or this mount, or its group is gone
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class OomWitness:
+    """The counter at the last look, and the kills that no death was explained with.
+
+    Args:
+        count: what the counter showed at the last look; None before the first one.
+    """
+
+    count: int | None = None
+    unclaimed: tuple[float, ...] = ()
+
+    def observe(self, count: int | None, now: float) -> OomWitness:
+        """Return the witness after the counter has shown ``count`` at ``now``.
+
+        A count that could not be read, None, tells nothing.
+        """
+        if count is None:
+            return self
+        before = count if self.count is None else self.count
+        fresh = tuple(at for at in self.unclaimed if now - at <= _CLAIMED_WITHIN_S)
+        return OomWitness(count, fresh + (now,) * max(0, count - before))
+
+    def claim(self) -> OomWitness | None:
+        """Return the witness after one kill has explained a death; None if there is no kill."""
+        return replace(self, unclaimed=self.unclaimed[1:]) if self.unclaimed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fullness:
+    """The uses that were told to be above 90 %; each look makes a new one.
+
+    A use is told again only after it has been below 80 %.
+    """
+
+    news: tuple[Usage, ...] = ()
+    _told: frozenset[tuple[Resource, str]] = frozenset()
+
+    def observe(self, usages: Iterable[Usage]) -> Fullness:
+        """Return the fullness after a look at all ``usages``; ``news`` are those to be told."""
+        looked_at = list(usages)
+        roomy = {_key(usage) for usage in looked_at if usage.share < _ROOMY_AGAIN}
+        told = self._told - roomy
+        news = tuple(u for u in looked_at if u.share > _FULL and _key(u) not in told)
+        return Fullness(news, told | {_key(usage) for usage in news})
+
+
+def _key(usage: Usage) -> tuple[Resource, str]:
+    return usage.resource, usage.place
+
+
+def needed(resource: Resource, workers: int) -> int:
+    """Return how much of ``resource`` a launch of ``workers`` takes at least."""
+    base, each = _NEEDS[resource]
+    return base + each * workers
+
+
+def find_too_small(usages: Iterable[Usage], workers: int) -> list[Usage]:
+    """Return the limits that leave too little for ``workers``."""
+    return [
+        usage
+        for usage in usages
+        if usage.resource in _NEEDS and usage.free < needed(usage.resource, workers)
+    ]
+
+
+class Watched(Protocol):
+    """What is looked at of a worker."""
+
+    @property
+    def worker(self) -> int:
+        """Its id."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if it has one."""
+
+
+class HostWatch:
+    """Watches the limits of a host while workers run.
+
+    Args:
+        limits: reads them.
+        tell: takes events for the supervisor.
+        ask_for_save: asks all workers for a checkpoint.
+    """
+
+    def __init__(
+        self, limits: HostLimits, tell: Callable[[Message], None], ask_for_save: Callable[[], None]
+    ) -> None:
+        self._limits = limits
+        self._tell = tell
+        self._ask_for_save = ask_for_save
+        self._looked_at = float("-inf")
+        self._looks = 0
+        self._fullness = Fullness()
+        self._memory: list[Usage] = []
+        self._has_checked = False
+        self._witness = OomWitness()
+
+    def begin(self, workers: int) -> None:
+        """Take note that a launch begins; the first one is told which limits are too small."""
+        self._witness = OomWitness().observe(self._victims(), witnessed_s())
+        if self._has_checked:
+            return
+        self._has_checked = True
+        usages = [*self._limits.shared_memory(), *self._limits.processes(), *_files_of_agent()]
+        usages += _processes_of_user()
+        for usage in find_too_small(usages, workers):
+            self._say(usage, describe_need(usage, workers))
+
+    def look(self, now: float, workers: Sequence[Watched]) -> None:
+        """Look once, if the last look was long enough ago, and tell what is new.
+
+        Where memory is nearly full, a checkpoint is asked for before a worker dies of it.
+        """
+        living = [watched for watched in workers if watched.pid is not None]
+        if now - self._looked_at < LOOK_EVERY_S or not living:
+            return
+        self._looked_at = now
+        self._looks += 1
+        self._witness = self._witness.observe(self._victims(), now)
+        self._memory = self._limits.memory()
+        usages = [*self._memory, *self._limits.shared_memory()]
+        if self._looks % _COUNTED_EACH == 1:
+            usages += [*self._limits.processes(), *_files_of_agent(), *_files_of(living)]
+        self._fullness = self._fullness.observe(usages)
+        for usage in self._fullness.news:
+            if usage.resource.is_bytes:
+                self._ask_for_save()
+            self._say(usage, describe_fullness(usage))
+
+    def pass_on(self, event: Message) -> None:
+        """Tell the supervisor an event; a death by the OOM killer gets its cause and figures."""
+        self._tell(self._explained(event) if event.get("cause") == _NOT_OURS else event)
+
+    def _explained(self, event: Message) -> Message:
+        kills = self._limits.oom_kills()
+        self._witness = self._witness.observe(self._victims(), witnessed_s())
+        claimed = self._witness.claim()
+        if claimed is None:
+            return event
+        self._witness = claimed
+        limit = min(
+            self._memory or self._limits.memory(), key=lambda usage: usage.free, default=None
+        )
+        is_certain = kills is not None and kills.are_ours
+        words = describe_oom_kill(limit, event.get("peak_bytes"), is_certain=is_certain)
+        return {**event, "cause": words}
+
+    def _victims(self) -> int | None:
+        kills = self._limits.oom_kills()
+        return None if kills is None else kills.count
+
+    def _say(self, usage: Usage, text: str) -> None:
+        self._tell(
+            {
+                "kind": "pressure",
+                "resource": usage.resource.value,
+                "place": usage.place,
+                "used": usage.used,
+                "limit": usage.limit,
+                "text": text,
+            }
+        )
+
+
+def _files_of_agent() -> list[Usage]:
+    return _files("this host's agent", os.getpid())
+
+
+def _processes_of_user() -> list[Usage]:
+    threads = count_threads_of_user(os.getuid())
+    return [] if threads is None else [Usage(Resource.PROCESSES, "your user", *threads)]
+
+
+def _files_of(living: Sequence[Watched]) -> list[Usage]:
+    found = [_files(f"worker {w.worker}", w.pid) for w in living if w.pid is not None]
+    return [usage for usages in found for usage in usages]
+
+
+def _files(place: str, pid: int) -> list[Usage]:
+    files = count_open_files(pid)
+    return [] if files is None else [Usage(Resource.FILES, place, *files)]
+
+
+def describe_fullness(usage: Usage) -> str:
+    """Return that a limit is nearly met."""
+    used, limit = (describe_amount(usage.resource, amount) for amount in (usage.used, usage.limit))
+    return (
+        f"{usage.resource.value} of {usage.place}: {used} of {limit} in use; "
+        f"at the limit workers die; {_REMEDIES[usage.resource]}"
+    ) + ("; asking for a checkpoint" if usage.resource.is_bytes else "")
+
+
+def describe_need(usage: Usage, workers: int) -> str:
+    """Return that a limit is too small for the workers that are about to start."""
+    resource = usage.resource
+    who = "1 worker needs" if workers == 1 else f"{workers} workers need"
+    amount = describe_amount(resource, needed(resource, workers))
+    unit = " of" if resource.is_bytes else ""
+    free, limit = (describe_amount(resource, size) for size in (usage.free, usage.limit))
+    return (
+        f"{who} about {amount}{unit} {resource.value}, and {free} of {limit} are free "
+        f"({usage.place}): {_REMEDIES[resource]}"
+    )
+
+
+def describe_oom_kill(limit: Usage | None, resident: int | None, *, is_certain: bool) -> str:
+    """Return the cause of a death by the OOM killer.
+
+    Args:
+        limit: the memory that was closest to its limit, if it is known.
+        resident: the most bytes that the process had in memory, if they are known.
+        is_certain: whether the process's own control group counted the kill.
+    """
+    verb = "killed" if is_certain else "probably killed"
+    figures = []
+    if resident is not None:
+        figures.append(f"it had {describe_amount(Resource.MEMORY, resident)} resident")
+    if limit is not None:
+        size = describe_amount(Resource.MEMORY, limit.limit)
+        figures.append(f"{limit.place} has {size}")
+    return f"out of memory: {verb} by the kernel's OOM killer" + "".join(
+        f", {figure}" for figure in figures
+    )
+
+
+def describe_amount(resource: Resource, amount: float) -> str:
+    """Return an amount with its unit: ``10.2 GiB``, or a plain number."""
+    if not resource.is_bytes:
+        return f"{amount:.0f}"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if amount >= size:
+            return f"{amount / size:.{1 if amount < 100 * size else 0}f} {unit}"
+    return f"{amount / 1024:.0f} KiB"

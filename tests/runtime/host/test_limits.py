@@ -1,0 +1,538 @@
+"""Limits of hosts that are made of files, and of this one; what the agent's eye tells of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fake_host import GIB, MIB, NO_LIMIT, FakeHost
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.host import limits as host_limits
+from holdfast.runtime.host.limits import (
+    HOST,
+    LOOK_EVERY_S,
+    Fullness,
+    HostLimits,
+    HostWatch,
+    OomKills,
+    OomWitness,
+    find_levels,
+    find_too_small,
+    needed,
+)
+from holdfast.runtime.system.channel import Message
+from holdfast.runtime.system.usage import Resource, Usage
+
+DIRECTORY = Path("/dev/shm/holdfast-1-x")
+DEATH = {"kind": "worker_exited", "worker": 1, "cause": "signal SIGKILL", "peak_bytes": 300 * MIB}
+MEMORY = Usage(Resource.MEMORY, "the cgroup /job", 10_952_166_605, 12 * GIB)
+FILES = Usage(Resource.FILES, "worker 3", 980, 1024)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    return FakeHost(tmp_path)
+
+
+def limits_of(host: FakeHost, used: int = 1 * GIB, limit: int = 4 * GIB) -> HostLimits:
+    return HostLimits(DIRECTORY, host.root, lambda _: FakeHost.file_system(used, limit))
+
+
+def memory_of(host: FakeHost) -> dict[str, tuple[int, int]]:
+    """Return used and limit by place, a group by its path below the mount."""
+    groups = str(host.root / "sys/fs/cgroup")
+    return {
+        usage.place.replace(f"the cgroup {groups}", ""): (usage.used, usage.limit)
+        for usage in limits_of(host).memory()
+    }
+
+
+def test_host_without_groups_has_the_limit_of_its_memory(host: FakeHost) -> None:
+    assert memory_of(host) == {HOST: (2 * GIB, 8 * GIB)}
+
+
+def test_every_group_up_to_the_mount_counts_if_it_has_a_limit(host: FakeHost) -> None:
+    host.version_2("/job/step/task")
+    host.group_2("/job/step/task", GIB, "max")
+    host.group_2("/job/step", GIB, 3 * GIB)
+    host.group_2("/job", 2 * GIB, 4 * GIB)
+
+    assert memory_of(host) == {
+        "/job/step": (GIB, 3 * GIB),
+        "/job": (2 * GIB, 4 * GIB),
+        HOST: (2 * GIB, 8 * GIB),
+    }
+
+
+def test_pages_of_files_are_not_in_use(host: FakeHost) -> None:
+    """A group that reads much is always full, and nothing is wrong with it."""
+    host.version_2("/job")
+    host.group_2("/job", 4 * GIB, 4 * GIB, files=3 * GIB)
+
+    assert memory_of(host)["/job"] == (GIB, 4 * GIB)
+
+
+def test_version_1_has_its_own_files(host: FakeHost) -> None:
+    host.write("proc/self/cgroup", "9:name=systemd:/\n5:cpu,memory:/job\n0::/")
+    host.group_1("/job", 2 * GIB, 3 * GIB, files=GIB)
+    host.group_1("", 5 * GIB, NO_LIMIT)
+
+    assert memory_of(host) == {"/memory/job": (GIB, 3 * GIB), HOST: (2 * GIB, 8 * GIB)}
+
+
+def test_mount_of_a_container_is_its_own_group(host: FakeHost) -> None:
+    """The kernel may tell the path that the host has for it, which is not mounted here."""
+    host.version_2("/docker/4f0c2d")
+    host.group_2("", GIB, 2 * GIB)
+
+    assert memory_of(host)[""] == (GIB, 2 * GIB)
+
+
+@pytest.mark.parametrize("path", ["/../../other", "/.."])
+def test_group_outside_the_mount_is_not_followed(host: FakeHost, path: str) -> None:
+    """In a namespace of groups an outer group has such a path."""
+    host.version_2(path)
+
+    assert find_levels(host.root, "memory") == (host.root / "sys/fs/cgroup",)
+
+
+def test_version_2_may_be_mounted_beside_version_1(host: FakeHost) -> None:
+    host.version_2("/job", mount="sys/fs/cgroup/unified")
+    host.write("sys/fs/cgroup/unified/job/memory.max", 3)
+
+    levels = find_levels(host.root, "memory")
+
+    unified = host.root / "sys/fs/cgroup/unified"
+    assert levels == (unified / "job", unified)
+
+
+def test_files_that_make_no_sense_are_no_limits(host: FakeHost) -> None:
+    host.version_2("/job")
+    host.group_2("/job", GIB, "many")
+    host.write("proc/meminfo", "MemTotal: lots\n")
+    host.write("proc/loadavg", "none")
+
+    assert limits_of(host).memory() == []
+    assert limits_of(host).processes() == []
+
+
+def test_file_system_of_shared_memory_has_a_size(host: FakeHost) -> None:
+    (usage,) = limits_of(host, used=GIB, limit=4 * GIB).shared_memory()
+
+    assert usage == Usage(Resource.SHARED_MEMORY, "/dev/shm", GIB, 4 * GIB)
+
+
+def test_file_system_that_is_gone_has_no_limit(host: FakeHost) -> None:
+    def gone(_: Path) -> os.statvfs_result:
+        raise FileNotFoundError
+
+    assert HostLimits(DIRECTORY, host.root, gone).shared_memory() == []
+
+
+def test_processes_are_limited_by_groups_and_by_the_host(host: FakeHost) -> None:
+    host.version_2("/job")
+    host.write("sys/fs/cgroup/job/pids.current", 90)
+    host.write("sys/fs/cgroup/job/pids.max", 100)
+    host.write("sys/fs/cgroup/pids.current", 300)
+    host.write("sys/fs/cgroup/pids.max", "max")
+    host.threads(500, 32768)
+
+    found = [(usage.used, usage.limit) for usage in limits_of(host).processes()]
+
+    assert found == [(90, 100), (500, 32768)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_kills_are_counted_by_the_nearest_group(host: FakeHost, version: int) -> None:
+    host.version_2("/job/own")
+    if version == 1:
+        host.write("proc/self/cgroup", "5:memory:/job/own")
+        host.write("sys/fs/cgroup/memory/job/own/memory.oom_control", under_oom=0, oom_kill=2)
+        host.write("sys/fs/cgroup/memory/job/memory.oom_control", oom_kill=7)
+    else:
+        (host.root / "sys/fs/cgroup/job/own").mkdir(parents=True)
+        host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=2)
+    host.write("proc/vmstat", oom_kill=9)
+
+    assert limits_of(host).oom_kills() == OomKills(2, are_ours=True)
+
+
+def test_kills_in_subgroups_are_not_ours(host: FakeHost) -> None:
+    """Version 2 counts them in all groups above as well."""
+    host.version_2("/job")
+    host.group_2("/job", GIB, GIB)
+    host.write("sys/fs/cgroup/job/memory.events", oom=5, oom_kill=5)
+    host.write("sys/fs/cgroup/job/memory.events.local", oom=1, oom_kill=1)
+
+    assert limits_of(host).oom_kills() == OomKills(1, are_ours=True)
+
+
+def test_kills_of_the_host_count_where_no_group_does(host: FakeHost) -> None:
+    host.version_2("/")
+    host.write("proc/vmstat", pgfault=1, oom_kill=9)
+
+    assert limits_of(host).oom_kills() == OomKills(9, are_ours=False)
+
+
+def test_this_host_has_limits(tmp_path: Path) -> None:
+    limits = HostLimits(tmp_path)
+
+    for usage in [*limits.memory(), *limits.shared_memory(), *limits.processes()]:
+        assert 0 <= usage.used <= usage.limit + 64 * MIB, usage
+    assert HOST in {usage.place for usage in limits.memory()}
+    assert HOST in {usage.place for usage in limits.processes()}
+    assert limits.oom_kills() is not None
+
+
+def test_victims_of_before_explain_nothing() -> None:
+    assert OomWitness(3).observe(3, 1.0).claim() is None
+
+
+def test_victim_explains_one_death() -> None:
+    claimed = OomWitness(3).observe(4, 1.0).claim()
+
+    assert claimed is not None
+    assert claimed.observe(4, 1.1).claim() is None
+
+
+def test_process_that_takes_some_looks_to_end_is_still_a_victim() -> None:
+    witness = OomWitness(0).observe(1, 1.0).observe(1, 3.0).observe(1, 30.0)
+
+    assert witness.claim() is not None
+
+
+def test_victim_that_was_none_of_ours_is_forgotten_after_a_minute() -> None:
+    assert OomWitness(0).observe(1, 1.0).observe(1, 62.0).claim() is None
+
+
+def test_count_that_cannot_be_read_for_once_changes_nothing() -> None:
+    """The next one that can be read is compared with the last one."""
+    witness = OomWitness().observe(None, 0.0).observe(5, 1.0).observe(None, 2.0)
+
+    assert witness.observe(5, 3.0).claim() is None
+    assert witness.observe(6, 3.0).claim() is not None
+
+
+def test_counter_that_begins_anew_explains_nothing() -> None:
+    """The job was moved to another group."""
+    assert OomWitness(5).observe(0, 1.0).claim() is None
+
+
+@given(st.lists(st.integers(0, 3), max_size=20), st.integers(0, 100))
+def test_no_more_deaths_are_explained_than_were_counted(fresh: list[int], before: int) -> None:
+    witness, count, explained = OomWitness(before), before, 0
+    for now, more in enumerate(fresh):
+        count += more
+        witness = witness.observe(count, float(now))
+        while (claimed := witness.claim()) is not None:
+            witness, explained = claimed, explained + 1
+
+    assert explained == count - before
+
+
+def files(used: int, place: str = "worker 1") -> Usage:
+    return Usage(Resource.FILES, place, used, 100)
+
+
+@pytest.mark.parametrize(
+    ("uses", "told"),
+    [
+        ([10, 50, 90], []),
+        ([91], [91]),
+        ([91, 95, 100, 85, 99], [91]),
+        ([91, 79, 92], [91, 92]),
+        ([91, 80, 92], [91]),
+        ([100, 0, 100, 0], [100, 100]),
+    ],
+)
+def test_use_is_told_above_90_percent_and_again_after_it_was_below_80(
+    uses: list[int], told: list[int]
+) -> None:
+    fullness, news = Fullness(), []
+    for used in uses:
+        fullness = fullness.observe([files(used)])
+        news += [usage.used for usage in fullness.news]
+
+    assert news == told
+
+
+def test_each_place_is_told_by_itself() -> None:
+    fullness = Fullness().observe([files(95), files(10, "worker 2")])
+    fullness = fullness.observe([files(95), files(96, "worker 2")])
+
+    assert fullness.news == (files(96, "worker 2"),)
+
+
+def test_place_that_is_not_looked_at_for_once_is_not_told_again() -> None:
+    fullness = Fullness().observe([files(95)]).observe([]).observe([files(95)])
+
+    assert fullness.news == ()
+
+
+@dataclass
+class FakeWorker:
+    worker: int
+    pid: int | None
+
+
+class Watched:
+    """A watch over three workers of a host of files, in a group of 1 GiB."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = FakeHost(root)
+        self.host.version_2("/job")
+        self.use(500 * MIB)
+        self.shared = (0, GIB)
+        self.told: list[Message] = []
+        self.saves = 0
+        self.files = dict.fromkeys((1000, 1001, 1002, os.getpid()), (50, 1024))
+        self.workers = [FakeWorker(worker, 1000 + worker) for worker in range(3)]
+        monkeypatch.setattr(host_limits, "count_open_files", self.files.get)
+        limits = HostLimits(
+            Path("/dev/shm/job"), root, lambda _: FakeHost.file_system(*self.shared)
+        )
+        self.watch = HostWatch(limits, self.told.append, self._save)
+        self._now = 100.0
+
+    def use(self, used: int) -> None:
+        self.host.group_2("/job", used, GIB)
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._now += LOOK_EVERY_S
+            self.watch.look(self._now, self.workers)
+
+    def kill(self, times: int = 1) -> None:
+        """Count victims of the OOM killer."""
+        self.host.write("sys/fs/cgroup/job/memory.events.local", oom=9, oom_kill=times)
+
+    def _save(self) -> None:
+        self.saves += 1
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path, monkeypatch)
+
+
+def test_steady_job_is_left_alone(watched: Watched) -> None:
+    watched.use(900 * MIB)
+    watched.watch.begin(3)
+    watched.look(40)
+
+    assert watched.told == []
+    assert watched.saves == 0
+
+
+@pytest.mark.parametrize("resource", ["memory", "shared memory"])
+def test_memory_that_is_nearly_full_is_told_once_and_saved_before(
+    watched: Watched, resource: str
+) -> None:
+    watched.look(3)
+    if resource == "memory":
+        watched.use(950 * MIB)
+    else:
+        watched.shared = (950 * MIB, GIB)
+
+    watched.look()
+    assert watched.saves == 1, "the next look sees it: a leak may be fast"
+    watched.look(40)
+
+    (event,) = watched.told
+    assert (event["kind"], event["resource"]) == ("pressure", resource)
+    assert (event["used"], event["limit"]) == (950 * MIB, GIB)
+    assert event["place"].endswith("/job" if resource == "memory" else "/dev/shm")
+    assert watched.saves == 1
+
+
+def test_memory_that_fills_again_is_told_and_saved_again(watched: Watched) -> None:
+    for used in (950, 850, 950, 700, 950):
+        watched.use(used * MIB)
+        watched.look()
+
+    assert len(watched.told) == watched.saves == 2
+
+
+def test_death_with_a_counted_victim_is_the_oom_killers(watched: Watched) -> None:
+    watched.look(3)
+    watched.kill()
+
+    watched.watch.pass_on(DEATH)
+    watched.watch.pass_on(DEATH)
+
+    assert "killed by the kernel's OOM killer" in watched.told[0]["cause"]
+    assert "300 MiB resident" in watched.told[0]["cause"]
+    assert "/job has 1.0 GiB" in watched.told[0]["cause"]
+    assert watched.told[1]["cause"] == "signal SIGKILL"
+
+
+@pytest.mark.parametrize("cause", ["exit 1", "fenced after 3.00 s of silence", "guard lost"])
+def test_death_of_another_cause_keeps_it_and_the_victim_is_kept_for_another(
+    watched: Watched, cause: str
+) -> None:
+    watched.look(3)
+    watched.kill()
+
+    watched.watch.pass_on({**DEATH, "cause": cause})
+    watched.watch.pass_on(DEATH)
+
+    assert watched.told[0]["cause"] == cause
+    assert "OOM killer" in watched.told[1]["cause"]
+
+
+def test_victims_of_before_a_launch_are_none_of_its_workers(watched: Watched) -> None:
+    watched.kill()
+    watched.watch.begin(3)
+
+    watched.watch.pass_on(DEATH)
+
+    assert watched.told == [DEATH]
+
+
+def test_events_that_are_no_deaths_go_on_as_they_are(watched: Watched) -> None:
+    watched.watch.pass_on({"kind": "warm", "pid": 3})
+
+    assert watched.told == [{"kind": "warm", "pid": 3}]
+
+
+def test_limits_that_are_too_small_are_told_before_the_first_launch_only(
+    watched: Watched,
+) -> None:
+    watched.shared = (GIB - 32 * MIB, GIB)
+    watched.files[os.getpid()] = (100, 128)
+    watched.host.write("sys/fs/cgroup/job/pids.current", 10)
+    watched.host.write("sys/fs/cgroup/job/pids.max", 20)
+
+    watched.watch.begin(3)
+    watched.watch.begin(3)
+
+    assert [event["resource"] for event in watched.told] == [
+        "shared memory",
+        "processes and threads",
+        "open files",
+    ]
+    assert watched.saves == 0
+
+
+def test_worker_that_leaks_files_is_told_once(watched: Watched) -> None:
+    watched.look(3)
+    watched.files[1002] = (1000, 1024)
+
+    watched.look(60)
+
+    (event,) = watched.told
+    assert event["place"] == "worker 2"
+    assert event["text"].startswith("open files of worker 2: 1000 of 1024 in use")
+    assert watched.saves == 0
+
+
+def test_processes_that_nobody_may_look_at_are_left_out(watched: Watched) -> None:
+    watched.files.clear()
+    watched.use(950 * MIB)
+
+    watched.look(60)
+
+    assert {event["resource"] for event in watched.told} == {"memory"}
+
+
+def test_looks_are_two_seconds_apart(watched: Watched) -> None:
+    watched.look(3)
+    watched.files[1002] = (1000, 1024)
+    before = list(watched.told)
+
+    for _ in range(1000):
+        watched.watch.look(106.0, watched.workers)
+
+    assert watched.told == before
+
+
+def test_host_without_workers_is_not_looked_at(watched: Watched) -> None:
+    watched.shared = (GIB, GIB)
+    for fake in watched.workers:
+        fake.pid = None
+
+    watched.look(30)
+
+    assert watched.told == []
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0, "0 KiB"),
+        (3 * 1024, "3 KiB"),
+        (MIB, "1.0 MiB"),
+        (120.4 * MIB, "120 MiB"),
+        (12.75 * GIB, "12.8 GiB"),
+        (300 * GIB, "300 GiB"),
+    ],
+)
+def test_bytes_have_a_fitting_unit(amount: float, words: str) -> None:
+    assert host_limits.describe_amount(Resource.MEMORY, amount) == words
+
+
+def test_full_memory_is_told_with_a_remedy_and_a_checkpoint() -> None:
+    assert host_limits.describe_fullness(MEMORY) == (
+        "memory of the cgroup /job: 10.2 GiB of 12.0 GiB in use; at the limit workers die; use "
+        "fewer workers or smaller microbatches, or raise the limit; asking for a checkpoint"
+    )
+
+
+def test_full_use_is_told_with_a_remedy() -> None:
+    assert host_limits.describe_fullness(FILES) == (
+        "open files of worker 3: 980 of 1024 in use; at the limit workers die; use fewer workers, "
+        "or raise the limit (ulimit -n)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "resident", "is_certain", "words"),
+    [
+        (
+            MEMORY,
+            8 * GIB,
+            True,
+            "out of memory: killed by the kernel's OOM killer, it had 8.0 GiB resident, the cgroup "
+            "/job has 12.0 GiB",
+        ),
+        (None, None, False, "out of memory: probably killed by the kernel's OOM killer"),
+    ],
+)
+def test_death_by_the_oom_killer_has_figures(
+    limit: Usage | None, resident: int | None, words: str, *, is_certain: bool
+) -> None:
+    assert host_limits.describe_oom_kill(limit, resident, is_certain=is_certain) == words
+
+
+@pytest.mark.parametrize("resource", [Resource.SHARED_MEMORY, Resource.PROCESSES, Resource.FILES])
+def test_limit_is_too_small_just_below_the_need(resource: Resource) -> None:
+    need = needed(resource, 8)
+    enough = Usage(resource, "here", 5, 5 + need)
+    too_small = Usage(resource, "there", 5, 4 + need)
+
+    assert find_too_small([enough, too_small], 8) == [too_small]
+    assert needed(resource, 9) > need
+
+
+def test_memory_is_not_judged_before_a_job_begins() -> None:
+    assert find_too_small([Usage(Resource.MEMORY, "the host", 9, 10)], 100) == []
+
+
+def test_need_of_things_that_are_counted_has_no_unit() -> None:
+    text = host_limits.describe_need(Usage(Resource.FILES, "this host's agent", 9, 32), 1)
+
+    assert text.startswith("1 worker needs about 49 open files, and 23 of 32 are free (this host's")
+
+
+def test_small_limit_is_told_with_need_and_remedy() -> None:
+    usage = Usage(Resource.SHARED_MEMORY, "/dev/shm", 32 * MIB, 64 * MIB)
+
+    assert host_limits.describe_need(usage, 4) == (
+        "4 workers need about 64.0 MiB of shared memory, and 32.0 MiB of 64.0 MiB are free "
+        "(/dev/shm): use fewer workers, or make room: a larger /dev/shm (docker: --shm-size), or "
+        "another TMPDIR"
+    )
