@@ -1,4 +1,6 @@
-"""Ends a launch that was told to stop, and does not come to its next step in time.
+"""The end of a launch that its workers come to together: by an order to stop, or with the script.
+
+*An order to stop* whose launch does not come to its next step in time:
 
 | moment | what is done |
 |---|---|
@@ -8,13 +10,11 @@
 | the save is durable, or has failed | all leave |
 
 A worker that does not answer hangs in code that never lets a thread of Python run, or is stopped.
-It is killed, and the others save without it.  What is saved by whom is decided in `recovery.launch`.
+It is killed, and the others save without it.  `recovery.launch` decides who saves what.
 
-The ends of the scripts of a launch: its workers leave together, or not at all.
-
-A worker whose script has ended waits here until all have come so far.  If another worker
-begins a training that the first will never come to, both would wait for ever.  Then the
-launch ends with an error of the script, in the name of each of its workers.  So it is no
+*The end of the script.*  A worker whose script has ended waits until all have come so far.  If
+another worker begins a training that the first will never come to, both would wait for ever.
+Then the launch ends with an error of the script, in the name of each of its workers.  So it is no
 death, and no relaunch follows.  After an order to stop it is a stop: the end of the last
 common training has a checkpoint.
 """
@@ -41,6 +41,9 @@ _CHANGED_WITHIN_S = 60.0
 """So long a change of the state may take, such as a copy that waits for its memory."""
 
 _OF_TRAINING = (Phase.RESTORING, Phase.COMPILING, Phase.TRAINING, Phase.REPAIRING)
+_KIND = "ScriptsApart"
+"""The kind of the error, which no Python exception has."""
+_WHY = "its launch has ended: the workers train different numbers of times"
 
 Tell = Callable[[WorkerId, Message], None]
 
@@ -137,7 +140,9 @@ class Halting:
                 "from its newest checkpoint"
             )
             for hosted in halted:
-                self._tell_report(hosted.worker, _error(message))
+                self._tell_report(
+                    hosted.worker, _error("StoppedEarly", ExitCode.STOPPED_EARLY, message)
+                )
             return
         words = card["words"]
         if plan.attempt:
@@ -164,27 +169,15 @@ def _view_of(hosted: HostedWorker, attempt: int) -> Halted:
     return Halted(hosted.worker, held, max(card["saves"], attempt), card["is_saved"])
 
 
-def _error(message: str) -> Message:
-    fields: Message = {"type": "StoppedEarly", "message": message, "traceback": "", "where": ""}
-    return {"kind": "error", "exit_code": int(ExitCode.STOPPED_EARLY), **fields}
-
-
-_KIND = "ScriptsApart"
-"""The kind of the error, which no Python exception has."""
-_WHY = "its launch has ended: the workers train different numbers of times"
-
-
 def look_at_ends(
-    hosted: Sequence[HostedWorker],
-    workers: Sequence[WorkerId],
-    tell_report: Callable[[WorkerId, Message], None],
+    hosted: Sequence[HostedWorker], workers: Sequence[WorkerId], tell_report: Tell
 ) -> None:
     """Let the workers of a launch leave, or end them, or wait for those that may still come.
 
     ``workers`` are all of the launch, also those that have died.
     """
     living = [one for one in hosted if not one.is_condemned]
-    apart = find_apart(_script_view_of(one) for one in living)
+    apart = find_apart(ScriptView(one.worker, one.trainings, one.is_at_end) for one in living)
     if apart is not None:
         _end(apart, living, workers, tell_report)
     elif all(one.is_at_end for one in living):
@@ -193,15 +186,11 @@ def look_at_ends(
             one.answer({"kind": "leave"})
 
 
-def _script_view_of(hosted: HostedWorker) -> ScriptView:
-    return ScriptView(hosted.worker, hosted.trainings, hosted.is_at_end)
-
-
 def _end(
     apart: ScriptsApart,
     living: Sequence[HostedWorker],
     workers: Sequence[WorkerId],
-    tell_report: Callable[[WorkerId, Message], None],
+    tell_report: Tell,
 ) -> None:
     """Tell why the launch ends, and kill its workers, which wait for each other."""
     ended = next(one for one in living if one.worker == apart.ended.worker)
@@ -210,11 +199,11 @@ def _end(
         tell_report(ended.worker, {"kind": "stopped", "step": ended.page.step})
     else:
         for worker in workers:
-            tell_report(worker, _program_error(apart.message))
+            tell_report(worker, _error(_KIND, ExitCode.PROGRAM_FAILED, apart.message))
     for one in living:
         one.kill(_WHY)
 
 
-def _program_error(message: str) -> Message:
-    fields: Message = {"type": _KIND, "message": message, "traceback": "", "where": ""}
-    return {"kind": "error", "exit_code": int(ExitCode.PROGRAM_FAILED), **fields}
+def _error(kind: str, code: ExitCode, message: str) -> Message:
+    fields: Message = {"type": kind, "message": message, "traceback": "", "where": ""}
+    return {"kind": "error", "exit_code": int(code), **fields}
