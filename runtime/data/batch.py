@@ -212,7 +212,9 @@ def _describe(nest: Nest, pieces: list[Any]) -> Any:
     found = bytes_of(nest)
     pieces.extend(found)
     lengths = [len(piece) for piece in found]
-    return {"dtype": nest.dtype.str, "shape": nest.shape, "bytes": lengths}
+    # NumPy's own text of bfloat16 and its kin is that of bytes without a meaning.
+    dtype = nest.dtype.name if nest.dtype.kind == "V" else nest.dtype.str
+    return {"dtype": dtype, "shape": nest.shape, "bytes": lengths}
 
 
 def _restore(described: Any, blocks: _Blocks) -> Nest:
@@ -227,10 +229,19 @@ def _restore(described: Any, blocks: _Blocks) -> Nest:
             return tuple(_restore(value, blocks) for value in items)
     shape, found = described["shape"], [blocks.take(length) for length in described["bytes"]]
     if len(found) == 1:
-        return found[0].view(np.dtype(described["dtype"])).reshape(shape)
+        return found[0].view(_dtype_of(described["dtype"])).reshape(shape)
     array = np.empty(int(np.prod(shape)), object)
     array[:] = list(_texts(*found))
     return array.reshape(shape)
+
+
+def _dtype_of(text: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(text)
+    except TypeError:  # bfloat16 and its kin: a worker that sends such a batch has the package
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, text))
 
 
 def _texts(lengths: npt.NDArray[np.uint8], content: npt.NDArray[np.uint8]) -> Iterator[bytes]:

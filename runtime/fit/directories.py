@@ -71,6 +71,8 @@ class TemporaryDirectories:
         self._names: dict[str, str] = {}
         self._apart: dict[str, str] = {}
         """The key in the record of each that is this worker's own."""
+        self._of_libraries: set[str] = set()
+        """Those that no line of the script has made: the first worker's has another name."""
         self._to_remove: set[str] = set()
 
     def make(self, plain: Callable[..., str], *arguments: Any, **by: Any) -> str:
@@ -78,6 +80,7 @@ class TemporaryDirectories:
         made = plain(*arguments, **by)
         line = self._script.line_behind(sys._getframe(1)) if self._script.is_here() else None
         if line is None:
+            self._of_libraries.add(made)
             return made
         self._counts[line] += 1
         name = f"temporary directory {self._counts[line]} of {line}"
@@ -108,7 +111,11 @@ class TemporaryDirectories:
 
     def is_apart(self, path: str) -> bool:
         """Return whether a path is this worker's own, so that its files are real."""
-        return self._holder(path) in self._apart and not self._is_first()
+        if self._is_first():
+            return False
+        return self._holder(path) in self._apart or any(
+            path == own or path.startswith(f"{own}/") for own in self._of_libraries
+        )
 
     def link(self, path: str) -> None:
         """Let a file that a hook writes be found on this worker too."""

@@ -87,6 +87,18 @@ class SparseTensor:
     indices, values, dense_shape = np.array([[0, 1], [2, 0]]), np.array([1.5, 2.0]), (3, 2)
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_array_of_a_dtype_that_numpy_has_not_itself_keeps_it(name: str) -> None:
+    """The workers that have not read the batch could make no tensor of raw bytes."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.arange(6).reshape(3, 2).astype(getattr(ml_dtypes, name))
+
+    found = decode(encode(make_batch(0, (x,)))).parts[0]
+
+    assert found.dtype == x.dtype
+    assert found.tolist() == x.tolist()
+
+
 def test_sparse_leaves_are_filled_and_ragged_ones_named() -> None:
     assert make_batch(0, (SparseTensor(), Y)).parts[0].tolist() == [[0, 1.5], [0, 0], [2, 0]]
     with pytest.raises(ProgramError, match=r"holds a RaggedTensor.*\.to_tensor\(\)"):

@@ -63,6 +63,20 @@ def test_what_all_workers_write_at_once_lies_apart(workers: tuple[Worker, Worker
     ]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_one_that_a_library_makes_is_the_workers_own(tmp_path: Path, *, is_first: bool) -> None:
+    """A model that is saved there is loaded from there, and the first worker's has another name."""
+    record = ScriptRecord(tmp_path / "script.jsonl")
+    script = CallingScript(tmp_path / "train.py")
+    directories = TemporaryDirectories(record, script, lambda: is_first)
+
+    made = make(directories, lambda: str(tmp_path / "c"))
+
+    assert made == str(tmp_path / "c")
+    assert directories.is_apart(f"{made}/model.keras") is not is_first
+    assert not directories.is_apart(f"{made}-other/model.keras")
+
+
 @pytest.mark.parametrize("how", ["by a hook", "at the end"])
 def test_what_callbacks_of_the_first_worker_write_is_found(
     workers: tuple[Worker, Worker], how: str
