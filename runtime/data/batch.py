@@ -241,7 +241,8 @@ def _dtype_of(text: str) -> np.dtype[Any]:
     except TypeError:  # bfloat16 and its kin: a worker that sends such a batch has the package
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, text))
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, text))
+        return extended
 
 
 def _texts(lengths: npt.NDArray[np.uint8], content: npt.NDArray[np.uint8]) -> Iterator[bytes]:
